@@ -1,0 +1,46 @@
+# Every target makes its own virtual environment first: there is no other set-up step.
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+PYTHON ?= python3
+VENV ?= $(ROOT)/.venv
+BIN := $(abspath $(VENV))/bin
+STAMP := $(abspath $(VENV))/.installed
+# Ray tests share one worker (xdist group "ray"); the other worker takes the rest
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test test-all check format bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(ROOT)/Makefile | expand -t 18
+
+venv: $(STAMP) ## make .venv and install the project into it
+
+$(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	cd $(ROOT) && $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@
+
+serve: $(STAMP) ## start the service on this machine (ARGS="..." is passed on)
+	cd $(ROOT) && $(BIN)/ray-cluster serve $(ARGS)
+
+test: $(STAMP) ## run the tests that are not marked slow
+	cd $(ROOT) && $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS) $(ARGS)
+
+test-all: $(STAMP) ## run every test
+	cd $(ROOT) && $(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+
+check: $(STAMP) ## formatting, lint, types, architecture
+	cd $(ROOT) && $(BIN)/ruff format --check .
+	cd $(ROOT) && $(BIN)/ruff check .
+	cd $(ROOT) && $(BIN)/mypy
+	cd $(ROOT) && $(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: $(STAMP) ## format and apply safe lint fixes
+	cd $(ROOT) && $(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## run the benchmarks (ARGS="..." is passed on)
+	cd $(ROOT) && $(BIN)/python -m benchmarks.run $(ARGS)
+
+clean: ## remove the virtual environment, caches and build products
+	cd $(ROOT) && rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,277 @@
+"""The layout's rules, read from imports and syntax; `test_architecture.py` applies them."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LINKED = ("policies", "kernels", "deployments")
+SHIPPED = ("ray_cluster", *LINKED)
+SCOPES = (*SHIPPED, "benchmarks", "tests")
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+# path -> the reason why it is one file
+LONG_FILES: dict[str, str] = {}
+
+# what a layer of ours must not see; layers that are not named (dispatch, control_loop,
+# quality, reference_models, ...) follow "core"
+HIDDEN_LAYERS = {
+    "engine": {"simulator", "api", "deployments", "cli"},
+    "simulator": {"engine", "api", "deployments", "cli"},
+    "core": {"deployments", "cli"},
+    "api": {"deployments", "cli"},
+    "deployments": {"cli"},
+    "cli": set(),
+}
+# these see themselves alone, and of third parties only what is listed
+SEALED_LAYERS = {
+    "root": set(),
+    "policies": {"numpy", "scipy", "sklearn", "ortools"},
+    "kernels": {"numpy", "torch", "triton"},
+}
+# third parties that only some layers may see
+RESERVED = {
+    "ray": {"deployments", "cli"},
+    "fastapi": {"api", "deployments", "cli"},
+    "starlette": {"api", "deployments", "cli"},
+    "uvicorn": {"deployments", "cli"},
+}
+
+# a policy sees no clock, no randomness, no environment and no I/O
+IMPURE_MODULES = set().union(
+    ["datetime", "platform", "random", "secrets", "sys", "time", "uuid", "zoneinfo"],
+    ["fileinput", "glob", "importlib", "io", "logging", "mmap", "os", "pathlib", "pickle"],
+    ["dbm", "shelve", "shutil", "sqlite3", "syslog", "tempfile", "builtins", "ctypes"],
+    ["asyncio", "concurrent", "multiprocessing", "signal", "subprocess", "threading"],
+    ["ftplib", "http", "select", "selectors", "smtplib", "socket", "ssl", "urllib"],
+)
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
+RANDOM_PREFIXES = ("np.random.", "numpy.random.")
+RANDOM_TYPES = {"Generator", "BitGenerator", "SeedSequence"}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+EMPTY_CONTAINERS = {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict"}
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One violation of one rule."""
+
+    path: str
+    line: int
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message} [{self.rule}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One parsed file, with the name it is imported by."""
+
+    path: str
+    module: str
+    tree: ast.Module
+    num_lines: int
+
+    @property
+    def layer(self) -> str:
+        """The part of the layout the file belongs to."""
+        root, *rest = self.module.split(".")
+        if root != "ray_cluster":
+            return root
+        return layer_of(rest)
+
+    @property
+    def shipped(self) -> bool:
+        """Whether users get this file."""
+        return self.module.split(".")[0] == "ray_cluster"
+
+
+def layer_of(parts: list[str]) -> str:
+    """The layer of a module of ours, given the parts of its name after `ray_cluster`."""
+    if not parts or parts[0].startswith("__version"):
+        return "root"
+    known = {*HIDDEN_LAYERS, *SEALED_LAYERS, "config"}
+    name = "cli" if parts[0] == "__main__" else parts[0]
+    return name if name in known else "core"
+
+
+def files(root: Path) -> list[Path]:
+    """Every Python file of the project once: the links in `ray_cluster` are not followed."""
+    found = []
+    for scope in SCOPES:
+        for path in sorted((root / scope).rglob("*.py")):
+            inside = path.relative_to(root)
+            if scope == "ray_cluster" and inside.parts[1] in LINKED:
+                continue
+            found.append(inside)
+    return found
+
+
+def load(root: Path, path: Path) -> Source:
+    """Parse one file, given relative to `root`."""
+    text = (root / path).read_text()
+    parts = list(path.with_suffix("").parts)
+    if parts[0] in LINKED:
+        parts.insert(0, "ray_cluster")
+    if parts[-1] == "__init__":
+        parts.pop()
+    return Source(path.as_posix(), ".".join(parts), ast.parse(text), text.count("\n"))
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything imported anywhere; relative imports start with a dot."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = "." * level + (module or "")
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
+            case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]):
+                if _last_name(func) in {"import_module", "__import__"}:
+                    yield node.lineno, name
+
+
+def _last_name(func: ast.expr) -> str:
+    return ast.unparse(func).rpartition(".")[2]
+
+
+def check(source: Source) -> list[Breach]:
+    """Every breach in one file."""
+    rules = [check_names, check_sizes, check_swallowing]
+    if source.shipped:
+        rules += [check_direction, check_environment, check_state]
+    if source.layer == "policies":
+        rules.append(check_purity)
+    return [
+        Breach(source.path, line, rule.__name__.removeprefix("check_"), message)
+        for rule in rules
+        for line, message in rule(source)
+    ]
+
+
+def check_names(source: Source) -> Iterator[tuple[int, str]]:
+    for line, name in imports(source.tree):
+        if name.startswith("."):
+            yield line, f"relative import {name}: write it from ray_cluster on"
+        elif name.split(".")[0] in LINKED:
+            yield line, f"bare import {name}: write ray_cluster.{name}"
+
+
+def check_direction(source: Source) -> Iterator[tuple[int, str]]:
+    layer = source.layer
+    for line, name in imports(source.tree):
+        top, *rest = name.split(".")
+        if top == "ray_cluster":
+            seen = layer_of(rest)
+            if layer in SEALED_LAYERS:
+                allowed = seen == layer
+            else:
+                allowed = seen not in HIDDEN_LAYERS.get(layer, HIDDEN_LAYERS["core"])
+            if not allowed:
+                yield line, f"{layer} must not see {seen} ({name})"
+        elif layer not in RESERVED.get(top, {layer}):
+            yield line, f"only {sorted(RESERVED[top])} import {top}, not {layer}"
+        elif layer in SEALED_LAYERS and top not in SEALED_LAYERS[layer] | sys.stdlib_module_names:
+            yield line, f"{layer} must not import {top}"
+
+
+def check_purity(source: Source) -> Iterator[tuple[int, str]]:
+    for line, name in imports(source.tree):
+        if name.split(".")[0] in IMPURE_MODULES or _draws_random(name):
+            yield line, f"a policy imports {name}: inject the value instead"
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in IMPURE_CALLS:
+                yield node.lineno, f"a policy calls {name}()"
+            case ast.Attribute() if _draws_random(ast.unparse(node)):
+                yield node.lineno, f"a policy uses {ast.unparse(node)}: inject a Generator"
+
+
+def _draws_random(name: str) -> bool:
+    if name == "numpy.random":
+        return True
+    return name.startswith(RANDOM_PREFIXES) and name.split(".")[2] not in RANDOM_TYPES
+
+
+def check_environment(source: Source) -> Iterator[tuple[int, str]]:
+    if source.layer == "config":
+        return
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in ENVIRONMENT:
+                yield node.lineno, f"os.{name} outside ray_cluster/config.py"
+            case ast.ImportFrom(module="os", names=names):
+                for alias in names:
+                    if alias.name in ENVIRONMENT:
+                        yield node.lineno, f"os.{alias.name} outside ray_cluster/config.py"
+
+
+def check_sizes(source: Source) -> Iterator[tuple[int, str]]:
+    if source.num_lines > MAX_FILE_LINES and source.path not in LONG_FILES:
+        yield source.num_lines, f"{source.num_lines} lines, at most {MAX_FILE_LINES}: split it"
+    if source.layer == "kernels":
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                yield node.lineno, f"{node.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def check_swallowing(source: Source) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = ast.unparse(node.type) if node.type else "everything"
+        broad = node.type is None or "Exception" in caught.strip("()").split(", ")
+        broad = broad or "BaseException" in caught
+        idle = all(isinstance(s, ast.Pass | ast.Continue) or _is_dots(s) for s in node.body)
+        if broad and idle:
+            yield node.lineno, f"catches {caught} and does nothing"
+
+
+def _is_dots(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def check_state(source: Source) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Global):
+            yield node.lineno, f"global {', '.join(node.names)}: give the state an owner"
+    for node in source.tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_fillable(node.value):
+            yield node.lineno, "a module-level container that starts empty is module state"
+
+
+def _is_fillable(value: ast.expr | None) -> bool:
+    match value:
+        case ast.List(elts=[]) | ast.Dict(keys=[]):
+            return True
+        case ast.Call(func=func):
+            return _last_name(func) in EMPTY_CONTAINERS and not value.args
+    return False
+
+
+def route(sources: list[Source], start: str, goal: str) -> list[str]:
+    """A chain of imports from layer `start` to layer or third party `goal`; empty if none."""
+    by_module = {source.module: source for source in sources if source.shipped}
+    chains = [[source.module] for source in by_module.values() if source.layer == start]
+    seen = {chain[0] for chain in chains}
+    while chains:
+        chain = chains.pop(0)
+        for _, name in imports(by_module[chain[-1]].tree):
+            top, *rest = name.split(".")
+            if goal == (layer_of(rest) if top == "ray_cluster" else top):
+                return [*chain, name]
+            # importing a.b.c runs a and a.b too, and c may be a module or a name inside a.b
+            parts = name.split(".")
+            run = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+            for target in sorted(run & by_module.keys() - seen):
+                seen.add(target)
+                chains.append([*chain, target])
+    return []

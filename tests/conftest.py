@@ -1,0 +1,48 @@
+"""What holds for every test: no downloads, one compute thread per process, Ray without extras."""
+
+import os
+import socket
+
+# before anything imports torch, ray or huggingface_hub: they read these once. Ray's workers and
+# every subprocess inherit them
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    RAY_AUTH_MODE="disabled",
+    RAY_USAGE_STATS_ENABLED="0",
+    MPLBACKEND="Agg",
+)
+os.environ.pop("RAY_ADDRESS", None)
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep Ray tests in one xdist worker, and skip GPU tests where there is no GPU.
+
+    A Ray test must not have an `xdist_group` of its own: xdist joins the names to a new group.
+    """
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of this machine that nothing listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])

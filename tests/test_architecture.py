@@ -1,0 +1,154 @@
+"""The layout's rules hold in every file, and each rule is seen to fire on a planted breach."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.architecture import LINKED, LONG_FILES, check, files, load, route
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = files(ROOT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_file_keeps_the_rules(path: Path) -> None:
+    breaches = check(load(ROOT, path))
+    assert not breaches, "\n" + "\n".join(map(str, breaches))
+
+
+@pytest.mark.parametrize(
+    ("start", "goal"),
+    [
+        ("engine", "simulator"),
+        ("simulator", "engine"),
+        ("engine", "ray"),
+        ("engine", "fastapi"),
+        ("simulator", "ray"),
+        ("simulator", "torch"),
+    ],
+)
+def test_layer_never_reaches(start: str, goal: str) -> None:
+    chain = route([load(ROOT, path) for path in FILES], start, goal)
+    assert not chain, f"{start} reaches {goal}: {' -> '.join(chain)}"
+
+
+@pytest.mark.parametrize("folder", LINKED)
+def test_linked_folder_has_no_init_and_a_relative_link(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists(), (
+        f"{folder}/__init__.py would hide a package of that name (Hugging Face has `kernels`)"
+    )
+    assert os.readlink(ROOT / "ray_cluster" / folder) == f"../{folder}"
+
+
+def test_every_file_is_seen_once() -> None:
+    modules = [load(ROOT, path).module for path in FILES]
+    assert "ray_cluster" in modules
+    assert "tests.test_architecture" in modules
+    assert len(modules) == len(set(modules))
+
+
+def test_allowed_long_files_exist_and_have_a_reason() -> None:
+    assert all((ROOT / path).exists() and reason for path, reason in LONG_FILES.items())
+
+
+# path, code, the rule that must fire (None: the file is clean)
+PLANTED = [
+    ("policies/a.py", "import torch", "direction"),
+    ("policies/a.py", "import ray", "direction"),
+    ("policies/a.py", "import pandas", "direction"),
+    ("policies/a.py", "from ray_cluster.kernels.norm import x", "direction"),
+    ("policies/a.py", "from ray_cluster.config import Config", "direction"),
+    ("policies/a.py", "from ray_cluster import engine", "direction"),
+    ("policies/a.py", "def f(load):\n    load.import_module('torch')", "direction"),
+    ("policies/a.py", "import time", "purity"),
+    ("policies/a.py", "from time import monotonic", "purity"),
+    ("policies/a.py", "import random", "purity"),
+    ("policies/a.py", "import datetime", "purity"),
+    ("policies/a.py", "from pathlib import Path", "purity"),
+    ("policies/a.py", "import os.path", "purity"),
+    ("policies/a.py", "import numpy as np\nx = np.random.default_rng()", "purity"),
+    ("policies/a.py", "from numpy.random import default_rng", "purity"),
+    ("policies/a.py", "def f(p):\n    return open(p)", "purity"),
+    ("policies/a.py", "import numpy as np\ndef f(rng: np.random.Generator): ...", None),
+    ("policies/a.py", "from ortools.sat.python import cp_model\nimport scipy, sklearn, math", None),
+    ("policies/a.py", "from ray_cluster.policies.types import Plan", None),
+    ("kernels/norm/reference.py", "import diffusers", "direction"),
+    ("kernels/norm/reference.py", "from ray_cluster.policies.types import x", "direction"),
+    ("kernels/norm/reference.py", "import torch, triton, numpy, math, time", None),
+    ("kernels/norm/triton.py", "def f():\n" + "    x = 1\n" * 90, None),
+    ("ray_cluster/engine/a.py", "from ray_cluster.simulator.a import x", "direction"),
+    ("ray_cluster/engine/a.py", "from ray_cluster.deployments.app import x", "direction"),
+    ("ray_cluster/engine/a.py", "from ray import serve", "direction"),
+    ("ray_cluster/engine/a.py", "def f():\n    from fastapi import FastAPI", "direction"),
+    ("ray_cluster/engine/a.py", "from ray_cluster.api.schema import x", "direction"),
+    ("ray_cluster/api/a.py", "import ray", "direction"),
+    ("ray_cluster/api/a.py", "from fastapi import Request\nimport pydantic", None),
+    ("ray_cluster/engine/a.py", "import torch\nfrom ray_cluster.policies.types import x", None),
+    ("ray_cluster/simulator/a.py", "import ray_cluster.engine.step", "direction"),
+    ("ray_cluster/simulator/a.py", "from ray_cluster.dispatch import Dispatch", None),
+    ("ray_cluster/dispatch.py", "import ray.serve", "direction"),
+    ("ray_cluster/quality/a.py", "from ray_cluster.cli import main", "direction"),
+    ("ray_cluster/__init__.py", "from ray_cluster.deployments.app import x", "direction"),
+    ("deployments/a.py", "from ray_cluster.cli import main", "direction"),
+    ("deployments/a.py", "import ray\nfrom ray_cluster.engine.step import x", None),
+    ("ray_cluster/cli.py", "import ray\nfrom ray_cluster.deployments.app import x", None),
+    ("ray_cluster/__main__.py", "from ray_cluster.cli import main", None),
+    ("ray_cluster/metrics.py", "from . import config", "names"),
+    ("ray_cluster/metrics.py", "from policies.types import x", "names"),
+    ("tests/test_a.py", "import kernels", "names"),
+    ("benchmarks/a.py", "from deployments.app import x", "names"),
+    ("ray_cluster/metrics.py", "import os\nx = os.environ.get('A')", "environment"),
+    ("deployments/a.py", "import os\nos.environ['A'] = '1'", "environment"),
+    ("kernels/norm/a.py", "from os import getenv", "environment"),
+    ("ray_cluster/config.py", "import os\nx = os.environ.get('A')", None),
+    ("tests/test_a.py", "import os\nos.environ['A'] = '1'", None),
+    ("ray_cluster/metrics.py", "x = 1\n" * 301, "sizes"),
+    ("tests/test_a.py", "x = 1\n" * 301, "sizes"),
+    ("ray_cluster/metrics.py", "x = 1\n" * 300, None),
+    ("ray_cluster/metrics.py", "def f():\n" + "    x = 1\n" * 60, "sizes"),
+    ("ray_cluster/metrics.py", "async def f():\n" + "    x = 1\n" * 59, None),
+    ("ray_cluster/metrics.py", "try:\n    f()\nexcept Exception:\n    pass", "swallowing"),
+    ("ray_cluster/metrics.py", "try:\n    f()\nexcept (OSError, Exception): ...", "swallowing"),
+    ("tests/test_a.py", "try:\n    f()\nexcept:\n    pass", "swallowing"),
+    ("ray_cluster/metrics.py", "try:\n    f()\nexcept OSError:\n    pass", None),
+    ("ray_cluster/metrics.py", "try:\n    f()\nexcept Exception:\n    log()\n    raise", None),
+    ("ray_cluster/metrics.py", "cache = {}", "state"),
+    ("ray_cluster/metrics.py", "cache: dict[str, int] = dict()", "state"),
+    ("ray_cluster/metrics.py", "def f():\n    global x\n    x = 1", "state"),
+    ("ray_cluster/metrics.py", "NAMES = {'a': 1}\nORDER = ['a']", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "rule"),
+    PLANTED,
+    ids=[f"{number}-{path}-{rule}" for number, (path, _, rule) in enumerate(PLANTED)],
+)
+def test_rule_fires_on_a_planted_breach(
+    tmp_path: Path, path: str, code: str, rule: str | None
+) -> None:
+    plant(tmp_path, path, code)
+    (found,) = files(tmp_path)
+    breaches = check(load(tmp_path, found))
+    assert {breach.rule for breach in breaches} == ({rule} if rule else set()), breaches
+
+
+def test_indirect_imports_are_followed(tmp_path: Path) -> None:
+    plant(tmp_path, "ray_cluster/simulator/run.py", "from ray_cluster.profiles import rows")
+    plant(tmp_path, "ray_cluster/profiles/__init__.py", "from ray_cluster.profiles import rows")
+    plant(tmp_path, "ray_cluster/profiles/rows.py", "import ray_cluster.engine.step as step")
+    plant(tmp_path, "ray_cluster/engine/step.py", "import torch")
+    sources = [load(tmp_path, path) for path in files(tmp_path)]
+    assert route(sources, "simulator", "engine") == [
+        "ray_cluster.simulator.run",
+        "ray_cluster.profiles.rows",
+        "ray_cluster.engine.step",
+    ]
+    assert route(sources, "simulator", "torch")[-1] == "torch"
+    assert route(sources, "engine", "simulator") == []
+
+
+def plant(root: Path, path: str, code: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(code)
