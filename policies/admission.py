@@ -1,0 +1,128 @@
+"""Whether a group of requests is let into the queue, and when it will be done.
+
+The prediction is fluid: all replicas of a model together are one server that works off
+outstanding replica seconds, as if every batch were full. On top comes the time that the request
+itself spends in its batch. It is exact for a busy pool of equal replicas and long queues, and
+errs on the late side when the pool is nearly idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ray_cluster.policies.cost_model import alone_s, batch_s
+from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """What admission may know of the cell.
+
+    Attributes:
+        waiting: waiting requests of all models, in any order.
+        in_progress: leased requests of all models, with the steps they have done.
+        replicas: live replicas of all models; for a model without one, the last that there was.
+        max_waiting: most requests that may wait, over all models.
+        configured: models that may still come up.
+    """
+
+    waiting: Sequence[RequestView]
+    in_progress: Sequence[RequestView]
+    replicas: Sequence[ReplicaView]
+    max_waiting: int
+    configured: Collection[str] = ()
+
+
+def admit(group: Sequence[RequestView], queue: QueueView) -> Offer:
+    """Decide over a group of requests for one model: all of them or none.
+
+    A group is refused when it does not fit into the queue; being late is no reason.
+    """
+    if not group:
+        return Offer(accepted=True)
+    model = group[0].model
+    if not any(replica.model == model for replica in queue.replicas):
+        known = model in queue.configured
+        return Offer(accepted=False, reason="model_not_ready" if known else "unknown_model")
+    if len(group) > queue.max_waiting:
+        return Offer(accepted=False, reason="never_fits", retry_after_s=math.inf)
+    num_too_many = len(queue.waiting) + len(group) - queue.max_waiting
+    if num_too_many > 0:
+        wait_s = drain_s(num_too_many, queue)
+        return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
+    return Offer(accepted=True, predicted_s=predict_s(group, queue))
+
+
+def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
+    """Return the seconds until the last of the group, all of one model, is done.
+
+    Ahead of it is what is in progress and what waits before it in the queue's order.
+    """
+    last = max(group, key=queue_key)
+    replicas = [replica for replica in queue.replicas if replica.model == last.model]
+    others = [request for request in queue.waiting if queue_key(request) < queue_key(last)]
+    ahead = [
+        request
+        for request in [*queue.in_progress, *others, *group]
+        if request.model == last.model and request.request_id != last.request_id
+    ]
+    pool = pooled_cost(replicas)
+    num_each = math.ceil((len(ahead) + 1) / len(replicas))
+    own_s = max(
+        batch_s(replica.step_cost, request, min(replica.max_batch, num_each))
+        for replica in replicas
+        for request in group
+    )
+    return sum(alone_s(pool, request) for request in ahead) + own_s
+
+
+def drain_s(num_departures: int, queue: QueueView) -> float:
+    """Return the seconds until that many waiting requests, of whatever model, are leased."""
+    models = sorted({request.model for request in queue.waiting})
+    departures = sorted(time_s for model in models for time_s in _departures_s(model, queue))
+    return departures[num_departures - 1]
+
+
+def _departures_s(model: str, queue: QueueView) -> list[float]:
+    """Seconds until each waiting request of the model is leased: when places become free."""
+    replicas = [replica for replica in queue.replicas if replica.model == model]
+    waiting = sorted((r for r in queue.waiting if r.model == model), key=queue_key)
+    if not replicas:
+        return [math.inf] * len(waiting)
+    pool = pooled_cost(replicas)
+    running = sorted(
+        (r for r in queue.in_progress if r.model == model), key=lambda r: alone_s(pool, r)
+    )
+    outstanding = [*running, *waiting]
+    drained_s = accumulate(alone_s(pool, request) for request in outstanding)
+    # the pool's fluid may be fast, but no request leaves before its own last step in a full batch
+    completions_s = [
+        max(fluid_s, min(batch_s(r.step_cost, request, r.max_batch) for r in replicas))
+        for fluid_s, request in zip(drained_s, outstanding, strict=True)
+    ]
+    num_free = sum(replica.room for replica in replicas)
+    return ([0.0] * num_free + completions_s)[: len(waiting)]
+
+
+def pooled_cost(replicas: Sequence[ReplicaView]) -> StepCost:
+    """Return the cost, per request, of a pool of replicas that all run full batches.
+
+    Exact where the replicas' terms are in proportion, a little optimistic otherwise (a parallel
+    sum is superadditive).
+    """
+    return StepCost(
+        fixed_s=_parallel([r.step_cost.fixed_s / r.max_batch for r in replicas]),
+        per_megapixel_s=_parallel([r.step_cost.per_megapixel_s for r in replicas]),
+        source="modelled",
+    )
+
+
+def _parallel(terms_s: Sequence[float]) -> float:
+    """Seconds per unit of work of servers that share the work by their speeds."""
+    if min(terms_s) <= 0:
+        return 0.0
+    return 1 / sum(1 / term_s for term_s in terms_s)

@@ -1,0 +1,95 @@
+"""How long denoising takes: seconds of a step, of a request alone, and of its share of a batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ray_cluster.policies.types import RequestView, StepCost
+
+# one observation moves the correction by at most this factor, up or down
+MAX_SURPRISE = 4.0
+# observations that the correction remembers
+RESIDUAL_WINDOW = 16
+
+
+def row_megapixels(request: RequestView) -> float:
+    """Return the megapixels that one step of the request puts through the model."""
+    return request.width_px * request.height_px * request.rows_per_step / 1e6
+
+
+def step_s(cost: StepCost, rows_megapixels: float) -> float:
+    """Return the seconds of one denoising step over rows of that many megapixels in total."""
+    return cost.fixed_s + cost.per_megapixel_s * rows_megapixels
+
+
+def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:
+    """Return the seconds until the request is denoised in a batch of that many of its like."""
+    return request.remaining_steps * step_s(cost, row_megapixels(request) * num_in_batch)
+
+
+def alone_s(cost: StepCost, request: RequestView) -> float:
+    """Return the seconds until the request is denoised with the replica to itself."""
+    return batch_s(cost, request, 1)
+
+
+def share_cost(cost: StepCost, max_batch: int) -> StepCost:
+    """Return one request's part of the cost of a step of a full batch."""
+    return replace(cost, fixed_s=cost.fixed_s / max_batch)
+
+
+def share_s(cost: StepCost, request: RequestView, max_batch: int) -> float:
+    """Return the seconds of replica time that the request takes inside full batches.
+
+    The sum over many requests is the time in which a busy replica works them off.
+    """
+    return alone_s(share_cost(cost, max_batch), request)
+
+
+@dataclass(frozen=True, slots=True)
+class CostResidual:
+    """What observation has added to a cost model: a factor, kept as a logarithm.
+
+    Attributes:
+        log_factor: natural logarithm of observed over predicted seconds, smoothed.
+        num_observed: observations so far.
+    """
+
+    log_factor: float = 0.0
+    num_observed: int = 0
+
+    @property
+    def factor(self) -> float:
+        """Observed over predicted seconds."""
+        return math.exp(self.log_factor)
+
+
+def observe(residual: CostResidual, *, predicted_s: float, observed_s: float) -> CostResidual:
+    """Return the residual after one more observation.
+
+    The first ``RESIDUAL_WINDOW`` observations are averaged, later ones fade exponentially. One
+    observation counts as at most ``MAX_SURPRISE`` times off, so that a single stall cannot spoil
+    the model. Durations that are not positive say nothing and are ignored.
+
+    Args:
+        predicted_s: what the uncorrected cost said.
+        observed_s: what the clock said.
+    """
+    if predicted_s <= 0 or observed_s <= 0:
+        return residual
+    limit = math.log(MAX_SURPRISE)
+    seen = min(limit, max(-limit, math.log(observed_s) - math.log(predicted_s)))
+    weight = 1 / min(residual.num_observed + 1, RESIDUAL_WINDOW)
+    return CostResidual(
+        log_factor=residual.log_factor + weight * (seen - residual.log_factor),
+        num_observed=residual.num_observed + 1,
+    )
+
+
+def corrected(cost: StepCost, residual: CostResidual) -> StepCost:
+    """Return the cost with the residual's factor applied to both of its terms."""
+    return replace(
+        cost,
+        fixed_s=cost.fixed_s * residual.factor,
+        per_megapixel_s=cost.per_megapixel_s * residual.factor,
+    )

@@ -1,0 +1,61 @@
+"""Which rows of a replica take the next denoising step together.
+
+A batch holds rows of one size. The most urgent row's size goes next, and urgency is the queue's
+order, so that requests are finished one after the other rather than all late. Rows that were
+passed over for too long come first, which bounds every row's wait:
+
+    A row steps at least once in any ``3 * num_batches`` rounds, where ``num_batches`` is the
+    largest number of batches, over those rounds, that stepping every row once would take.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.policies.types import BatchDecision, RequestView, RowView
+
+SizePx = tuple[int, int]
+Urgency = tuple[int, bool, QueueKey]
+
+
+def choose_batch(
+    rows: Sequence[RowView], *, max_batch_by_size: Mapping[SizePx, int], now_s: float
+) -> BatchDecision:
+    """Return the rows of the next step; the same rows give the same answer in whatever order.
+
+    Args:
+        rows: all rows that could step now.
+        max_batch_by_size: most rows in one batch of that size; an entry below 1 counts as 1.
+        now_s: present instant on the clock of the deadlines.
+    """
+    if not rows:
+        return BatchDecision(size_px=None)
+    limit = {size: max(1, max_batch_by_size[size]) for size in {r.request.size_px for r in rows}}
+    patience = 2 * num_batches(rows, limit)
+
+    def rank(row: RowView) -> tuple[int, Urgency]:
+        overdue = row.waited_rounds if row.waited_rounds >= patience else 0
+        return (-overdue, urgency(row.request, now_s))
+
+    ranked = sorted(rows, key=rank)
+    size = ranked[0].request.size_px
+    alike = [row.request.request_id for row in ranked if row.request.size_px == size]
+    return BatchDecision(size_px=size, request_ids=tuple(alike[: limit[size]]))
+
+
+def num_batches(rows: Sequence[RowView], max_batch_by_size: Mapping[SizePx, int]) -> int:
+    """Return how many batches it takes to step every row once."""
+    num_by_size: dict[SizePx, int] = defaultdict(int)
+    for row in rows:
+        num_by_size[row.request.size_px] += 1
+    return sum(-(-num // max_batch_by_size[size]) for size, num in num_by_size.items())
+
+
+def urgency(request: RequestView, now_s: float) -> Urgency:
+    """Return the sort key: priority, then what can still be in time, then the queue's order.
+
+    A row past its deadline must not make others late as well.
+    """
+    return (-request.priority, request.deadline_s < now_s, queue_key(request))

@@ -1,0 +1,139 @@
+"""Value types that policies read and return: frozen, without torch, ray, clock or I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RefusalReason = Literal[
+    "queue_full", "never_fits", "model_not_ready", "unknown_model", "duplicate_id"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy may know of one image request.
+
+    Attributes:
+        arrival_s: instant of arrival on the caller's clock.
+        deadline_s: instant by which it should be done, on the same clock.
+        steps_done: denoising steps already taken (kept in an exported state, or in a replica).
+    """
+
+    request_id: str
+    model: str
+    width_px: int
+    height_px: int
+    num_steps: int
+    uses_guidance: bool
+    priority: int
+    arrival_s: float
+    deadline_s: float
+    steps_done: int = 0
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height."""
+        return (self.width_px, self.height_px)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the model batch that one step of this request takes."""
+        return 2 if self.uses_guidance else 1
+
+    @property
+    def remaining_steps(self) -> int:
+        """Denoising steps still to take."""
+        return self.num_steps - self.steps_done
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Linear cost of one denoising step of a batch: ``fixed_s + per_megapixel_s * megapixels``.
+
+    ``megapixels`` counts every model row, so a request with guidance counts twice.
+
+    Attributes:
+        fixed_s: seconds a step costs whatever is in it.
+        per_megapixel_s: seconds per million image pixels of one model row.
+        source: ``measured`` on this machine or ``modelled`` before anything was measured.
+    """
+
+    fixed_s: float
+    per_megapixel_s: float
+    source: Literal["measured", "modelled"] = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What a policy may know of one live replica.
+
+    Attributes:
+        max_in_flight: most requests it holds at once.
+        max_batch: most requests it steps together.
+        num_leased: requests it holds now.
+        num_free: requests it has room for, by its own last word, less what it was given since.
+        leased_work_s: replica seconds that the requests it holds still take in full batches.
+    """
+
+    replica_id: str
+    model: str
+    max_in_flight: int
+    max_batch: int
+    step_cost: StepCost
+    num_leased: int = 0
+    num_free: int = 0
+    leased_work_s: float = 0.0
+
+    @property
+    def room(self) -> int:
+        """Requests it can be given now."""
+        return max(0, min(self.num_free, self.max_in_flight - self.num_leased))
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """What the step loop may know of one row (a request that a replica is denoising).
+
+    Attributes:
+        waited_rounds: batches the replica ran since this row was last in one, or since it joined;
+            0 for a row of the latest batch and for one that has just joined.
+    """
+
+    request: RequestView
+    waited_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDecision:
+    """Which rows take the next denoising step together; all of one size.
+
+    Attributes:
+        size_px: width and height of the batch; None when there is no row to step.
+        request_ids: the rows, most urgent first.
+    """
+
+    size_px: tuple[int, int] | None
+    request_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The dispatcher's answer to a group of requests that want to be admitted together.
+
+    Attributes:
+        accepted: whether all of them are queued now.
+        predicted_s: seconds from now until the last of them is predicted to be done.
+        retry_after_s: seconds after which the same offer is predicted to be accepted; 0 when
+            nothing is known of that (the HTTP layer waits at least a second), infinity when it
+            never will be.
+        reason: why not, when not accepted: ``queue_full`` now, ``never_fits`` because the group is
+            larger than the whole queue may be, ``model_not_ready`` because no replica of a
+            configured model has registered yet, ``unknown_model`` because it is not configured,
+            ``duplicate_id`` because a request of that id is still in the system.
+    """
+
+    accepted: bool
+    predicted_s: float = 0.0
+    retry_after_s: float = 0.0
+    reason: RefusalReason | None = None

@@ -1,0 +1,234 @@
+"""The configuration: one YAML file, validated, with every default in one place.
+
+All reads of the environment happen here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.requests import SamplerName
+
+API_KEYS_VARIABLE = "RAY_CLUSTER_API_KEYS"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HttpConfig(_Section):
+    """Where the service listens and who may call it."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=1, le=65535)
+    num_gateways: int = Field(1, ge=1, le=64)
+    api_keys: tuple[SecretStr, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody who reaches the port may use the service."""
+        return not self.api_keys
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the port."""
+        return self.host in {"127.0.0.1", "localhost", "::1"}
+
+
+class RayConfig(_Section):
+    """How to reach Ray: an address, or the ports of a local one that ``serve`` starts."""
+
+    address: str | None = None
+    auth: Literal["token", "disabled"] = Field(
+        "token", description="whether Ray's own ports ask for its token; they are not only local"
+    )
+    num_cpus: int | None = Field(None, ge=1)
+    object_store_mib: int = Field(256, ge=80)
+    include_dashboard: bool = True
+    dashboard_host: str = "127.0.0.1"
+    dashboard_port: int = Field(8265, ge=1, le=65535)
+    worker_port_range: tuple[int, int] | None = None
+    temp_dir: str | None = None
+
+
+class LimitsConfig(_Section):
+    """Bounds on what one request and all waiting requests together may take."""
+
+    max_queued_images: int = Field(64, ge=1)
+    max_images_per_request: int = Field(10, ge=1)
+    max_body_bytes: int = Field(1 << 20, ge=1024)
+    max_prompt_chars: int = Field(4000, ge=1)
+
+
+class DispatchConfig(_Section):
+    """Time constants of the dispatcher."""
+
+    default_slo_s: float = Field(60.0, gt=0)
+    poll_s: float = Field(1.0, gt=0, description="longest time a lease poll is held open")
+    replica_timeout_s: float = Field(6.0, gt=0, description="silence after which a replica is dead")
+    attached_timeout_s: float = Field(
+        15.0, gt=0, description="silence after which a client is gone"
+    )
+    patience_s: float = Field(10.0, gt=0, description="longest wait for the dispatcher's answer")
+    max_attempts: int = Field(5, ge=1, description="replica deaths one request may live through")
+
+
+class DefaultsConfig(_Section):
+    """What a request gets that does not say; None takes the model's own default."""
+
+    size: str | None = Field(None, pattern=r"^\d+x\d+$")
+    num_inference_steps: int | None = Field(None, ge=1)
+    guidance_scale: float | None = Field(None, ge=0)
+    sampler: SamplerName | None = None
+
+
+class PoolConfig(_Section):
+    """Replicas of one model on one kind of device: one Serve application.
+
+    Attributes:
+        name: name of the Serve application, and of the model at the API unless ``served_as``.
+        model: built-in model name, diffusers folder or hub id.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    model: str
+    served_as: str | None = None
+    replicas: int = Field(1, ge=0)
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    num_cpus: float = Field(1.0, ge=0)
+    num_gpus: float = Field(0.0, ge=0)
+    num_threads: int = Field(1, ge=1)
+    max_batch: int = Field(8, ge=1)
+    max_in_flight: int = Field(16, ge=1)
+    min_px: int | None = Field(None, ge=8)
+    max_px: int | None = Field(None, ge=8)
+    max_num_inference_steps: int = Field(100, ge=1)
+    memory_gib: float | None = Field(None, gt=0, description="budget; None takes what is free")
+    offload: Literal["auto", "never"] = "auto"
+    defaults: DefaultsConfig = DefaultsConfig()
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model at the API."""
+        return self.served_as or self.name
+
+    @model_validator(mode="after")
+    def _check(self) -> PoolConfig:
+        if self.name == "front":
+            raise ValueError(
+                "pool name 'front' is taken by the gateway application; choose another"
+            )
+        if self.device == "cuda" and self.num_gpus == 0:
+            raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")
+        if self.max_batch > self.max_in_flight:
+            raise ValueError(
+                f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
+                "raise max_in_flight or lower max_batch"
+            )
+        return self
+
+
+class ClusterConfig(_Section):
+    """The whole configuration of one cell."""
+
+    http: HttpConfig = HttpConfig()
+    ray: RayConfig = RayConfig()
+    limits: LimitsConfig = LimitsConfig()
+    dispatch: DispatchConfig = DispatchConfig()
+    pools: tuple[PoolConfig, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterConfig:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ValueError(f"pool names must differ, given {names}")
+        return self
+
+    def pool(self, name: str) -> PoolConfig:
+        """Return the pool of that name; raises :class:`ConfigError` if there is none."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        raise ConfigError(f"no pool {name!r}; there are {[pool.name for pool in self.pools]}")
+
+
+def default_config_path() -> Path:
+    """Return the path of ``configs/local.yaml``, which ships with the package."""
+    return Path(str(resources.files("ray_cluster") / "configs" / "local.yaml"))
+
+
+def load_config(
+    source: ClusterConfig | Mapping[str, Any] | str | Path | None = None,
+) -> ClusterConfig:
+    """Return the validated configuration from an object, a mapping, a YAML path or the default.
+
+    API keys from the environment variable ``RAY_CLUSTER_API_KEYS`` (comma-separated) are added.
+
+    Raises:
+        ConfigError: the file is missing or a key is wrong; the message names each one.
+    """
+    if isinstance(source, ClusterConfig):
+        return source
+    where = "configuration"
+    if source is None or isinstance(source, str | Path):
+        path = Path(source) if source is not None else default_config_path()
+        where = str(path)
+        source = _read_yaml(path)
+    try:
+        return ClusterConfig.model_validate(_with_environment(dict(source)))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_describe(error)}") from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping with 'pools', not {type(content).__name__}")
+    return content
+
+
+def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
+    keys = [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
+    http = content.get("http") or {}
+    if keys and isinstance(http, dict):
+        content["http"] = {**http, "api_keys": [*http.get("api_keys", ()), *keys]}
+    return content
+
+
+def _describe(error: ValidationError) -> str:
+    rows = []
+    for item in error.errors(include_url=False):
+        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        given = item.get("input")
+        shown = "" if isinstance(given, dict | list | tuple) else f" (given {given!r})"
+        rows.append(f"{key}: {item['msg']}{shown}")
+    return "; ".join(rows)
+
+
+def apply_ray_environment(config: RayConfig) -> None:
+    """Set what Ray reads from the environment of this process; call before ray is imported.
+
+    Ray keeps its token in the home folder and asks for it at its own ports and in its dashboard
+    (``ray get-auth-token`` prints it). What is set already is left alone.
+    """
+    settings = {
+        "RAY_AUTH_MODE": config.auth,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,233 @@
+"""The dispatch core: owns the waiting queue and all leases, and asks the policies.
+
+Free of Ray, torch, threads and clocks: every method takes the present instant, so that the
+dispatcher and the simulator run the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch_ledger import Ledger
+from ray_cluster.dispatch_state import ClusterSnapshot, ReplicaRecord, ReplicaSnapshot
+from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
+from ray_cluster.policies.admission import QueueView, admit
+from ray_cluster.policies.routing import choose_leases
+from ray_cluster.policies.types import Offer, ReplicaView, RequestView
+from ray_cluster.requests import ImageRequest, ModelProfile
+
+# polls within which a replica must name a lease, and within which a peer is expected to poll
+GRACE_POLLS = 2
+# a live replica polls at least this often within the silence that counts as death
+POLLS_PER_TIMEOUT = 3
+
+
+class DispatchCore:
+    """Admits requests, leases them to replicas, and sees each one to exactly one outcome.
+
+    A request waits or is leased until it ends; then it is forgotten and its outcome is handed to
+    the caller. ``report``, ``abort`` and ``expire`` return the outcomes that came up since the
+    last such call. ``register``, ``unregister`` and ``poll`` can end a request as well, when its
+    last attempt turns out to be lost: :meth:`take_outcomes` fetches those.
+
+    Args:
+        epoch: names this dispatcher's life; later lives have larger epochs.
+        configured: models that are refused as "not ready" rather than "unknown" before their
+            first replica registers.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: DispatchConfig,
+        limits: LimitsConfig,
+        epoch: int,
+        configured: Collection[str] = (),
+    ) -> None:
+        self._config = config
+        self._limits = limits
+        self._epoch = epoch
+        self._configured = frozenset(configured)
+        self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
+        self._replicas: dict[str, ReplicaRecord] = {}
+        self._profiles: dict[str, ModelProfile] = {}
+        # the last replica of each model as it was, for predictions while none lives
+        self._remembered: dict[str, ReplicaView] = {}
+
+    @property
+    def hold_s(self) -> float:
+        """Seconds for which a poll may be held open."""
+        return min(self._config.poll_s, self._config.replica_timeout_s / POLLS_PER_TIMEOUT)
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds within which a live replica polls and names what it was leased."""
+        return GRACE_POLLS * self.hold_s
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, of all models."""
+        return len(self._ledger.queue)
+
+    def register(self, registration: Registration, now_s: float) -> int:
+        """Take a replica in, without any leases it may have had; return the epoch."""
+        self.unregister(registration.replica_id, now_s)
+        replica = ReplicaRecord(registration, registration.step_cost, heard_s=now_s)
+        self._replicas[replica.replica_id] = replica
+        self._profiles[replica.model] = registration.profile
+        self._remembered[replica.model] = replica.view()
+        return self._epoch
+
+    def unregister(self, replica_id: str, now_s: float) -> None:
+        """Let a replica go; leases that it did not return count as lost."""
+        replica = self._replicas.pop(replica_id, None)
+        if replica is None:
+            return
+        for record in list(replica.held.values()):
+            self._ledger.lose(record, now_s)
+
+    def offer(self, requests: Sequence[ImageRequest], now_s: float) -> Offer:
+        """Decide over an API call's images, and queue all of them if accepted, else none.
+
+        Raises:
+            ValueError: the requests name several models.
+        """
+        if len({request.model for request in requests}) > 1:
+            raise ValueError("an offer is for one model; offer the requests of each on their own")
+        ids = [request.request_id for request in requests]
+        if len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
+            offer = Offer(accepted=False, reason="duplicate_id")
+        else:
+            views = [self._view(request, now_s) for request in requests]
+            offer = admit(views, self._queue_view())
+            if offer.accepted:
+                for request, view in zip(requests, views, strict=True):
+                    self._ledger.accept(request, view)
+        self._ledger.totals["accepted" if offer.accepted else "refused"] += len(requests)
+        return offer
+
+    def poll(self, poll: Poll, now_s: float) -> PollReply:
+        """Take in a replica's heartbeat and answer it."""
+        replica = self._replicas.get(poll.replica_id)
+        if replica is None or poll.epoch != self._epoch:
+            return PollReply(known=False)
+        replica.hear(poll, now_s)
+        self._remembered[replica.model] = replace(replica.view(), num_leased=0, num_free=0)
+        for record in replica.unaware_of(now_s - self.grace_s):
+            self._ledger.lose(record, now_s)
+        return self.answer(poll.replica_id, now_s)
+
+    def answer(self, replica_id: str, now_s: float) -> PollReply:
+        """Return what there is to say to a replica now: a second look while its poll is held."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return PollReply(known=False)
+        aborts = replica.stale
+        chosen = self._choose(replica, now_s)
+        leases = tuple(self._ledger.lease(one, replica, now_s) for one in chosen)
+        return PollReply(known=True, leases=leases, aborts=aborts)
+
+    def report(
+        self, replica_id: str, events: Iterable[ReplicaEvent], now_s: float
+    ) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
+        """Take in what happened on a replica; return outcomes and the ids with stale fences."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return self.take_outcomes(), tuple(event.request_id for event in events)
+        replica.heard_s = now_s
+        stale = []
+        for event in events:
+            if not self._ledger.apply(event, replica, now_s):
+                stale.append(event.request_id)
+            replica.named.discard(event.request_id)
+        return self.take_outcomes(), tuple(stale)
+
+    def abort(self, request_ids: Iterable[str]) -> tuple[Outcome, ...]:
+        """End the requests at once; a replica hears it in the next answer to its poll."""
+        for request_id in request_ids:
+            if (record := self._ledger.get(request_id)) is not None:
+                self._ledger.fail(record, "aborted", "aborted by its client")
+        return self.take_outcomes()
+
+    def touch(self, request_ids: Iterable[str], now_s: float) -> None:
+        """Note that the client of these requests is still there."""
+        for request_id in request_ids:
+            if (record := self._ledger.get(request_id)) is not None:
+                record.client_s = now_s
+
+    def expire(self, now_s: float) -> tuple[Outcome, ...]:
+        """Act on silence: let dead replicas go, end requests whose client is gone."""
+        for record in list(self._ledger):
+            if now_s >= record.client_s + self._config.attached_timeout_s:
+                self._ledger.fail(record, "aborted", "its client was not heard of any more")
+        for replica in list(self._replicas.values()):
+            if now_s >= replica.heard_s + self._config.replica_timeout_s:
+                self.unregister(replica.replica_id, now_s)
+        return self.take_outcomes()
+
+    def next_event_s(self) -> float | None:
+        """Return the instant at which :meth:`expire` has something to do; None if never."""
+        silences = [r.heard_s + self._config.replica_timeout_s for r in self._replicas.values()]
+        silences += [r.client_s + self._config.attached_timeout_s for r in self._ledger]
+        return min(silences, default=None)
+
+    def take_outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcomes that were not handed out yet."""
+        return self._ledger.take_outcomes()
+
+    def knows(self, request_id: str) -> bool:
+        """Whether the request is waiting or leased."""
+        return request_id in self._ledger
+
+    def models(self) -> dict[str, ModelProfile]:
+        """Return the profile of every model that a replica ever registered, by name."""
+        return dict(self._profiles)
+
+    def snapshot(self, now_s: float) -> ClusterSnapshot:
+        """Return the present state for status pages."""
+        waiting = tuple(self._ledger.queue)
+        return ClusterSnapshot(
+            epoch=self._epoch,
+            num_waiting=len(waiting),
+            max_waiting=self._limits.max_queued_images,
+            num_leased=len(self._ledger) - len(waiting),
+            oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
+            num_waiting_by_model={
+                model: len(self._ledger.queue.of(model)) for model in sorted(self._profiles)
+            },
+            replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in self._replicas.values()),
+            totals=dict(self._ledger.totals),
+        )
+
+    def _view(self, request: ImageRequest, now_s: float) -> RequestView:
+        slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s
+        return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
+
+    def _queue_view(self) -> QueueView:
+        replicas = [replica.view() for replica in self._replicas.values()]
+        live = {replica.model for replica in replicas}
+        gone = [view for model, view in self._remembered.items() if model not in live]
+        return QueueView(
+            waiting=tuple(self._ledger.queue),
+            in_progress=tuple(one.view for one in self._ledger if one.holder is not None),
+            replicas=(*replicas, *gone),
+            max_waiting=self._limits.max_queued_images,
+            configured=self._configured,
+        )
+
+    def _choose(self, replica: ReplicaRecord, now_s: float) -> tuple[str, ...]:
+        waiting = self._ledger.queue.of(replica.model)
+        if not waiting or replica.num_free <= 0:
+            return ()
+        # a view costs time in proportion to what the replica holds: only of those with room
+        peers = [
+            peer.view()
+            for peer in self._replicas.values()
+            if peer is not replica
+            and peer.model == replica.model
+            and peer.num_free > 0
+            and now_s - peer.heard_s <= self.grace_s
+        ]
+        return choose_leases(waiting, replica.view(), peers)

@@ -1,0 +1,152 @@
+"""The books of the dispatch core: who waits, who is leased where, and how each request ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal
+
+from ray_cluster.dispatch_queue import WaitingQueue
+from ray_cluster.dispatch_state import ReplicaRecord, RequestRecord
+from ray_cluster.leases import (
+    Completed,
+    Failed,
+    Fence,
+    Finished,
+    Lease,
+    Outcome,
+    ReplicaEvent,
+    Returned,
+)
+from ray_cluster.policies.types import RequestView
+from ray_cluster.requests import Failure, ImageRequest
+
+
+class Ledger:
+    """Keeps every accepted request in exactly one place until it ends, then forgets it.
+
+    A request waits (it is in ``queue``, its fence is None) or is leased (it is among one
+    replica's ``held``, its fence is that of the lease).
+
+    Args:
+        max_attempts: lost leases after which a request ends as ``lost``.
+    """
+
+    def __init__(self, *, epoch: int, max_attempts: int) -> None:
+        self.queue = WaitingQueue()
+        self.totals: Counter[str] = Counter()
+        self._epoch = epoch
+        self._max_attempts = max_attempts
+        self._num_fences = 0
+        self._records: dict[str, RequestRecord] = {}
+        self._ended: list[Outcome] = []
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._records
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(self._records.values())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, request_id: str) -> RequestRecord | None:
+        """Return the record of a request that has not ended."""
+        return self._records.get(request_id)
+
+    def accept(self, request: ImageRequest, view: RequestView) -> None:
+        """Open a record and queue the request."""
+        slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
+        self._records[request.request_id] = RequestRecord(
+            request, view, slo_s, client_s=view.arrival_s, since_s=view.arrival_s
+        )
+        self.queue.add(view)
+
+    def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
+        """Move a waiting request to a replica, under a new fence."""
+        record = self._records[request_id]
+        self.queue.remove(request_id)
+        self._num_fences += 1
+        record.fence = Fence(self._epoch, self._num_fences)
+        record.holder = replica
+        record.queued_s += now_s - record.since_s
+        record.since_s = now_s
+        record.num_leases += 1
+        replica.held[request_id] = record
+        replica.num_free -= 1
+        return Lease(
+            fence=record.fence,
+            request=record.request,
+            deadline_in_s=record.view.deadline_s - now_s,
+            queued_s=record.queued_s,
+            state=record.state,
+        )
+
+    def apply(self, event: ReplicaEvent, replica: ReplicaRecord, now_s: float) -> bool:
+        """Take in what a replica says of a request; return False if its fence is stale."""
+        record = self._records.get(event.request_id)
+        if record is None or record.holder is not replica or record.fence != event.fence:
+            return False
+        match event:
+            case Finished():
+                self._complete(record, event, now_s)
+            case Failed():
+                self.totals[event.failure.kind] += 1
+                self._end(record, event.failure)
+            case Returned():
+                if event.state is not None:
+                    record.state, record.state_steps = event.state, event.steps_done
+                self._requeue(record, now_s)
+        return True
+
+    def lose(self, record: RequestRecord, now_s: float) -> None:
+        """Take a lease from a replica that is gone: the request waits again, or ends as lost."""
+        record.num_losses += 1
+        if record.num_losses < self._max_attempts:
+            self._requeue(record, now_s)
+            return
+        self.fail(record, "lost", f"{record.num_losses} replicas were lost while they worked on it")
+
+    def fail(
+        self, record: RequestRecord, kind: Literal["error", "aborted", "lost"], message: str
+    ) -> None:
+        """End a request without an image."""
+        self.totals[kind] += 1
+        stage: Literal["queue", "replica"] = "queue" if record.holder is None else "replica"
+        self._end(record, Failure(record.view.request_id, kind, message, stage))
+
+    def take_outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcomes that were not handed out yet."""
+        outcomes, self._ended = tuple(self._ended), []
+        return outcomes
+
+    def _complete(self, record: RequestRecord, event: Finished, now_s: float) -> None:
+        completed = Completed(
+            request_id=event.request_id,
+            result=event.result,
+            slo_s=record.slo_s,
+            elapsed_s=now_s - record.view.arrival_s,
+            attempts=record.num_leases,
+        )
+        self.totals["completed"] += 1
+        self.totals["missed"] += not completed.deadline_met
+        self._end(record, completed)
+
+    def _requeue(self, record: RequestRecord, now_s: float) -> None:
+        self._release(record)
+        record.since_s = now_s
+        record.make_progress(record.state_steps)
+        self.queue.add(record.view)
+        self.totals["requeued"] += 1
+
+    def _release(self, record: RequestRecord) -> None:
+        if record.holder is not None:
+            del record.holder.held[record.view.request_id]
+        record.holder = record.fence = None
+
+    def _end(self, record: RequestRecord, outcome: Outcome) -> None:
+        if record.holder is None:
+            self.queue.remove(record.view.request_id)
+        self._release(record)
+        del self._records[record.view.request_id]
+        self._ended.append(outcome)

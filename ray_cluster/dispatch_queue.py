@@ -1,0 +1,44 @@
+"""The one waiting queue of a cell."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.policies.types import RequestView
+
+
+class WaitingQueue:
+    """Waiting requests by model, each model's always in the queue's order."""
+
+    def __init__(self) -> None:
+        self._keys_by_model: dict[str, list[QueueKey]] = {}
+        self._views: dict[str, RequestView] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._views
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return iter(self._views.values())
+
+    def add(self, view: RequestView) -> None:
+        """Put a request at its place."""
+        assert view.request_id not in self._views, f"{view.request_id} waits already"
+        self._views[view.request_id] = view
+        insort(self._keys_by_model.setdefault(view.model, []), queue_key(view))
+
+    def remove(self, request_id: str) -> None:
+        """Take a request out."""
+        view = self._views.pop(request_id)
+        keys = self._keys_by_model[view.model]
+        del keys[bisect_left(keys, queue_key(view))]
+        if not keys:
+            del self._keys_by_model[view.model]
+
+    def of(self, model: str) -> tuple[RequestView, ...]:
+        """Return the model's waiting requests, the next one first."""
+        return tuple(self._views[key[-1]] for key in self._keys_by_model.get(model, ()))

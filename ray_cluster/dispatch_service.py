@@ -1,0 +1,232 @@
+"""The dispatch core as a service for asyncio: long polls, waiting clients, housekeeping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+from ray_cluster.config import DispatchConfig
+from ray_cluster.dispatch import DispatchCore
+from ray_cluster.dispatch_state import ClusterSnapshot
+from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Returned
+from ray_cluster.policies.types import Offer
+from ray_cluster.requests import Failure, ImageRequest, ModelProfile
+
+
+class _HeldPoll:
+    """A long poll that waits: woken to look again, let go to return whatever there is."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.is_let_go = False
+
+    def let_go(self) -> None:
+        self.is_let_go = True
+        self.event.set()
+
+
+class DispatchService:
+    """Serves one :class:`DispatchCore` to gateways and replicas on one event loop.
+
+    Every call into the core runs without an await inside, so that calls are atomic with each
+    other. It knows nothing of Ray or HTTP.
+
+    Args:
+        config: the one that the core has.
+        clock: returns the present instant in seconds and never goes backwards. Long polls are
+            timed by the event loop's own clock.
+    """
+
+    def __init__(
+        self, core: DispatchCore, *, config: DispatchConfig, clock: Callable[[], float]
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._clock = clock
+        self._polls: dict[str, _HeldPoll] = {}
+        self._clients: dict[str, asyncio.Event] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        # when outcomes that nobody fetches are forgotten, oldest first
+        self._forget_s: dict[str, float] = {}
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def register(self, registration: Registration) -> int:
+        """Take a replica in; return the epoch that its polls must carry."""
+        self.start()
+        self._let_go(registration.replica_id)
+        epoch = self._core.register(registration, self._clock())
+        self._settle(self._core.take_outcomes())
+        self._wake_polls()
+        return epoch
+
+    async def unregister(self, replica_id: str) -> None:
+        """Let a replica go; what it has not returned goes back to the queue."""
+        self._core.unregister(replica_id, self._clock())
+        self._settle(self._core.take_outcomes())
+        self._let_go(replica_id)
+        self._wake_polls()
+
+    async def poll(self, poll: Poll) -> PollReply:
+        """Return leases and aborts for a replica; held for up to ``poll_s`` while there are none.
+
+        A replica has one poll at a time: a second one ends the first, which then grants nothing.
+        A report that frees leases ends the held poll, too, perhaps without leases: poll again,
+        with the new number of free places. Leases are granted in the last instant before the
+        return, so that a cancelled poll loses none.
+        """
+        self._let_go(poll.replica_id)
+        reply = self._core.poll(poll, self._clock())
+        self._settle(self._core.take_outcomes())
+        if not _says_something(reply):
+            reply = await self._hold(poll.replica_id)
+        if reply.leases and self._core.num_waiting:
+            # this replica may be full now, which leaves more to the others
+            self._wake_polls()
+        return reply
+
+    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
+        """Take in what happened on a replica; return the ids whose fence was stale."""
+        outcomes, stale = self._core.report(replica_id, events, self._clock())
+        self._settle(outcomes)
+        self._let_go(replica_id)
+        if any(isinstance(event, Returned) for event in events):
+            self._wake_polls()
+        return stale
+
+    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
+        """Queue all of an API call's images or none; see :meth:`DispatchCore.offer`."""
+        self.start()
+        if any(request.request_id in self._outcomes for request in requests):
+            return Offer(accepted=False, reason="duplicate_id")
+        offer = self._core.offer(requests, self._clock())
+        if offer.accepted:
+            self._wake_polls()
+        return offer
+
+    async def wait(self, request_ids: Iterable[str], timeout_s: float) -> dict[str, Outcome]:
+        """Return the outcomes that there are, as soon as there is one; empty after a while.
+
+        The long poll of a client. It also says that the client is still there: call it again at
+        once for the rest. It is held for ``timeout_s``, but for at most a third of
+        ``attached_timeout_s``. An outcome is handed out once. An id that is not known here (never
+        accepted, handed out, or of an earlier dispatcher's life) is answered as ``lost``.
+        """
+        ids = tuple(request_ids)
+        self._core.touch(ids, self._clock())
+        found = self._fetch(ids)
+        if found or not ids:
+            return found
+        event = asyncio.Event()
+        for request_id in ids:
+            self._clients[request_id] = event
+        try:
+            async with asyncio.timeout(min(timeout_s, self._config.attached_timeout_s / 3)):
+                await event.wait()
+        except TimeoutError:
+            self._core.touch(ids, self._clock())
+        finally:
+            for request_id in ids:
+                if self._clients.get(request_id) is event:
+                    del self._clients[request_id]
+        return self._fetch(ids)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End the requests now; ids that have ended already are ignored."""
+        self._settle(self._core.abort(request_ids))
+        self._wake_polls()
+
+    async def models(self) -> dict[str, ModelProfile]:
+        """Return the profile of every model that a replica ever registered, by name."""
+        return self._core.models()
+
+    async def snapshot(self) -> ClusterSnapshot:
+        """Return the present state for status pages."""
+        return self._core.snapshot(self._clock())
+
+    def start(self) -> None:
+        """Start housekeeping on the running loop; ``register`` and ``offer`` do it as well."""
+        if self._housekeeping is None:
+            self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+
+    async def close(self) -> None:
+        """Stop housekeeping and end all held polls."""
+        for replica_id in list(self._polls):
+            self._let_go(replica_id)
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether housekeeping runs, or was not needed yet."""
+        return self._housekeeping is None or not self._housekeeping.done()
+
+    async def _hold(self, replica_id: str) -> PollReply:
+        """Wait until there is something to say to the replica, or the poll's time is over."""
+        held = self._polls[replica_id] = _HeldPoll()
+        reply = PollReply(known=True)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._core.hold_s):
+                    while not held.is_let_go and not _says_something(reply):
+                        await held.event.wait()
+                        held.event.clear()
+                        if not held.is_let_go:
+                            # no await from here to the return: what is leased is also sent
+                            reply = self._core.answer(replica_id, self._clock())
+        finally:
+            if self._polls.get(replica_id) is held:
+                del self._polls[replica_id]
+        return reply
+
+    def _let_go(self, replica_id: str) -> None:
+        if (held := self._polls.pop(replica_id, None)) is not None:
+            held.let_go()
+
+    def _wake_polls(self) -> None:
+        for held in self._polls.values():
+            held.event.set()
+
+    def _settle(self, outcomes: Iterable[Outcome]) -> None:
+        """Keep outcomes for their clients, and wake those who wait."""
+        now_s = self._clock()
+        for outcome in outcomes:
+            self._outcomes[outcome.request_id] = outcome
+            self._forget_s[outcome.request_id] = now_s + self._config.attached_timeout_s
+            if (event := self._clients.get(outcome.request_id)) is not None:
+                event.set()
+
+    def _fetch(self, request_ids: Iterable[str]) -> dict[str, Outcome]:
+        """Hand out what has ended, and make up outcomes for what is not known."""
+        found: dict[str, Outcome] = {}
+        for request_id in request_ids:
+            if request_id in self._outcomes:
+                found[request_id] = self._outcomes.pop(request_id)
+                del self._forget_s[request_id]
+            elif not self._core.knows(request_id):
+                message = "the dispatcher does not know this request (it may have been restarted)"
+                found[request_id] = Failure(request_id, "lost", message, "queue")
+        return found
+
+    async def _keep_house(self) -> None:
+        """Act on silence and forget old outcomes, whenever the next of these is due."""
+        while True:
+            now_s = self._clock()
+            self._settle(self._core.expire(now_s))
+            for request_id, forget_s in list(self._forget_s.items()):
+                if forget_s > now_s:
+                    break
+                del self._outcomes[request_id], self._forget_s[request_id]
+            self._wake_polls()
+            await asyncio.sleep(self._housekeeping_in_s(now_s))
+
+    def _housekeeping_in_s(self, now_s: float) -> float:
+        """Seconds to the next silence that counts, as far as known, and not more than a poll."""
+        due_s = [self._core.next_event_s(), next(iter(self._forget_s.values()), None)]
+        wait_s = min((one - now_s for one in due_s if one is not None), default=self._core.hold_s)
+        return min(self._core.hold_s, max(0.01, wait_s))
+
+
+def _says_something(reply: PollReply) -> bool:
+    return not reply.known or bool(reply.leases or reply.aborts)

@@ -1,0 +1,166 @@
+"""What the dispatch core keeps of requests and replicas, and the snapshot that others see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ray_cluster.leases import Fence, Poll, Registration
+from ray_cluster.policies.cost_model import share_s
+from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
+from ray_cluster.requests import ImageRequest
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One accepted request until it ends; it waits while nobody holds it.
+
+    Attributes:
+        slo_s: seconds from arrival to the deadline.
+        client_s: instant at which its client was last heard of.
+        since_s: instant at which it last entered the queue, or was last known to be held.
+        queued_s: seconds spent in the queue before ``since_s``.
+        num_leases: leases given so far.
+        num_losses: leases that ended because the replica died or lost them.
+        state: exported state to go on from, with the ``state_steps`` it contains.
+    """
+
+    request: ImageRequest
+    view: RequestView
+    slo_s: float
+    client_s: float
+    since_s: float
+    queued_s: float = 0.0
+    num_leases: int = 0
+    num_losses: int = 0
+    fence: Fence | None = None
+    holder: ReplicaRecord | None = None
+    state: bytes | None = None
+    state_steps: int = 0
+
+    def make_progress(self, steps_done: int) -> None:
+        """Set the number of steps done, kept within what the request asks for."""
+        steps_done = max(0, min(self.view.num_steps, steps_done))
+        self.view = replace(self.view, steps_done=steps_done)
+
+
+@dataclass(slots=True)
+class ReplicaRecord:
+    """One live replica.
+
+    Attributes:
+        heard_s: instant of its last sign of life.
+        num_free: its own last word, less what it was given since.
+        named: ids it named in its last poll, less those it has reported since.
+        held: the requests leased to it, by id.
+    """
+
+    registration: Registration
+    step_cost: StepCost
+    heard_s: float
+    num_free: int = 0
+    named: set[str] = field(default_factory=set)
+    held: dict[str, RequestRecord] = field(default_factory=dict)
+
+    @property
+    def replica_id(self) -> str:
+        """Unique in the cell."""
+        return self.registration.replica_id
+
+    @property
+    def model(self) -> str:
+        """Name of the model it serves."""
+        return self.registration.profile.model
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Ids it works on without a lease."""
+        return tuple(sorted(self.named - self.held.keys()))
+
+    def hear(self, poll: Poll, now_s: float) -> None:
+        """Take in a poll: its progress, its room, and which leases it knows of."""
+        self.heard_s = now_s
+        self.num_free = poll.num_free
+        self.named = set(poll.steps_done_by_id)
+        self.step_cost = poll.step_cost or self.step_cost
+        for request_id, steps_done in poll.steps_done_by_id.items():
+            if (record := self.held.get(request_id)) is not None:
+                record.since_s = now_s
+                record.make_progress(steps_done)
+
+    def unaware_of(self, before_s: float) -> tuple[RequestRecord, ...]:
+        """Return what it was leased but has not named since that instant."""
+        return tuple(record for record in self.held.values() if record.since_s < before_s)
+
+    def view(self) -> ReplicaView:
+        """Return what a policy may know of it."""
+        batch = self.registration.max_batch
+        return ReplicaView(
+            replica_id=self.replica_id,
+            model=self.model,
+            max_in_flight=self.registration.max_in_flight,
+            max_batch=batch,
+            step_cost=self.step_cost,
+            num_leased=len(self.held),
+            num_free=self.num_free,
+            leased_work_s=sum(
+                share_s(self.step_cost, record.view, batch) for record in self.held.values()
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One live replica as a status page shows it.
+
+    Attributes:
+        silent_s: seconds since its last sign of life.
+        leased_work_s: replica seconds that what it holds still takes in full batches.
+    """
+
+    replica_id: str
+    model: str
+    num_leased: int
+    num_free: int
+    max_in_flight: int
+    max_batch: int
+    silent_s: float
+    leased_work_s: float
+    step_cost: StepCost
+
+    @staticmethod
+    def of(record: ReplicaRecord, now_s: float) -> ReplicaSnapshot:
+        """Return the replica's state at that instant."""
+        view = record.view()
+        return ReplicaSnapshot(
+            replica_id=view.replica_id,
+            model=view.model,
+            num_leased=view.num_leased,
+            num_free=view.room,
+            max_in_flight=view.max_in_flight,
+            max_batch=view.max_batch,
+            silent_s=now_s - record.heard_s,
+            leased_work_s=view.leased_work_s,
+            step_cost=view.step_cost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The dispatcher's state at one instant, for status pages and metrics.
+
+    Attributes:
+        num_waiting_by_model: every known model, also those with nothing waiting.
+        oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
+        totals: events since the dispatcher started, by name: accepted, refused, completed,
+            missed (of the completed, those after their deadline), error, aborted, lost, requeued.
+    """
+
+    epoch: int
+    num_waiting: int
+    max_waiting: int
+    num_leased: int
+    oldest_waiting_s: float
+    num_waiting_by_model: Mapping[str, int]
+    replicas: tuple[ReplicaSnapshot, ...]
+    totals: Mapping[str, int]

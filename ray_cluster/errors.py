@@ -1,0 +1,95 @@
+"""The one error hierarchy of ray-cluster.
+
+Every message says what was given, what is allowed and what to change. The tree::
+
+    RayClusterError
+    ├── ConfigError              the configuration cannot be used
+    ├── ModelUnsupported         a model folder holds something the engine does not cover
+    ├── MemoryRefused            the memory plan has no room for the model
+    ├── InvalidRequest           a request parameter is wrong (names the parameter)
+    ├── RequestFailed            one request failed while it was worked on (names the stage)
+    └── DispatcherUnavailable    the dispatcher is starting, dead or unreachable
+
+Infeasibility (a full queue, a missed deadline) is never an exception: it is a field of
+:class:`ray_cluster.policies.types.Offer`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Stage = Literal["queue", "encode", "denoise", "decode", "coding", "replica"]
+
+
+class RayClusterError(Exception):
+    """Base of all errors that ray-cluster raises on purpose."""
+
+
+class ConfigError(RayClusterError):
+    """The configuration cannot be used; the message names the key."""
+
+
+class ModelUnsupported(RayClusterError):
+    """The model needs something that the engine does not cover, named in the message."""
+
+
+class MemoryRefused(RayClusterError):
+    """The memory plan found no way to run the model on the device."""
+
+
+class InvalidRequest(RayClusterError):
+    """A request parameter is wrong.
+
+    Args:
+        message: what was given, what is allowed, what to change.
+        param: name of the parameter as the API spells it.
+        code: short machine-readable reason.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message, param, code)
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class RequestFailed(RayClusterError):
+    """One request failed while it was worked on; other requests are not affected.
+
+    Args:
+        message: what happened.
+        stage: where it happened.
+    """
+
+    def __init__(self, message: str, stage: Stage = "denoise") -> None:
+        super().__init__(message, stage)
+        self.message = message
+        self.stage: Stage = stage
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.message}"
+
+
+class DispatcherUnavailable(RayClusterError):
+    """The dispatcher did not answer just now: it is starting, dead or unreachable."""
+
+
+MODEL_ERRORS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model, a tokenizer or a codec may raise on one request's data without the process being
+broken: such an error fails that request. Anything else ends the thread, and with it the replica."""
+
+REQUEST_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, InvalidRequest)
+"""What ends one request in a stage: an error on its data, or a parameter found wrong only there."""

@@ -1,0 +1,160 @@
+"""The protocol between dispatcher and replicas: replicas register, poll for leases, report events.
+
+A lease carries a fence. A replica drops rows whose fence is stale, and the dispatcher refuses a
+report under a stale fence, so that work done twice never counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ray_cluster.policies.types import StepCost
+from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fence:
+    """Orders leases: ``epoch`` is one dispatcher's life, ``counter`` grows with every lease."""
+
+    epoch: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right and the duty to make one image.
+
+    A lease for a request that the replica holds already replaces the row: the newer fence wins.
+
+    Attributes:
+        deadline_in_s: seconds from the lease to the deadline (clocks differ between machines).
+        queued_s: seconds the request has spent in the waiting queue, over all its leases.
+        state: an exported ``RequestState`` to go on from; None starts at step 0.
+    """
+
+    fence: Fence
+    request: ImageRequest
+    deadline_in_s: float
+    queued_s: float
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A replica presents itself. Registering again under the same id drops its earlier leases."""
+
+    replica_id: str
+    profile: ModelProfile
+    max_in_flight: int
+    max_batch: int
+    step_cost: StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A replica's heartbeat and its request for work.
+
+    Attributes:
+        epoch: the dispatcher's epoch as given at registration.
+        num_free: leases it has room for now; 0 only shows that it lives.
+        steps_done_by_id: progress of all requests it holds, from the lease (0 while it encodes)
+            until the report of their end was answered. A lease that is not named here for two
+            poll times counts as lost on the way and is given to somebody else; an id that is
+            named but not leased to this replica comes back in ``PollReply.aborts``.
+        step_cost: its present measured cost of a step.
+    """
+
+    replica_id: str
+    epoch: int
+    num_free: int
+    steps_done_by_id: Mapping[str, int] = field(default_factory=dict)
+    step_cost: StepCost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PollReply:
+    """The dispatcher's answer to a poll.
+
+    Attributes:
+        known: False asks the replica to drop all rows and register again.
+        aborts: request ids whose rows must go at the next step boundary. They mean rows held
+            before this reply: apply aborts first, then add the leases.
+    """
+
+    known: bool
+    leases: tuple[Lease, ...] = ()
+    aborts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A leased request is done."""
+
+    request_id: str
+    fence: Fence
+    result: ImageResult
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A leased request ended with an error of its own."""
+
+    request_id: str
+    fence: Fence
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A replica hands a lease back, with what it has done of it."""
+
+    request_id: str
+    fence: Fence
+    state: bytes | None
+    steps_done: int
+
+
+ReplicaEvent = Finished | Failed | Returned
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a waiting client gets for a finished request.
+
+    Attributes:
+        slo_s: seconds from arrival to the deadline that applied.
+        elapsed_s: seconds from arrival to completion.
+        attempts: leases it took.
+    """
+
+    request_id: str
+    result: ImageResult
+    slo_s: float
+    elapsed_s: float
+    attempts: int
+
+    @property
+    def deadline_met(self) -> bool:
+        """Whether it was done in time."""
+        return self.elapsed_s <= self.slo_s
+
+
+Outcome = Completed | Failure
+
+
+class DispatcherLink(Protocol):
+    """The dispatcher's side of the lease protocol; every call may raise DispatcherUnavailable."""
+
+    async def register(self, registration: Registration) -> int:
+        """Take the replica in; return the epoch that its polls must carry."""
+
+    async def unregister(self, replica_id: str) -> None:
+        """Let the replica go."""
+
+    async def poll(self, poll: Poll) -> PollReply:
+        """Return leases and aborts; a long poll."""
+
+    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
+        """Take in what happened; return the ids whose fence was stale."""

@@ -1,0 +1,169 @@
+"""What a request is: torch-free value types that gateways, dispatcher and replicas share.
+
+One :class:`ImageRequest` makes one image. An API call with ``n`` images becomes ``n`` of them,
+offered to the dispatcher together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from ray_cluster.errors import Stage
+from ray_cluster.policies.types import RequestView
+
+SamplerName = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
+ImageFormat = Literal["png", "jpeg", "webp"]
+SAMPLER_NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
+IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """How the finished pixels are coded.
+
+    Attributes:
+        image_format: container of the reply.
+        compression: quality in percent for jpeg and webp (100 is best); None for png.
+        metadata: whether a png carries its recipe as text chunks.
+    """
+
+    image_format: ImageFormat = "png"
+    compression: int | None = None
+    metadata: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """One image to make; the same values always give the same image.
+
+    Attributes:
+        request_id: unique in the cell.
+        model: name under which a pool serves the model.
+        width_px: image width; a multiple of the model's ``size_multiple_px``.
+        height_px: image height, likewise.
+        num_steps: denoising steps.
+        guidance_scale: classifier-free guidance weight; guidance is off at 1 or below.
+        seed: seeds the request's own noise generator, in [0, 2**63).
+        priority: higher is served first.
+        slo_s: seconds from arrival to the deadline; None takes the service's default.
+    """
+
+    request_id: str
+    model: str
+    prompt: str
+    width_px: int
+    height_px: int
+    num_steps: int
+    guidance_scale: float
+    sampler: SamplerName
+    seed: int
+    negative_prompt: str = ""
+    priority: int = 0
+    slo_s: float | None = None
+    output: OutputSpec = OutputSpec()
+
+    @property
+    def uses_guidance(self) -> bool:
+        """Whether a second, unconditional row is computed per step (as diffusers decides it)."""
+        return self.guidance_scale > 1.0
+
+    def view(self, *, arrival_s: float, deadline_s: float, steps_done: int = 0) -> RequestView:
+        """Return what a policy may know of this request, on the caller's clock."""
+        return RequestView(
+            request_id=self.request_id,
+            model=self.model,
+            width_px=self.width_px,
+            height_px=self.height_px,
+            num_steps=self.num_steps,
+            uses_guidance=self.uses_guidance,
+            priority=self.priority,
+            arrival_s=arrival_s,
+            deadline_s=deadline_s,
+            steps_done=steps_done,
+        )
+
+    def recipe(self) -> dict[str, str]:
+        """Return everything needed to make the image again, as text chunks of a png."""
+        recipe = {
+            "model": self.model,
+            "prompt": self.prompt,
+            "size": f"{self.width_px}x{self.height_px}",
+            "num_inference_steps": str(self.num_steps),
+            "guidance_scale": repr(self.guidance_scale),
+            "sampler": self.sampler,
+            "seed": str(self.seed),
+        }
+        if self.negative_prompt:
+            recipe["negative_prompt"] = self.negative_prompt
+        return recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds one image spent in each stage; waiting between stages counts to the later one."""
+
+    queue_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    decode_s: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the stages by name, in seconds."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResult:
+    """A coded image and how long it took."""
+
+    request_id: str
+    data: bytes
+    image_format: ImageFormat
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request ended without an image.
+
+    Attributes:
+        kind: ``error`` ended with an exception, ``invalid`` was found wrong only by the replica (a
+            prompt with too many tokens), ``aborted`` by its client, ``lost`` after too many
+            replicas died under it.
+        param: the parameter that is wrong, as the API spells it; with ``invalid`` only.
+    """
+
+    request_id: str
+    kind: Literal["error", "invalid", "aborted", "lost"]
+    message: str
+    stage: Stage
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What a replica says of its model when it registers; the gateway validates with it.
+
+    Attributes:
+        size_multiple_px: width and height must be multiples of this.
+        min_px: smallest side.
+        max_px: largest side.
+        default_width_px: used for ``size: auto``.
+        max_prompt_tokens: longer prompts are refused, never silently cut.
+        max_steps_by_sampler: most denoising steps each sampler can take.
+    """
+
+    model: str
+    family: str
+    size_multiple_px: int
+    min_px: int
+    max_px: int
+    default_width_px: int
+    default_height_px: int
+    default_num_steps: int
+    default_guidance_scale: float
+    default_sampler: SamplerName
+    max_steps_by_sampler: dict[SamplerName, int]
+    max_prompt_tokens: int
+    created_s: int

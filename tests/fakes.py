@@ -1,0 +1,209 @@
+"""Small hand-written stand-ins and builders that tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.leases import Completed, Failed, Finished, Lease, Outcome, Poll, Registration
+from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
+
+T = TypeVar("T")
+
+STEP_COST = StepCost(fixed_s=0.1, per_megapixel_s=1.0)
+
+
+class FakeClock:
+    """A clock that stands still until it is told to move."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> float:
+        assert seconds >= 0
+        self.now_s += seconds
+        return self.now_s
+
+
+class _InstantSelector(selectors.SelectSelector):
+    """Instead of sleeping until the next timer, lets the loop's clock jump there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("the loop would sleep forever: nothing is left that could wake it")
+        if not ready and timeout:
+            self.clock.advance(timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only in timers, and then at once."""
+
+    def __init__(self) -> None:
+        selector = _InstantSelector()
+        self._clock = selector.clock
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self._clock.now_s
+
+
+def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+def image_request(request_id: str = "a", model: str = "m", **changes: Any) -> ImageRequest:
+    """A small request: 10 steps of 64 x 64 without guidance."""
+    values: dict[str, Any] = {
+        "prompt": "a red circle",
+        "width_px": 64,
+        "height_px": 64,
+        "num_steps": 10,
+        "guidance_scale": 1.0,
+        "sampler": "ddim",
+        "seed": 0,
+    }
+    return ImageRequest(request_id=request_id, model=model, **{**values, **changes})
+
+
+def request_view(request_id: str = "a", model: str = "m", **changes: Any) -> RequestView:
+    """A megapixel request with 10 steps, without guidance, due a minute after 0."""
+    values: dict[str, Any] = {
+        "width_px": 1000,
+        "height_px": 1000,
+        "num_steps": 10,
+        "uses_guidance": False,
+        "priority": 0,
+        "arrival_s": 0.0,
+        "deadline_s": 60.0,
+    }
+    return RequestView(request_id=request_id, model=model, **{**values, **changes})
+
+
+def replica_view(replica_id: str = "r", model: str = "m", **changes: Any) -> ReplicaView:
+    """An idle replica with room for 4 requests, 2 per batch."""
+    values: dict[str, Any] = {
+        "max_in_flight": 4,
+        "max_batch": 2,
+        "step_cost": STEP_COST,
+        "num_free": 4,
+    }
+    return ReplicaView(replica_id=replica_id, model=model, **{**values, **changes})
+
+
+def model_profile(model: str = "m") -> ModelProfile:
+    return ModelProfile(
+        model=model,
+        family="sd",
+        size_multiple_px=8,
+        min_px=32,
+        max_px=256,
+        default_width_px=64,
+        default_height_px=64,
+        default_num_steps=10,
+        default_guidance_scale=3.0,
+        default_sampler="ddim",
+        max_steps_by_sampler={"ddim": 100},
+        max_prompt_tokens=77,
+        created_s=0,
+    )
+
+
+def registration(
+    replica_id: str = "r", model: str = "m", max_in_flight: int = 4, max_batch: int = 2
+) -> Registration:
+    return Registration(replica_id, model_profile(model), max_in_flight, max_batch, STEP_COST)
+
+
+def poll_of(
+    replica_id: str = "r",
+    num_free: int = 4,
+    steps_done_by_id: Mapping[str, int] | None = None,
+    epoch: int = 1,
+) -> Poll:
+    return Poll(replica_id, epoch, num_free, steps_done_by_id or {})
+
+
+def finished(lease: Lease) -> Finished:
+    """The event with which a replica ends a lease well."""
+    request_id = lease.request.request_id
+    result = ImageResult(request_id, b"pixels", "png", Timing())
+    return Finished(request_id, lease.fence, result)
+
+
+def failed(lease: Lease) -> Failed:
+    """The event with which a replica ends a lease with an error."""
+    request_id = lease.request.request_id
+    return Failed(request_id, lease.fence, Failure(request_id, "error", "out of luck", "denoise"))
+
+
+def completed(request: ImageRequest, data: bytes = b"coded pixels") -> Completed:
+    """What a client gets for a request that took 1.5 s of 60."""
+    timing = Timing(queue_s=0.25, encode_s=0.25, denoise_s=0.75, decode_s=0.25)
+    result = ImageResult(request.request_id, data, request.output.image_format, timing)
+    return Completed(request.request_id, result, request.slo_s or 60.0, 1.5, attempts=1)
+
+
+class FakeDispatcherClient:
+    """Stands in for the dispatcher of a gateway: accepts and finishes everything at once.
+
+    Attributes:
+        offers: answers to the next offers; the last one stays.
+        outcome: makes the outcome of a request; None lets its client wait.
+        down: whether every call finds no dispatcher.
+        max_wait_s: seconds that a wait without outcomes takes at most.
+    """
+
+    def __init__(self, *profiles: ModelProfile) -> None:
+        self.profiles = {profile.model: profile for profile in profiles or (model_profile(),)}
+        self.offers = [Offer(accepted=True)]
+        self.outcome: Callable[[ImageRequest], Outcome | None] = completed
+        self.down = False
+        self.max_wait_s = 60.0
+        self.offered: list[tuple[ImageRequest, ...]] = []
+        self.aborted: list[str] = []
+        self.num_waits = 0
+        self._accepted: dict[str, ImageRequest] = {}
+
+    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
+        self._check()
+        self.offered.append(tuple(requests))
+        offer = self.offers.pop(0) if len(self.offers) > 1 else self.offers[0]
+        if offer.accepted or offer.reason == "duplicate_id":
+            self._accepted.update({request.request_id: request for request in requests})
+        return offer
+
+    async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
+        self._check()
+        self.num_waits += 1
+        made = {key: self.outcome(self._accepted[key]) for key in request_ids}
+        found = {key: outcome for key, outcome in made.items() if outcome is not None}
+        if not found:
+            await asyncio.sleep(min(timeout_s, self.max_wait_s))
+        return found
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        self._check()
+        self.aborted += request_ids
+
+    async def models(self) -> dict[str, ModelProfile]:
+        self._check()
+        return self.profiles
+
+    def _check(self) -> None:
+        if self.down:
+            raise DispatcherUnavailable("no dispatcher")

@@ -1,0 +1,206 @@
+import heapq
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.policies.admission import QueueView, admit, drain_s, pooled_cost, predict_s
+from ray_cluster.policies.cost_model import alone_s, batch_s, share_s, step_s
+from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.types import ReplicaView, RequestView
+from tests.fakes import STEP_COST, replica_view, request_view
+
+# of one replica that runs batches of two: 10 steps of 2.1 s are 21 s for both
+SHARE_S, BATCH_S = 10.5, 21.0
+
+
+def queue_of(
+    num_waiting: int = 0,
+    num_in_progress: int = 0,
+    replicas: tuple[ReplicaView, ...] = (replica_view(num_free=0),),
+    max_waiting: int = 8,
+) -> QueueView:
+    return QueueView(
+        waiting=[request_view(f"w{index}", arrival_s=-1.0) for index in range(num_waiting)],
+        in_progress=[request_view(f"p{index}") for index in range(num_in_progress)],
+        replicas=replicas,
+        max_waiting=max_waiting,
+        configured=("m", "cold"),
+    )
+
+
+def group_of(num: int, **changes: float) -> list[RequestView]:
+    return [request_view(f"new{index}", **changes) for index in range(num)]
+
+
+def test_an_idle_replica_takes_a_request_for_its_own_duration() -> None:
+    assert admit(group_of(1), queue_of()).predicted_s == pytest.approx(11.0)
+
+
+def test_work_ahead_is_shared_by_the_replicas() -> None:
+    queue = queue_of(num_waiting=4, num_in_progress=2)
+    assert admit(group_of(1), queue).predicted_s == pytest.approx(6 * SHARE_S + BATCH_S)
+    twice = replace(queue, replicas=(*queue.replicas, replica_view("s")))
+    assert admit(group_of(1), twice).predicted_s == pytest.approx(3 * SHARE_S + BATCH_S)
+
+
+def test_the_rest_of_the_group_is_ahead_of_its_last() -> None:
+    assert admit(group_of(3), queue_of()).predicted_s == pytest.approx(2 * SHARE_S + BATCH_S)
+
+
+def test_what_orders_after_the_group_does_not_delay_it() -> None:
+    queue = queue_of(num_waiting=6)
+    assert admit(group_of(1, priority=1), queue).predicted_s == pytest.approx(11.0)
+
+
+def test_other_models_do_not_delay_the_group_but_fill_the_queue() -> None:
+    queue = queue_of(max_waiting=4)
+    others = [request_view(f"o{index}", model="other") for index in range(4)]
+    replicas = (*queue.replicas, replica_view("o", model="other", num_free=0))
+    assert admit(group_of(1), replace(queue, in_progress=others)).predicted_s == pytest.approx(11.0)
+    full = replace(queue, waiting=others, replicas=replicas)
+    assert admit(group_of(1), full).reason == "queue_full"
+
+
+def test_all_of_a_group_is_refused_when_one_does_not_fit() -> None:
+    offer = admit(group_of(2), queue_of(num_waiting=7))
+    assert (offer.accepted, offer.reason) == (False, "queue_full")
+    assert admit(group_of(1), queue_of(num_waiting=7)).accepted
+
+
+def test_the_wait_ends_with_the_departure_that_makes_room() -> None:
+    # four are in progress, two at a time: the first two are done after a batch
+    full = queue_of(num_waiting=8, num_in_progress=4)
+    waits_s = [admit(group_of(num), full).retry_after_s for num in range(1, 5)]
+    assert waits_s == pytest.approx([BATCH_S, BATCH_S, 3 * SHARE_S, 4 * SHARE_S])
+
+
+def test_there_is_no_wait_when_a_replica_is_about_to_take_from_the_queue() -> None:
+    queue = queue_of(num_waiting=8, replicas=(replica_view(num_free=2),))
+    assert admit(group_of(2), queue).retry_after_s == 0
+    assert admit(group_of(3), queue).retry_after_s > 0
+
+
+def test_a_group_above_the_bound_never_fits() -> None:
+    offer = admit(group_of(9), queue_of())
+    assert (offer.reason, offer.retry_after_s) == ("never_fits", math.inf)
+
+
+def test_a_model_without_any_replica_is_not_ready_or_unknown() -> None:
+    assert admit([request_view(model="cold")], queue_of()).reason == "model_not_ready"
+    assert admit([request_view(model="what")], queue_of()).reason == "unknown_model"
+
+
+def test_a_queue_of_a_model_that_nobody_serves_never_drains() -> None:
+    queue = replace(queue_of(), waiting=[request_view(model="gone")])
+    assert drain_s(1, queue) == math.inf
+
+
+def test_an_empty_group_is_accepted() -> None:
+    assert admit([], queue_of()).accepted
+
+
+steps = st.integers(0, 20)
+loads = st.lists(st.tuples(steps, st.integers(-1, 1)), max_size=12)
+
+
+def requests_of(prefix: str, load: list[tuple[int, int]]) -> list[RequestView]:
+    return [
+        request_view(f"{prefix}{index}", num_steps=num_steps, priority=priority)
+        for index, (num_steps, priority) in enumerate(load)
+    ]
+
+
+@given(loads, loads, st.integers(1, 4), st.integers(1, 3))
+def test_the_prediction_is_monotone_in_load_and_in_replicas(
+    waiting: list[tuple[int, int]], running: list[tuple[int, int]], num: int, num_replicas: int
+) -> None:
+    replicas = [replica_view(f"r{index}") for index in range(num_replicas)]
+    queue = QueueView(requests_of("w", waiting), requests_of("p", running), replicas, 100)
+    here_s = predict_s(group_of(num), queue)
+    assert predict_s(group_of(num + 1), queue) >= here_s
+    for more in (
+        replace(queue, waiting=[*queue.waiting, request_view("x", arrival_s=-1.0)]),
+        replace(queue, in_progress=[*queue.in_progress, request_view("x")]),
+    ):
+        assert predict_s(group_of(num), more) >= here_s
+    more = replace(queue, replicas=[*replicas, replica_view("another")])
+    assert predict_s(group_of(num), more) <= here_s + 1e-9
+
+
+@given(loads.filter(bool), loads, st.integers(0, 3))
+def test_the_wait_is_monotone_in_what_must_leave(
+    waiting: list[tuple[int, int]], running: list[tuple[int, int]], num_free: int
+) -> None:
+    replica = replica_view(num_free=num_free)
+    queue = QueueView(requests_of("w", waiting), requests_of("p", running), [replica], 100)
+    waits_s = [drain_s(num, queue) for num in range(1, len(waiting) + 1)]
+    assert waits_s == sorted(waits_s)
+    assert all(wait_s >= 0 for wait_s in waits_s)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 9), st.integers(1, 8)), min_size=1),
+    st.integers(1, 20),
+)
+def test_the_pooled_cost_is_at_most_optimistic_and_exact_for_equal_replicas(
+    costs: list[tuple[float, float, int]], num_steps: int
+) -> None:
+    request = request_view(num_steps=num_steps)
+    replicas = [
+        replica_view(
+            f"r{i}", step_cost=replace(STEP_COST, fixed_s=f, per_megapixel_s=p), max_batch=b
+        )
+        for i, (f, p, b) in enumerate(costs)
+    ]
+    shares_s = [share_s(one.step_cost, request, one.max_batch) for one in replicas]
+    true_s = 1 / sum(1 / one for one in shares_s)
+    assert alone_s(pooled_cost(replicas), request) <= true_s * (1 + 1e-9)
+    alike = [replicas[0]] * 3
+    assert alone_s(pooled_cost(alike), request) == pytest.approx(shares_s[0] / 3)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.integers(1, 6),
+)
+def test_the_prediction_is_within_two_batches_of_a_replay(
+    all_steps: list[int], num_replicas: int, max_batch: int
+) -> None:
+    replicas = [replica_view(f"r{i}", max_batch=max_batch) for i in range(num_replicas)]
+    group = [
+        request_view(f"{i:02}", num_steps=num, arrival_s=float(i))
+        for i, num in enumerate(all_steps)
+    ]
+    predicted_s = predict_s(group[-1:], QueueView(group[:-1], [], replicas, 100))
+    replayed_s = replay(group, num_replicas, max_batch)
+    longest_s = max(batch_s(STEP_COST, request, max_batch) for request in group)
+    assert abs(predicted_s - replayed_s) <= 2 * longest_s
+
+
+def replay(requests: list[RequestView], num_replicas: int, max_batch: int) -> float:
+    """When the last request is done if replicas step batches and refill them in queue order."""
+    queue = sorted(requests, key=queue_key)
+    last = queue[-1].request_id
+    boundaries: list[tuple[float, int]] = [(0.0, index) for index in range(num_replicas)]
+    batches: list[list[list[str | int]]] = [[] for _ in range(num_replicas)]
+    while True:
+        now_s, index = heapq.heappop(boundaries)
+        if [last, 0] in batches[index]:
+            return now_s
+        batch = [row for row in batches[index] if row[1]]
+        # deal out one at a time, as the fair share does while replicas have room
+        while queue and len(batch) < max_batch:
+            if batch and any(t <= now_s and not batches[i] for t, i in boundaries):
+                break
+            request = queue.pop(0)
+            batch.append([request.request_id, request.num_steps])
+        batches[index] = batch
+        if batch:
+            for row in batch:
+                row[1] = int(row[1]) - 1
+            heapq.heappush(boundaries, (now_s + step_s(STEP_COST, len(batch)), index))

@@ -1,0 +1,89 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_cluster.policies.cost_model import (
+    MAX_SURPRISE,
+    CostResidual,
+    alone_s,
+    batch_s,
+    corrected,
+    observe,
+    share_s,
+    step_s,
+)
+from ray_cluster.policies.types import StepCost
+from tests.fakes import STEP_COST, request_view
+
+durations = st.floats(1e-4, 1e4)
+
+
+def test_a_step_costs_a_fixed_part_and_a_part_per_megapixel() -> None:
+    assert step_s(StepCost(0.5, 2.0), 3.0) == pytest.approx(6.5)
+
+
+def test_guidance_doubles_the_megapixels_but_not_the_fixed_part() -> None:
+    assert alone_s(STEP_COST, request_view()) == pytest.approx(10 * 1.1)
+    assert alone_s(STEP_COST, request_view(uses_guidance=True)) == pytest.approx(10 * 2.1)
+
+
+def test_only_the_remaining_steps_cost() -> None:
+    assert alone_s(STEP_COST, request_view(steps_done=9)) == pytest.approx(1.1)
+    assert alone_s(STEP_COST, request_view(steps_done=10)) == 0
+
+
+@given(st.integers(1, 64))
+def test_the_shares_of_a_full_batch_add_up_to_the_time_of_the_batch(max_batch: int) -> None:
+    share = share_s(STEP_COST, request_view(), max_batch)
+    assert share * max_batch == pytest.approx(batch_s(STEP_COST, request_view(), max_batch))
+
+
+@given(st.integers(1, 63))
+def test_a_larger_batch_makes_the_share_smaller_and_the_batch_longer(batch: int) -> None:
+    request = request_view()
+    assert share_s(STEP_COST, request, batch + 1) < share_s(STEP_COST, request, batch)
+    assert batch_s(STEP_COST, request, batch + 1) > batch_s(STEP_COST, request, batch)
+
+
+@given(st.floats(1 / MAX_SURPRISE, MAX_SURPRISE), st.integers(1, 100))
+def test_a_constant_error_is_learnt_exactly(factor: float, num_observations: int) -> None:
+    residual = CostResidual()
+    for _ in range(num_observations):
+        residual = observe(residual, predicted_s=2.0, observed_s=2.0 * factor)
+    assert residual.factor == pytest.approx(factor)
+    assert corrected(STEP_COST, residual).fixed_s == pytest.approx(0.1 * factor)
+    assert corrected(STEP_COST, residual).per_megapixel_s == pytest.approx(1.0 * factor)
+
+
+def test_a_new_speed_is_learnt_within_a_few_windows() -> None:
+    residual = CostResidual()
+    for _ in range(1000):
+        residual = observe(residual, predicted_s=1.0, observed_s=1.0)
+    for _ in range(64):
+        residual = observe(residual, predicted_s=1.0, observed_s=2.0)
+    assert residual.factor == pytest.approx(2.0, rel=0.02)
+
+
+def test_one_stall_moves_a_settled_correction_by_little() -> None:
+    residual = CostResidual()
+    for _ in range(100):
+        residual = observe(residual, predicted_s=1.0, observed_s=1.0)
+    assert observe(residual, predicted_s=1.0, observed_s=1e6).factor < 1.1
+
+
+@given(st.lists(st.tuples(durations, durations)))
+def test_the_correction_stays_within_the_largest_surprise(
+    observations: list[tuple[float, float]],
+) -> None:
+    residual = CostResidual()
+    for predicted_s, observed_s in observations:
+        residual = observe(residual, predicted_s=predicted_s, observed_s=observed_s)
+    assert abs(residual.log_factor) <= math.log(MAX_SURPRISE) + 1e-9
+
+
+@pytest.mark.parametrize(("predicted_s", "observed_s"), [(0.0, 1.0), (1.0, 0.0), (1.0, -1.0)])
+def test_durations_that_are_not_positive_say_nothing(predicted_s: float, observed_s: float) -> None:
+    residual = CostResidual(0.3, 5)
+    assert observe(residual, predicted_s=predicted_s, observed_s=observed_s) == residual

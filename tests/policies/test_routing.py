@@ -1,0 +1,157 @@
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.policies.cost_model import share_s
+from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.routing import choose_leases
+from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
+from tests.fakes import STEP_COST, replica_view, request_view
+
+SLOW = StepCost(fixed_s=1.0, per_megapixel_s=10.0)
+
+
+def waiting(num: int, **changes: int) -> list[RequestView]:
+    return [request_view(f"{index:02}", **changes) for index in range(num)]
+
+
+def test_the_only_replica_takes_all_it_has_room_for_in_queue_order() -> None:
+    requests = [*waiting(5), request_view("99", priority=1)]
+    assert choose_leases(requests, replica_view(), []) == ("99", "00", "01", "02")
+
+
+def test_other_models_requests_are_left_alone() -> None:
+    requests = [request_view("other", model="n"), request_view("own")]
+    assert choose_leases(requests, replica_view(), []) == ("own",)
+
+
+def test_two_idle_replicas_take_half_each() -> None:
+    assert choose_leases(waiting(4), replica_view(), [replica_view("s")]) == ("00", "01")
+
+
+def test_of_an_odd_number_the_one_that_polls_first_takes_one_more() -> None:
+    assert len(choose_leases(waiting(3), replica_view(), [replica_view("s")])) == 2
+    assert len(choose_leases(waiting(1), replica_view(), [replica_view("s")])) == 1
+
+
+def test_a_full_peer_blocks_nothing() -> None:
+    full = replica_view("s", num_free=4, num_leased=4)
+    drained = replica_view("t", num_free=0)
+    assert len(choose_leases(waiting(4), replica_view(), [full, drained])) == 4
+
+
+def test_a_peer_of_another_model_is_no_rival() -> None:
+    assert len(choose_leases(waiting(4), replica_view(), [replica_view("s", model="n")])) == 4
+
+
+def test_a_slow_peer_gets_its_small_share_and_leaves_the_rest() -> None:
+    slow = replica_view("s", step_cost=SLOW)
+    fast = replica_view("f", max_in_flight=20, num_free=20)
+    assert len(choose_leases(waiting(11), fast, [slow])) == 10
+    assert len(choose_leases(waiting(11), slow, [fast])) == 1
+
+
+def test_a_slow_replica_leaves_a_request_to_a_fast_peer_with_room() -> None:
+    slow, fast = replica_view("s", step_cost=SLOW), replica_view("f")
+    assert choose_leases(waiting(1), slow, [fast]) == ()
+    assert choose_leases(waiting(1), fast, [slow]) == ("00",)
+
+
+def test_a_busy_replica_leaves_work_to_an_idle_peer() -> None:
+    busy = replica_view("b", num_leased=2, num_free=2, leased_work_s=50.0)
+    assert choose_leases(waiting(4), busy, [replica_view("i")]) == ()
+
+
+def test_a_share_counts_work_and_not_requests() -> None:
+    requests = [request_view("00", num_steps=30), *waiting(4)[1:]]
+    assert choose_leases(requests, replica_view(), [replica_view("s")]) == ("00",)
+
+
+@pytest.mark.parametrize("num_free", [0, 1, 3])
+def test_never_more_than_there_is_room_for(num_free: int) -> None:
+    assert len(choose_leases(waiting(9), replica_view(num_free=num_free), [])) == num_free
+
+
+def test_requests_without_any_work_left_are_taken_too() -> None:
+    assert len(choose_leases(waiting(3, num_steps=0), replica_view(), [replica_view("s")])) == 3
+
+
+costs = st.sampled_from([STEP_COST, SLOW, StepCost(0.0, 0.0)])
+replica_lists = st.lists(
+    st.builds(
+        lambda cost, batch, leased, free, work: replica_view(
+            step_cost=cost, max_batch=batch, num_leased=leased, num_free=free, leased_work_s=work
+        ),
+        costs,
+        st.integers(1, 4),
+        st.integers(0, 4),
+        st.integers(0, 5),
+        st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=4,
+).map(lambda views: [replace(v, replica_id=f"r{i}") for i, v in enumerate(views)])
+queues = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1)), max_size=12).map(
+    lambda items: [
+        request_view(f"{i:02}", num_steps=steps, priority=p) for i, (steps, p) in enumerate(items)
+    ]
+)
+
+
+def after(view: ReplicaView, taken: list[RequestView]) -> ReplicaView:
+    work_s = sum(share_s(view.step_cost, one, view.max_batch) for one in taken)
+    return replace(
+        view,
+        num_leased=view.num_leased + len(taken),
+        num_free=view.num_free - len(taken),
+        leased_work_s=view.leased_work_s + work_s,
+    )
+
+
+@given(queues, replica_lists, st.randoms(use_true_random=False))
+def test_polls_in_any_order_hand_out_the_queue_in_order_until_nobody_has_room(
+    queue: list[RequestView], views: list[ReplicaView], random: object
+) -> None:
+    left = sorted(queue, key=queue_key)
+    idle_rounds = 0
+    while idle_rounds < 1:
+        shuffled = list(range(len(views)))
+        random.shuffle(shuffled)  # type: ignore[attr-defined]
+        before = len(left)
+        for index in shuffled:
+            peers = [view for other, view in enumerate(views) if other != index]
+            taken = choose_leases(left, views[index], peers)
+            assert len(taken) <= views[index].room
+            assert taken == tuple(one.request_id for one in left[: len(taken)])
+            views[index] = after(views[index], left[: len(taken)])
+            left = left[len(taken) :]
+        idle_rounds += len(left) == before
+    assert not left or all(view.room == 0 for view in views)
+
+
+@settings(max_examples=60, deadline=None)
+@given(queues.filter(lambda q: len(q) <= 6), st.integers(2, 3), st.integers(0, 2))
+def test_idle_equal_replicas_end_within_one_request_of_the_best_split(
+    queue: list[RequestView], num_replicas: int, first: int
+) -> None:
+    views = [replica_view(f"r{i}", max_in_flight=9, num_free=9) for i in range(num_replicas)]
+    work_s = [share_s(STEP_COST, one, 2) for one in queue]
+    best_s = min(
+        max(
+            sum(w for w, where in zip(work_s, split, strict=True) if where == i)
+            for i in range(num_replicas)
+        )
+        for split in product(range(num_replicas), repeat=len(queue))
+    )
+    left = sorted(queue, key=queue_key)
+    for turn in range(2 * num_replicas):
+        index = (first + turn) % num_replicas
+        peers = [view for other, view in enumerate(views) if other != index]
+        taken = choose_leases(left, views[index], peers)
+        views[index] = after(views[index], left[: len(taken)])
+        left = left[len(taken) :]
+    assert not left
+    assert max(view.leased_work_s for view in views) <= best_s + max(work_s, default=0) + 1e-6

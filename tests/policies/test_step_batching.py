@@ -1,0 +1,131 @@
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.policies.step_batching import choose_batch, num_batches
+from ray_cluster.policies.types import BatchDecision, RowView
+from tests.fakes import request_view
+
+SIZES = ((64, 64), (96, 64), (128, 128), (64, 96))
+LIMITS = dict.fromkeys(SIZES, 2)
+
+
+def row(request_id: str, size: int = 0, waited_rounds: int = 0, **changes: float) -> RowView:
+    width, height = SIZES[size]
+    view = request_view(request_id, width_px=width, height_px=height, **changes)
+    return RowView(view, waited_rounds)
+
+
+def choose(*rows: RowView, now_s: float = 0.0) -> BatchDecision:
+    return choose_batch(rows, max_batch_by_size=LIMITS, now_s=now_s)
+
+
+def test_without_rows_there_is_no_batch() -> None:
+    assert choose() == BatchDecision(size_px=None)
+
+
+def test_a_batch_holds_one_size_and_no_more_than_its_limit() -> None:
+    decision = choose(row("a"), row("b", size=1), row("c"), row("d"))
+    assert decision == BatchDecision(SIZES[0], ("a", "c"))
+
+
+def test_the_size_of_the_most_urgent_row_goes_next() -> None:
+    assert choose(row("a"), row("b"), row("c", size=1, priority=1)).request_ids == ("c",)
+    assert choose(row("a"), row("b"), row("c", size=1, deadline_s=9.0)).request_ids == ("c",)
+
+
+def test_a_row_past_its_deadline_lets_others_of_its_priority_go_first() -> None:
+    late, timely = row("late", deadline_s=5.0), row("timely", size=1)
+    assert choose(late, timely, now_s=4.0).request_ids == ("late",)
+    assert choose(late, timely, now_s=6.0).request_ids == ("timely",)
+    late = row("late", deadline_s=5.0, priority=1)
+    assert choose(late, timely, now_s=6.0).request_ids == ("late",)
+
+
+def test_a_row_that_was_passed_over_for_too_long_comes_first() -> None:
+    urgent = row("urgent", priority=9)
+    assert choose(urgent, row("patient", size=1, waited_rounds=3)).request_ids == ("urgent",)
+    assert choose(urgent, row("overdue", size=1, waited_rounds=4)).request_ids == ("overdue",)
+
+
+def test_a_limit_below_one_still_steps_one_row() -> None:
+    decision = choose_batch([row("a"), row("b")], max_batch_by_size={SIZES[0]: 0}, now_s=0.0)
+    assert decision.request_ids == ("a",)
+
+
+rows = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(-2, 2), st.floats(0, 100), st.integers(0, 30)),
+    min_size=1,
+    max_size=20,
+).map(
+    lambda items: [
+        row(f"{i:02}", size, waited, priority=priority, deadline_s=deadline_s)
+        for i, (size, priority, deadline_s, waited) in enumerate(items)
+    ]
+)
+
+
+@given(rows, st.randoms(use_true_random=False))
+def test_the_choice_does_not_depend_on_the_order_of_the_rows(
+    some: list[RowView], random: object
+) -> None:
+    shuffled = list(some)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert choose(*some, now_s=50.0) == choose(*shuffled, now_s=50.0)
+
+
+@given(rows)
+def test_a_batch_is_as_full_as_it_can_be(some: list[RowView]) -> None:
+    decision = choose(*some, now_s=50.0)
+    alike = [one for one in some if one.request.size_px == decision.size_px]
+    assert len(decision.request_ids) == min(len(alike), 2)
+    assert len(set(decision.request_ids)) == len(decision.request_ids)
+
+
+@given(rows)
+def test_among_rows_that_waited_no_longer_nobody_more_urgent_is_left_out(
+    some: list[RowView],
+) -> None:
+    some = [replace(one, waited_rounds=0) for one in some]
+    decision = choose(*some)
+    chosen = {one for one in some if one.request.request_id in decision.request_ids}
+    lowest = min(one.request.priority for one in chosen)
+    alike = [one for one in some if one.request.size_px == decision.size_px]
+    assert all(one.request.priority <= lowest for one in alike if one not in chosen)
+    highest = max(one.request.priority for one in chosen)
+    assert all(one.request.priority <= highest for one in some)
+
+
+arrivals = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2), st.integers(1, 30)), max_size=2),
+    min_size=1,
+    max_size=120,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals, st.fixed_dictionaries({size: st.integers(1, 3) for size in SIZES}))
+def test_every_row_steps_within_three_times_the_largest_number_of_batches(
+    schedule: list[list[tuple[int, int, int]]], limits: dict[tuple[int, int], int]
+) -> None:
+    present: dict[str, RowView] = {}
+    # per row: the largest number of batches since it last stepped
+    bounds: dict[str, int] = {}
+    for now, joining in enumerate(schedule):
+        for index, (size, priority, num_steps) in enumerate(joining):
+            fresh = row(f"{now}-{index}", size, 0, priority=priority, num_steps=num_steps)
+            present[fresh.request.request_id] = fresh
+        batches = num_batches(list(present.values()), limits)
+        decision = choose_batch(list(present.values()), max_batch_by_size=limits, now_s=float(now))
+        for request_id, one in list(present.items()):
+            bounds[request_id] = max(bounds.get(request_id, 0), batches)
+            if request_id not in decision.request_ids:
+                present[request_id] = replace(one, waited_rounds=one.waited_rounds + 1)
+                assert one.waited_rounds + 1 < 3 * bounds[request_id]
+                continue
+            bounds.pop(request_id)
+            stepped = replace(one.request, steps_done=one.request.steps_done + 1)
+            present[request_id] = RowView(stepped)
+            if not stepped.remaining_steps:
+                del present[request_id]

@@ -1,0 +1,278 @@
+"""Random lives of the dispatch core: nothing is lost, doubled or served out of order."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch import DispatchCore
+from ray_cluster.leases import Completed, Lease, Outcome, PollReply, Returned
+from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.requests import ImageRequest
+from tests.fakes import failed, finished, image_request, poll_of, registration
+
+CONFIG = DispatchConfig(
+    default_slo_s=30.0, poll_s=1.0, replica_timeout_s=6.0, attached_timeout_s=40.0, max_attempts=3
+)
+BOUND = 6
+MODELS = {"r0": "m", "r1": "m", "r2": "n"}
+MAX_IN_FLIGHT = 3
+
+replica_ids = st.sampled_from(sorted(MODELS))
+
+
+class Rows:
+    """A replica's own view: what it holds, as far as replies reached it."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.steps_done: dict[str, int] = {}
+
+    def take(self, reply: PollReply) -> None:
+        for request_id in reply.aborts:
+            self.leases.pop(request_id, None)
+        for lease in reply.leases:
+            self.leases[lease.request.request_id] = lease
+            self.steps_done[lease.request.request_id] = 0
+
+
+class DispatchMachine(RuleBasedStateMachine):
+    """Gateways, replicas and the network around one core, all of them unreliable."""
+
+    @initialize()
+    def start(self) -> None:
+        self.core = DispatchCore(
+            config=CONFIG, limits=LimitsConfig(max_queued_images=BOUND), epoch=1
+        )
+        self.now_s = 0.0
+        self.num_requests = 0
+        self.requests: dict[str, ImageRequest] = {}
+        self.keys: dict[str, QueueKey] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self.returned_states: dict[str, bytes] = {}
+        # the model of the truth: the newest lease of each request that is leased, and to whom
+        self.leased: dict[str, tuple[str, Lease]] = {}
+        self.old_leases: list[tuple[str, Lease]] = []
+        self.replicas: dict[str, Rows] = {}
+        for replica_id in sorted(MODELS):
+            self.register(replica_id)
+
+    # what the truth says
+
+    @property
+    def waiting(self) -> set[str]:
+        return self.requests.keys() - self.outcomes.keys() - self.leased.keys()
+
+    def end(self, outcomes: tuple[Outcome, ...]) -> None:
+        for outcome in (*outcomes, *self.core.take_outcomes()):
+            assert outcome.request_id in self.requests
+            assert outcome.request_id not in self.outcomes, "a request ended twice"
+            self.outcomes[outcome.request_id] = outcome
+            self.unlease(outcome.request_id)
+
+    def unlease(self, request_id: str) -> None:
+        if (was := self.leased.pop(request_id, None)) is not None:
+            self.old_leases.append(was)
+
+    def drop_leases_of(self, replica_id: str) -> None:
+        for request_id, (holder, _) in list(self.leased.items()):
+            if holder == replica_id:
+                self.unlease(request_id)
+
+    # what the world does
+
+    @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 2.5, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule(
+        num=st.integers(1, 4),
+        model=st.sampled_from(["m", "n"]),
+        priority=st.integers(-1, 1),
+        slo_s=st.sampled_from([None, 1.0, 60.0]),
+        num_steps=st.integers(1, 40),
+    )
+    def offer(
+        self, num: int, model: str, priority: int, slo_s: float | None, num_steps: int
+    ) -> None:
+        ids = [f"q{self.num_requests + index:03}" for index in range(num)]
+        self.num_requests += num
+        group = [
+            image_request(one, model, priority=priority, slo_s=slo_s, num_steps=num_steps)
+            for one in ids
+        ]
+        fits = len(self.waiting) + num <= BOUND
+        offer = self.core.offer(group, self.now_s)
+        assert offer.accepted == fits
+        assert offer.predicted_s >= 0
+        assert offer.retry_after_s >= 0
+        if not offer.accepted:
+            assert offer.reason == "queue_full"
+            return
+        for request in group:
+            deadline_s = self.now_s + (CONFIG.default_slo_s if slo_s is None else slo_s)
+            view = request.view(arrival_s=self.now_s, deadline_s=deadline_s)
+            self.requests[request.request_id] = request
+            self.keys[request.request_id] = queue_key(view)
+
+    @rule(replica_id=replica_ids)
+    def register(self, replica_id: str) -> None:
+        epoch = self.core.register(
+            registration(replica_id, MODELS[replica_id], MAX_IN_FLIGHT), self.now_s
+        )
+        assert epoch == 1
+        self.replicas[replica_id] = Rows()
+        self.drop_leases_of(replica_id)
+        self.end(())
+
+    @rule(replica_id=replica_ids)
+    def unregister(self, replica_id: str) -> None:
+        self.core.unregister(replica_id, self.now_s)
+        self.drop_leases_of(replica_id)
+        self.end(())
+
+    @rule(replica_id=replica_ids, reply_is_lost=st.sampled_from([False, False, False, True]))
+    def poll(self, replica_id: str, reply_is_lost: bool) -> None:
+        rows = self.replicas[replica_id]
+        named = {request_id: rows.steps_done[request_id] for request_id in rows.leases}
+        num_free = MAX_IN_FLIGHT - len(named)
+        reply = self.core.poll(poll_of(replica_id, num_free, named), self.now_s)
+        if not reply.known:
+            rows.leases.clear()
+            return
+        self.notice_what_was_taken_back(replica_id)
+        self.check_leases(replica_id, reply, num_free)
+        assert set(reply.aborts) == {
+            request_id
+            for request_id in named
+            if self.leased.get(request_id, ("",))[0] != replica_id
+            or request_id in {lease.request.request_id for lease in reply.leases}
+        }
+        if not reply_is_lost:
+            rows.take(reply)
+        self.end(())
+
+    def notice_what_was_taken_back(self, replica_id: str) -> None:
+        held = self.core._replicas[replica_id].held
+        for request_id, (holder, lease) in list(self.leased.items()):
+            if holder != replica_id:
+                continue
+            record = held.get(request_id)
+            if record is None or record.fence != lease.fence:
+                assert request_id not in self.replicas[replica_id].leases, "a named lease is kept"
+                self.unlease(request_id)
+        # what the last attempt of has just been lost is not waiting any more
+        self.end(())
+
+    def check_leases(self, replica_id: str, reply: PollReply, num_free: int) -> None:
+        assert len(reply.leases) <= max(0, num_free)
+        waiting = {one for one in self.waiting if self.requests[one].model == MODELS[replica_id]}
+        given = [lease.request.request_id for lease in reply.leases]
+        assert given == sorted(waiting, key=self.keys.__getitem__)[: len(given)], "out of order"
+        for lease in reply.leases:
+            request_id = lease.request.request_id
+            assert all(lease.fence > old.fence for _, old in self.old_leases)
+            assert lease.state == self.returned_states.get(request_id)
+            self.leased[request_id] = (replica_id, lease)
+
+    @rule(replica_id=replica_ids, data=st.data())
+    def step(self, replica_id: str, data: st.DataObject) -> None:
+        rows = self.replicas[replica_id]
+        for request_id in rows.leases:
+            rows.steps_done[request_id] += data.draw(st.integers(0, 5))
+
+    @rule(replica_id=replica_ids, how=st.sampled_from(["finish", "fail", "return"]), data=st.data())
+    def end_a_row(self, replica_id: str, how: str, data: st.DataObject) -> None:
+        rows = self.replicas[replica_id]
+        if not rows.leases:
+            return
+        request_id = data.draw(st.sampled_from(sorted(rows.leases)))
+        lease = rows.leases.pop(request_id)
+        self.report(replica_id, lease, how)
+
+    @rule(data=st.data(), how=st.sampled_from(["finish", "fail", "return"]))
+    def report_under_an_old_fence(self, data: st.DataObject, how: str) -> None:
+        if self.old_leases:
+            replica_id, lease = data.draw(st.sampled_from(self.old_leases))
+            self.report(replica_id, lease, how)
+
+    def report(self, replica_id: str, lease: Lease, how: str) -> None:
+        request_id = lease.request.request_id
+        state = f"state {self.now_s}".encode()
+        event = {
+            "finish": finished(lease),
+            "fail": failed(lease),
+            "return": Returned(request_id, lease.fence, state, 1),
+        }[how]
+        is_current = self.leased.get(request_id) == (replica_id, lease)
+        outcomes, stale = self.core.report(replica_id, [event], self.now_s)
+        assert stale == (() if is_current else (request_id,))
+        assert [one.request_id for one in outcomes] == (
+            [request_id] if is_current and how != "return" else []
+        )
+        assert all(isinstance(one, Completed) == (how == "finish") for one in outcomes)
+        if is_current and how == "return":
+            self.returned_states[request_id] = state
+            self.unlease(request_id)
+        self.end(outcomes)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if not self.requests:
+            return
+        ids = data.draw(st.lists(st.sampled_from(sorted(self.requests)), max_size=3))
+        alive = set(ids) - self.outcomes.keys()
+        outcomes = self.core.abort(ids)
+        assert {one.request_id for one in outcomes} == alive
+        self.end(outcomes)
+
+    @rule()
+    def clients_touch(self) -> None:
+        self.core.touch(self.requests, self.now_s)
+
+    @rule()
+    def expire(self) -> None:
+        outcomes = self.core.expire(self.now_s)
+        for replica_id in MODELS:
+            if replica_id not in self.core._replicas:
+                self.drop_leases_of(replica_id)
+        self.end(outcomes)
+        before = self.core.snapshot(self.now_s)
+        assert self.core.expire(self.now_s) == ()
+        assert self.core.snapshot(self.now_s) == before
+        next_s = self.core.next_event_s()
+        assert next_s is None or next_s > self.now_s
+
+    @invariant()
+    def every_request_is_in_exactly_one_place(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        snapshot = self.core.snapshot(self.now_s)
+        assert snapshot.num_waiting == len(self.waiting)
+        assert snapshot.num_leased == len(self.leased)
+        for request_id in self.requests:
+            assert self.core.knows(request_id) == (request_id not in self.outcomes)
+        held = [request_id for one in self.core._replicas.values() for request_id in one.held]
+        assert sorted(held) == sorted(self.leased)
+        assert all(one.num_leased <= one.max_in_flight for one in snapshot.replicas)
+
+    def teardown(self) -> None:
+        """In the end, with replicas that work, every request that is left is completed."""
+        if not hasattr(self, "core"):
+            return
+        for replica_id in sorted(MODELS):
+            self.register(replica_id)
+        for _ in range(40):
+            self.now_s += 0.1
+            for replica_id in sorted(MODELS):
+                self.poll(replica_id, reply_is_lost=False)
+                for lease in list(self.replicas[replica_id].leases.values()):
+                    del self.replicas[replica_id].leases[lease.request.request_id]
+                    self.report(replica_id, lease, "finish")
+        assert self.outcomes.keys() == self.requests.keys()
+
+
+TestDispatchMachine = DispatchMachine.TestCase
+TestDispatchMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,294 @@
+"""The dispatch service in virtual time: long polls, waiting clients, lost replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch import DispatchCore
+from ray_cluster.dispatch_service import DispatchService
+from ray_cluster.leases import Lease, PollReply, Returned
+from ray_cluster.requests import Failure
+from tests.fakes import finished, image_request, poll_of, registration, run_virtually
+
+CONFIG = DispatchConfig(
+    default_slo_s=30.0, poll_s=1.0, replica_timeout_s=6.0, attached_timeout_s=15.0, max_attempts=3
+)
+BOUND = 6
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def make_service(*replica_ids: str) -> DispatchService:
+    core = DispatchCore(config=CONFIG, limits=LimitsConfig(max_queued_images=BOUND), epoch=1)
+    service = DispatchService(core, config=CONFIG, clock=now)
+    for replica_id in replica_ids:
+        assert await service.register(registration(replica_id)) == 1
+    return service
+
+
+async def held(call: Coroutine[Any, Any, PollReply]) -> asyncio.Task[PollReply]:
+    """Start a poll and let it get as far as it can without time passing."""
+    task = asyncio.create_task(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return task
+
+
+async def lease_one(service: DispatchService, replica_id: str = "r") -> Lease:
+    (lease,) = (await service.poll(poll_of(replica_id))).leases
+    return lease
+
+
+def test_an_idle_poll_is_held_for_poll_s_and_an_unknown_one_not_at_all() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        assert await service.poll(poll_of()) == PollReply(known=True)
+        assert now() == pytest.approx(1.0)
+        assert not (await service.poll(poll_of("nobody"))).known
+        assert now() == pytest.approx(1.0)
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_an_offer_wakes_a_held_poll_at_once() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        poll = await held(service.poll(poll_of()))
+        await asyncio.sleep(0.5)
+        await service.offer([image_request("a")])
+        reply = await poll
+        assert [lease.request.request_id for lease in reply.leases] == ["a"]
+        assert now() == pytest.approx(0.5)
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_an_offer_is_shared_by_all_that_poll() -> None:
+    async def main() -> None:
+        service = await make_service("r", "s")
+        polls = [await held(service.poll(poll_of(one))) for one in ("r", "s")]
+        await service.offer([image_request(f"a{i}") for i in range(4)])
+        assert [len((await poll).leases) for poll in polls] == [2, 2]
+        assert now() == 0
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_what_a_full_peer_leaves_goes_to_a_held_poll_at_once() -> None:
+    async def main() -> None:
+        service = await make_service("r", "s")
+        polls = [await held(service.poll(poll_of("r"))), await held(service.poll(poll_of("s", 1)))]
+        await service.offer([image_request(f"a{i}") for i in range(4)])
+        replies = [await poll for poll in polls]
+        assert [len(reply.leases) for reply in replies] == [3, 1]
+        assert now() == 0
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_an_abort_wakes_the_replica_and_the_client() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("a")])
+        await lease_one(service)
+        poll = await held(service.poll(poll_of(steps_done_by_id={"a": 1})))
+        client = asyncio.create_task(service.wait(["a"], 10.0))
+        await asyncio.sleep(0.1)
+        await service.abort(["a"])
+        assert (await poll).aborts == ("a",)
+        outcome = (await client)["a"]
+        assert isinstance(outcome, Failure)
+        assert outcome.kind == "aborted"
+        assert now() == pytest.approx(0.1)
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_cancelled_poll_takes_no_leases_with_it() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        poll = await held(service.poll(poll_of()))
+        # woken and cancelled in the same turn of the loop
+        await service.offer([image_request("a")])
+        poll.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await poll
+        assert (await service.snapshot()).num_waiting == 1
+        assert (await lease_one(service)).request.request_id == "a"
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_poll_that_times_out_in_the_turn_of_an_offer_takes_no_leases_with_it() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        poll = await held(service.poll(poll_of()))
+        asyncio.get_running_loop().call_at(1.0, service._core.offer, [image_request("a")], 1.0)
+        asyncio.get_running_loop().call_at(1.0, service._wake_polls)
+        reply = await poll
+        assert len(reply.leases) + (await service.snapshot()).num_waiting == 1
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_lease_whose_reply_was_lost_is_given_again() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("a")])
+        lost = await lease_one(service)
+        while not (reply := await service.poll(poll_of())).leases:
+            assert now() < 4.0
+        assert reply.leases[0].fence > lost.fence
+        assert await service.report("r", [finished(lost)]) == ("a",)
+        assert await service.report("r", [finished(reply.leases[0])]) == ()
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_second_poll_ends_the_first_without_leases() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        first = await held(service.poll(poll_of()))
+        second = await held(service.poll(poll_of()))
+        await service.offer([image_request("a")])
+        assert (await first).leases == ()
+        assert len((await second).leases) == 1
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_report_ends_the_held_poll_so_that_the_replica_can_ask_for_more() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request(f"a{i}") for i in range(5)])
+        leases = (await service.poll(poll_of())).leases
+        full = poll_of(num_free=0, steps_done_by_id={one.request.request_id: 0 for one in leases})
+        poll = await held(service.poll(full))
+        assert not poll.done()
+        await service.report("r", [finished(leases[0])])
+        assert await poll == PollReply(known=True)
+        rest = {one.request.request_id: 1 for one in leases[1:]}
+        assert len((await service.poll(poll_of(num_free=1, steps_done_by_id=rest))).leases) == 1
+        assert now() == 0
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_returned_lease_wakes_the_others() -> None:
+    async def main() -> None:
+        service = await make_service("r", "s")
+        await service.offer([image_request("a")])
+        lease = await lease_one(service)
+        poll = await held(service.poll(poll_of("s")))
+        await service.report("r", [Returned("a", lease.fence, b"latents", 3)])
+        assert (await poll).leases[0].state == b"latents"
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_client_hears_of_each_image_as_it_is_done() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("a"), image_request("b")])
+        leases = (await service.poll(poll_of())).leases
+        for lease in leases:
+            client = asyncio.create_task(service.wait(["a", "b"], 10.0))
+            await asyncio.sleep(0.2)
+            await service.report("r", [finished(lease)])
+            if lease is leases[0]:
+                assert (await client).keys() == {"a"}
+            else:
+                # what was handed out before is not known any more
+                assert isinstance((await client)["a"], Failure)
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_waiting_returns_empty_after_its_time_and_unknown_ids_as_lost() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("a")])
+        assert await service.wait(["a"], 0.5) == {}
+        assert now() == pytest.approx(0.5)
+        assert await service.wait(["a"], 1000.0) == {}
+        assert now() == pytest.approx(5.5)
+        (outcome,) = (await service.wait(["nobody"], 1.0)).values()
+        assert isinstance(outcome, Failure)
+        assert outcome.kind == "lost"
+        assert await service.wait([], 1.0) == {}
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_a_client_that_waits_is_kept_and_one_that_went_away_is_not() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("waits"), image_request("gone")])
+        while now() < 40.0:
+            assert await service.wait(["waits"], 3.0) == {}
+        assert (await service.snapshot()).num_waiting == 1
+        assert (await service.snapshot()).totals["aborted"] == 1
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_outcomes_that_nobody_fetches_are_forgotten() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("a")])
+        await service.report("r", [finished(await lease_one(service))])
+        assert (await service.offer([image_request("a")])).reason == "duplicate_id"
+        await asyncio.sleep(17.0)
+        assert not service._outcomes
+        assert not service._forget_s
+        assert not service._clients
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_housekeeping_gives_a_dead_replicas_request_to_a_held_poll() -> None:
+    async def main() -> None:
+        service = await make_service("r", "s")
+        await service.offer([image_request("a")])
+        await lease_one(service)
+        while not (reply := await service.poll(poll_of("s"))).leases:
+            assert now() < 8.0
+        assert now() == pytest.approx(6.0, abs=0.1)
+        assert reply.leases[0].request.request_id == "a"
+        assert service.is_healthy
+        await service.close()
+        assert not service.is_healthy
+
+    run_virtually(main())
+
+
+def test_models_come_with_their_profiles() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        await service.unregister("r")
+        assert (await service.models())["m"].max_px == 256
+        await service.close()
+
+    run_virtually(main())
