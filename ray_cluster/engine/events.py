@@ -1,0 +1,46 @@
+"""What an engine runner tells its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_engine import StepReport
+from ray_cluster.errors import InvalidRequest, RequestFailed
+from ray_cluster.requests import ImageRequest, Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A request is through the runner: its pixels, ``[H, W, 3]`` uint8."""
+
+    request: ImageRequest
+    pixels: Pixels
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A request ended with an error of its own."""
+
+    request: ImageRequest
+    error: RequestFailed | InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The engine took a denoising step."""
+
+    report: StepReport
+
+
+RunnerEvent = Decoded | Broken | Stepped
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A request taken out of a runner; ``state`` is None when it was not encoded yet."""
+
+    request: ImageRequest
+    state: RequestState | None

@@ -1,0 +1,68 @@
+"""The decode stage: latents to pixels, in batches of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Pixels = npt.NDArray[np.uint8]
+
+# as many as one image of 1024 x 1024 pixels with the usual autoencoder has
+_LATENT_PIXELS_TOGETHER = 128 * 128
+
+
+class ImageDecoder:
+    """Decodes with the model's autoencoder, as the diffusers pipelines do.
+
+    Args:
+        vae: ``AutoencoderKL`` or ``AutoencoderTiny`` in its dtype.
+        device: where it computes.
+    """
+
+    def __init__(self, vae: Any, device: torch.device) -> None:
+        self._vae = vae.eval()
+        self._device = device
+        config = vae.config
+        self._scale = float(config.scaling_factor)
+        self._mean = config.get("latents_mean")
+        self._std = config.get("latents_std")
+
+    def decode(self, latents: Sequence[Tensor]) -> list[Pixels]:
+        """Return ``[H, W, 3]`` uint8 pixels for each ``[C, h, w]``, all of one size.
+
+        Large images are decoded in several goes, so that the memory it takes is bounded.
+
+        Raises:
+            ArithmeticError: the autoencoder returned NaN or infinite pixels.
+        """
+        together = decode_batch(latents[0].shape[-2] * latents[0].shape[-1], len(latents))
+        images: list[Pixels] = []
+        for start in range(0, len(latents), together):
+            images += self._decode(latents[start : start + together])
+        return images
+
+    def _decode(self, latents: Sequence[Tensor]) -> list[Pixels]:
+        batch = torch.stack(list(latents)).to(self._device, torch.float32)
+        if self._mean is not None and self._std is not None:
+            shape = (1, -1, 1, 1)
+            mean = torch.tensor(self._mean, device=batch.device).reshape(shape)
+            std = torch.tensor(self._std, device=batch.device).reshape(shape)
+            batch = batch * std / self._scale + mean
+        else:
+            batch = batch / self._scale
+        images = self._vae.decode(batch.to(self._vae.dtype), return_dict=False)[0].float()
+        images = (images / 2 + 0.5).clamp(0, 1)
+        if not bool(torch.isfinite(images).all()):
+            raise ArithmeticError("the autoencoder returned NaN or infinite pixels")
+        scaled: npt.NDArray[np.float32] = images.permute(0, 2, 3, 1).cpu().numpy()
+        return list((scaled * 255).round().astype(np.uint8))
+
+
+def decode_batch(num_latent_pixels: int, num_images: int) -> int:
+    """Return how many images of a latent size are decoded together."""
+    return max(1, min(num_images, _LATENT_PIXELS_TOGETHER // num_latent_pixels))

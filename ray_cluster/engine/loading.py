@@ -1,0 +1,170 @@
+"""From a pool's configuration to a model's stages: any folder of the families covered."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from ray_cluster.config import PoolConfig
+from ray_cluster.engine.folders import (
+    component_config,
+    max_prompt_tokens,
+    pipeline_name,
+    resolve_folder,
+    vae_scale_factor,
+)
+from ray_cluster.engine.image_decoder import ImageDecoder
+from ray_cluster.engine.memory import BatchCaps, offload_weights, plan_model_memory
+from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
+from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.unet_executor import UNetExecutor, check_unet_config
+from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
+from ray_cluster.policies.memory import MemoryPlan
+from ray_cluster.requests import SAMPLER_NAMES, ModelProfile
+
+logger = logging.getLogger(__name__)
+
+FAMILY_BY_PIPELINE = {
+    "StableDiffusionPipeline": "stable-diffusion",
+    "StableDiffusionXLPipeline": "stable-diffusion-xl",
+}
+DTYPE_BY_NAME = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The stages of one model, ready to run.
+
+    Attributes:
+        profile: what the model accepts, for validation at the gateway.
+        memory: the plan it was loaded under.
+        max_batch_by_size: what that plan allows, for any size.
+    """
+
+    encoder: PromptEncoder
+    executor: UNetExecutor
+    decoder: ImageDecoder
+    tables: SamplerTables
+    profile: ModelProfile
+    memory: MemoryPlan
+    max_batch_by_size: BatchCaps
+
+
+def load_model(pool: PoolConfig) -> LoadedModel:
+    """Plan the memory, then load the model of a pool.
+
+    Raises:
+        ConfigError: the model cannot be found, or the pool's sizes do not suit it.
+        ModelUnsupported: its pipeline, UNet or scheduler is not covered.
+        MemoryRefused: there is no room for it.
+    """
+    folder = resolve_folder(pool.model)
+    family = _family(folder)
+    check_unet_config(component_config(folder, "unet"))
+    tables = SamplerTables(component_config(folder, "scheduler"))
+    profile = _profile(pool, folder, family, tables)
+    plan = _plan(pool, folder, profile)
+    device = torch.device(pool.device)
+    pipeline = _load_pipeline(folder, DTYPE_BY_NAME[pool.dtype])
+    if plan.verdict == "offload":
+        offload_weights(pipeline, device)
+    else:
+        pipeline.to(device)
+    return LoadedModel(
+        encoder=PipelineEncoder(pipeline, device),
+        executor=UNetExecutor(
+            pipeline.unet, vae_scale_factor=pipeline.vae_scale_factor, device=device
+        ),
+        decoder=ImageDecoder(pipeline.vae, device),
+        tables=tables,
+        profile=profile,
+        memory=plan,
+        max_batch_by_size=BatchCaps(plan.max_batch_by_size),
+    )
+
+
+def _family(folder: Path) -> str:
+    name = pipeline_name(folder)
+    if name not in FAMILY_BY_PIPELINE:
+        raise ModelUnsupported(
+            f"{folder.name} is a {name}; covered pipelines: {sorted(FAMILY_BY_PIPELINE)}"
+        )
+    return FAMILY_BY_PIPELINE[name]
+
+
+def _plan(pool: PoolConfig, folder: Path, profile: ModelProfile) -> MemoryPlan:
+    default = (profile.default_width_px, profile.default_height_px)
+    sizes = sorted({default, (profile.max_px, profile.max_px)})
+    plan = plan_model_memory(folder, pool, sizes, DTYPE_BY_NAME[pool.dtype])
+    if plan.verdict == "refused":
+        raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
+    logger.info("pool %s: memory %s", pool.name, plan.explanation)
+    return plan
+
+
+def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
+    extra = {"safety_checker": None} if "XL" not in pipeline_name(folder) else {}
+    pipeline = DiffusionPipeline.from_pretrained(
+        folder, torch_dtype=dtype, local_files_only=True, **extra
+    )
+    if pipeline.vae.config.get("force_upcast", False) and dtype == torch.float16:
+        # this autoencoder overflows in half precision, says its own config
+        pipeline.vae.to(torch.float32)
+    return pipeline
+
+
+def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables) -> ModelProfile:
+    unet = component_config(folder, "unet")
+    factor = vae_scale_factor(component_config(folder, "vae"))
+    multiple = factor * 2 ** (len(unet["block_out_channels"]) - 1)
+    sample = unet["sample_size"]
+    rows, columns = (sample, sample) if isinstance(sample, int) else sample
+    width, height = columns * factor, rows * factor
+    defaults = pool.defaults
+    if defaults.size is not None:
+        width, height = (int(part) for part in defaults.size.split("x"))
+    profile = ModelProfile(
+        model=pool.model_name,
+        family=family,
+        size_multiple_px=multiple,
+        min_px=pool.min_px or multiple,
+        max_px=pool.max_px or 2 * max(width, height),
+        default_width_px=width,
+        default_height_px=height,
+        default_num_steps=defaults.num_inference_steps or 30,
+        default_guidance_scale=5.0 if defaults.guidance_scale is None else defaults.guidance_scale,
+        default_sampler=defaults.sampler or "dpmpp_2m",
+        max_steps_by_sampler={
+            name: tables.max_steps(name, pool.max_num_inference_steps) for name in SAMPLER_NAMES
+        },
+        max_prompt_tokens=max_prompt_tokens(folder),
+        created_s=int((folder / "model_index.json").stat().st_mtime),
+    )
+    _check_sizes(pool, profile)
+    return profile
+
+
+def _check_sizes(pool: PoolConfig, profile: ModelProfile) -> None:
+    multiple = profile.size_multiple_px
+    sides = {
+        "default width": profile.default_width_px,
+        "default height": profile.default_height_px,
+        "min_px": profile.min_px,
+        "max_px": profile.max_px,
+    }
+    for name, side in sides.items():
+        if side % multiple or not profile.min_px <= side <= profile.max_px:
+            raise ConfigError(
+                f"pool {pool.name}: {name} is {side}; sides of this model are multiples of "
+                f"{multiple} from {profile.min_px} to {profile.max_px}; "
+                "change defaults.size, min_px or max_px"
+            )

@@ -1,0 +1,207 @@
+"""What a model will need, found out before any weight is loaded.
+
+Weights are counted from the headers of the files. Activations are counted by running the real
+modules on fake tensors (shapes without data) and following every allocation, so the number holds
+for any architecture that the executor covers.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import psutil
+import torch
+from diffusers import UNet2DConditionModel
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ray_cluster.config import PoolConfig
+from ray_cluster.engine.executor import StepBatch
+from ray_cluster.engine.folders import component_config, component_names, vae_scale_factor
+from ray_cluster.engine.image_decoder import decode_batch
+from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.unet_executor import UNetExecutor
+from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
+
+_TOKENS = 77
+# of what is free; the rest is for the allocator's slack and the other processes
+_USABLE_SHARE = 0.85
+
+
+class PeakBytes(TorchDispatchMode):
+    """Follows the live bytes of all tensors made while it is active.
+
+    Attributes:
+        peak: most bytes alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and count the storages it returns that are new."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._alive += size
+        self.peak = max(self.peak, self._alive)
+        weakref.finalize(storage, self._release, key, size)
+
+    def _release(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self._alive -= size
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Return the bytes of all weights of a diffusers folder once loaded in ``dtype``."""
+    used = [name for name in component_names(folder) if name != "safety_checker"]
+    return sum(_component_elements(folder / name) for name in used) * dtype.itemsize
+
+
+def _component_elements(folder: Path) -> int:
+    files = sorted(folder.glob("*.safetensors"))
+    plain = [file for file in files if file.name.count(".") == 1] or files
+    if plain:
+        return sum(_elements(file) for file in plain)
+    # older checkpoints: pickled float32
+    return sum(file.stat().st_size for file in folder.glob("*.bin")) // 4
+
+
+def _elements(file: Path) -> int:
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    total = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            total += int(torch.Size(entry["shape"]).numel())
+    return total
+
+
+def step_bytes(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -> int:
+    """Return the peak bytes of one float32 step with ``rows`` model rows of a latent size."""
+    with _fake() as peak:
+        unet = UNet2DConditionModel.from_config(config)
+        executor = UNetExecutor(unet, vae_scale_factor=1, device=torch.device("cpu"))
+        batch = _fake_batch(config, latent_hw, rows)
+        with peak:
+            executor.decode_half(executor.encode_half(batch))
+    return peak.peak
+
+
+def decode_bytes(config: dict[str, Any], latent_hw: tuple[int, int]) -> int:
+    """Return the peak bytes of decoding one image of a latent size in float32."""
+    with _fake() as peak:
+        vae = getattr(diffusers, config["_class_name"]).from_config(config)
+        latents = torch.zeros(1, config["latent_channels"], *latent_hw)
+        with peak:
+            vae.decode(latents, return_dict=False)
+    return peak.peak
+
+
+@contextmanager
+def _fake() -> Iterator[PeakBytes]:
+    with FakeTensorMode(), torch.inference_mode():
+        yield PeakBytes()
+
+
+def _fake_batch(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -> StepBatch:
+    width = config["cross_attention_dim"]
+    width = max(width) if isinstance(width, list | tuple) else width
+    pooled = ids = None
+    if config.get("addition_embed_type") == "text_time":
+        time_width = 6 * config["addition_time_embed_dim"]
+        pooled = torch.zeros(config["projection_class_embeddings_input_dim"] - time_width)
+        ids = torch.zeros(6)
+    prompt = torch.zeros(_TOKENS, config.get("encoder_hid_dim") or width)
+    conditioning = Conditioning(prompt, pooled_embeds=pooled, time_ids=ids)
+    return StepBatch(
+        latents=torch.zeros(rows, config["in_channels"], *latent_hw),
+        timesteps=torch.zeros(rows),
+        conditionings=(conditioning,) * rows,
+        guidance_scales=(1.0,) * rows,
+    )
+
+
+class BatchCaps(dict[SizePx, int]):
+    """Most requests in one batch by image size; a size not planned for gets a larger one's cap."""
+
+    def __missing__(self, size: SizePx) -> int:
+        """Return the cap of the smallest planned size that has at least as many pixels."""
+        pixels = size[0] * size[1]
+        larger = [planned for planned in self if planned[0] * planned[1] >= pixels]
+        pick = min(larger or self, key=lambda planned: abs(planned[0] * planned[1] - pixels))
+        return self[pick]
+
+
+def model_need(
+    folder: Path, sizes: Sequence[SizePx], dtype: torch.dtype, max_batch: int
+) -> MemoryNeed:
+    """Return what a model needs for images of each size, from its files alone.
+
+    A step is counted with guidance (two model rows a request), beside the decoding of the images
+    that may be decoded together meanwhile.
+    """
+    unet, vae = (component_config(folder, name) for name in ("unet", "vae"))
+    factor = vae_scale_factor(vae)
+    # activations scale with the width of the numbers they are made of
+    share = dtype.itemsize / torch.float32.itemsize
+    activation = {}
+    for size in sizes:
+        latent_hw = (size[1] // factor, size[0] // factor)
+        one, two = (step_bytes(unet, latent_hw, rows) for rows in (2, 4))
+        together = decode_batch(latent_hw[0] * latent_hw[1], max_batch)
+        fixed = max(0, 2 * one - two) + together * decode_bytes(vae, latent_hw)
+        activation[size] = ActivationCost(
+            fixed_bytes=int(share * fixed), per_row_bytes=int(share * (two - one))
+        )
+    return MemoryNeed(weights_bytes=weight_bytes(folder, dtype), activation_by_size=activation)
+
+
+def plan_model_memory(
+    folder: Path, pool: PoolConfig, sizes: Sequence[SizePx], dtype: torch.dtype
+) -> MemoryPlan:
+    """Decide how a pool's model runs on its device, before any weight is loaded."""
+    return plan_memory(
+        model_need(folder, sizes, dtype, pool.max_batch),
+        budget_bytes=free_bytes(pool),
+        max_batch=pool.max_batch,
+        can_offload=pool.device == "cuda" and pool.offload == "auto",
+    )
+
+
+def free_bytes(pool: PoolConfig) -> int:
+    """Return the bytes that a replica of the pool may take on its device now."""
+    if pool.memory_gib is not None:
+        return int(pool.memory_gib * 2**30)
+    if pool.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return int(min(free, total * min(pool.num_gpus, 1.0)) * _USABLE_SHARE)
+    return int(psutil.virtual_memory().available * _USABLE_SHARE)
+
+
+def offload_weights(pipeline: Any, device: torch.device) -> None:
+    """Keep the weights in host memory and bring each layer to the device when it runs."""
+    from accelerate import cpu_offload
+
+    for component in pipeline.components.values():
+        if isinstance(component, torch.nn.Module):
+            cpu_offload(component, execution_device=device, offload_buffers=True)

@@ -1,0 +1,278 @@
+"""Threads around one step engine: encode, denoise and decode run side by side, each in its own.
+
+The runner knows of threads and stages; what a step is, the engine knows; what a lease is, the
+replica knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ray_cluster.engine.batch_stage import BatchStage
+from ray_cluster.engine.events import Broken, Decoded, Exported, RunnerEvent, Stepped
+from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_engine import StepEngine, StepReport
+from ray_cluster.engine.tickets import LiveTickets, Ticket
+from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
+from ray_cluster.requests import ImageRequest, Timing
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAKE_S = 0.5
+
+
+class EngineRunner:
+    """Runs one model: requests in, pixels out.
+
+    Every request passes encode, denoise and decode; an abort is effective in all of them, in the
+    step thread at the next step boundary. Events are called from the runner's threads and must
+    return quickly.
+
+    Args:
+        model: the loaded stages.
+        engine: a step engine over ``model.executor``; from :meth:`start` on only the step thread
+            touches it.
+        on_event: called for every event.
+        clock: monotonic seconds.
+        num_threads: torch threads of each stage.
+        max_batch: most prompts encoded or images decoded together.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        engine: StepEngine,
+        on_event: Callable[[RunnerEvent], None],
+        *,
+        clock: Callable[[], float],
+        num_threads: int = 1,
+        max_batch: int = 8,
+    ) -> None:
+        self._model = model
+        self._engine = engine
+        self._on_event = on_event
+        self._clock = clock
+        self._num_threads = num_threads
+        self._live = LiveTickets()
+        self._arrived = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._stopping = threading.Event()
+        self._heartbeat_s = clock()
+        self._encode = BatchStage(
+            self._live,
+            work=self._start_states,
+            group_of=lambda _ticket: None,
+            on_done=self._enter_engine,
+            on_error=lambda ticket, error: self._break(ticket, error, "encode"),
+            max_batch=max_batch,
+        )
+        self._decode = BatchStage(
+            self._live,
+            work=self._decode_latents,
+            group_of=lambda ticket: (ticket.request.width_px, ticket.request.height_px),
+            on_done=self._deliver,
+            on_error=lambda ticket, error: self._break(ticket, error, "decode"),
+            max_batch=max_batch,
+        )
+        self._threads = [
+            threading.Thread(target=self._run, args=(loop,), name=name, daemon=True)
+            for name, loop in (
+                ("encode", self._encode.run),
+                ("denoise", self._step_loop),
+                ("decode", self._decode.run),
+            )
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Stop the threads at the next boundary; what is in flight is dropped without events."""
+        self._live.take_all()
+        self._stopping.set()
+        self._encode.close()
+        self._decode.close()
+        with self._arrived:
+            self._arrived.notify()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the latents of imported states must be."""
+        return self._model.executor.device
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests anywhere between submission and their last event."""
+        return len(self._live)
+
+    @property
+    def steps_done_by_id(self) -> dict[str, int]:
+        """Denoising steps done by every request in flight."""
+        return self._live.steps_done_by_id()
+
+    def check_alive(self, max_silence_s: float) -> None:
+        """Raise RuntimeError when a thread has died or the step thread hangs in a step."""
+        for thread in self._threads:
+            if not thread.is_alive():
+                raise RuntimeError(f"the {thread.name} thread has died")
+        silence_s = self._clock() - self._heartbeat_s
+        if silence_s > max_silence_s:
+            raise RuntimeError(f"the denoise thread is silent for {silence_s:.1f} s")
+
+    def submit(
+        self,
+        request: ImageRequest,
+        *,
+        deadline_s: float,
+        queued_s: float = 0.0,
+        state: RequestState | None = None,
+    ) -> None:
+        """Take a request; with ``state`` it goes on where that was exported.
+
+        Raises:
+            ValueError: a request of that id is in flight.
+        """
+        now_s = self._clock()
+        ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, entered_s=now_s)
+        self._live.enter(ticket)
+        if state is None:
+            self._encode.put(ticket)
+        else:
+            self._enter_engine(ticket, state)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request wherever it is; returns whether it was in flight. No event follows."""
+        ticket = self._live.take(request_id)
+        if ticket is not None:
+            self._command(lambda: self._drop_row(ticket))
+        return ticket is not None
+
+    def export_all(self, timeout_s: float = 10.0) -> list[Exported]:
+        """Take every request out at the next step boundary, with what has been done of it.
+
+        Requests in the decode stage are taken too, and decoded again elsewhere.
+        """
+        tickets = self._live.take_all()
+        at_boundary = threading.Event()
+
+        def drop_rows() -> None:
+            for ticket in tickets:
+                self._drop_row(ticket)
+            at_boundary.set()
+
+        self._command(drop_rows)
+        is_safe = at_boundary.wait(timeout_s)
+        return [Exported(t.request, t.state if is_safe else None) for t in tickets]
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        # both settings are per thread
+        torch.set_num_threads(self._num_threads)
+        with torch.inference_mode():
+            loop()
+
+    def _break(self, ticket: Ticket, error: Exception, stage: Stage) -> None:
+        if not isinstance(error, RequestFailed | InvalidRequest):
+            error = RequestFailed(f"{type(error).__name__}: {error}", stage)
+        if self._live.leave(ticket):
+            logger.warning("request %s failed: %s", ticket.request.request_id, error)
+            self._on_event(Broken(ticket.request, error))
+
+    def _start_states(self, tickets: Sequence[Ticket]) -> list[RequestState]:
+        requests = [ticket.request for ticket in tickets]
+        conditionings = self._model.encoder.encode(requests)
+        return [
+            RequestState.start(
+                request,
+                conditioning,
+                latent_shape=self._model.executor.latent_shape(request.width_px, request.height_px),
+                table=self._model.tables.table(request.sampler, request.num_steps),
+                arrival_s=ticket.arrival_s,
+                deadline_s=ticket.deadline_s,
+            )
+            for ticket, request, conditioning in zip(tickets, requests, conditionings, strict=True)
+        ]
+
+    def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:
+        now_s = self._clock()
+        state.arrival_s, state.deadline_s = ticket.arrival_s, ticket.deadline_s
+        state.queued_s = ticket.queued_s
+        state.encode_s += now_s - ticket.entered_s
+        ticket.entered_s = now_s
+        ticket.state = state
+
+        def join() -> None:
+            if ticket in self._live:
+                self._engine.add(state)
+
+        self._command(join)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        """Have the step thread carry a command out between two steps."""
+        with self._arrived:
+            self._commands.append(command)
+            self._arrived.notify()
+
+    def _step_loop(self) -> None:
+        while not self._stopping.is_set():
+            for command in self._next_commands():
+                command()
+            self._heartbeat_s = self._clock()
+            if len(self._engine) > 0:
+                report = self._engine.step()
+                self._hand_on(report)
+                self._on_event(Stepped(report))
+
+    def _next_commands(self) -> list[Callable[[], None]]:
+        """Return what has arrived; with nothing to step, wait for something to arrive."""
+        with self._arrived:
+            if not self._commands and len(self._engine) == 0:
+                self._arrived.wait(timeout=_IDLE_WAKE_S)
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    def _hand_on(self, report: StepReport) -> None:
+        now_s = self._clock()
+        for state in report.finished:
+            ticket = self._live.of_state(state)
+            if ticket is not None:
+                state.denoise_s += now_s - ticket.entered_s
+                ticket.entered_s = now_s
+                self._decode.put(ticket)
+        for failed in report.failed:
+            ticket = self._live.of_state(failed.state)
+            if ticket is not None:
+                self._break(ticket, failed.error, "denoise")
+
+    def _drop_row(self, ticket: Ticket) -> None:
+        """Take a ticket's own row out of the engine; another one of the same id stays."""
+        if ticket.state is not None and self._engine.holds(ticket.state):
+            self._engine.abort(ticket.request.request_id)
+            ticket.state.denoise_s += self._clock() - ticket.entered_s
+
+    def _decode_latents(self, tickets: Sequence[Ticket]) -> list[Pixels]:
+        states = [ticket.state for ticket in tickets]
+        return self._model.decoder.decode([s.latents for s in states if s is not None])
+
+    def _deliver(self, ticket: Ticket, pixels: Pixels) -> None:
+        state = ticket.state
+        if state is None or not self._live.leave(ticket):
+            return
+        timing = Timing(
+            queue_s=state.queued_s,
+            encode_s=state.encode_s,
+            denoise_s=state.denoise_s,
+            decode_s=self._clock() - ticket.entered_s,
+        )
+        self._on_event(Decoded(ticket.request, pixels, timing))

@@ -1,0 +1,267 @@
+"""How each sampler's schedule becomes coefficients, from diffusers' own timestep and sigma tables.
+
+Computed in float64, kept in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    LCMScheduler,
+)
+from torch import Tensor
+
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.requests import SAMPLER_NAMES, SamplerName
+
+_INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerTable:
+    """The schedule of one sampler for one number of steps.
+
+    Attributes:
+        timesteps: ``[n]`` float32, what the model is called with.
+        input_scale: ``[n]`` float32, factor on the latents before the model call.
+        coefficients: ``[n, 8]`` float32, see ``sampler_update``.
+        takes_noise: per step, whether the sampler draws noise from the request's generator.
+        init_noise_sigma: factor on the initial noise.
+    """
+
+    timesteps: Tensor
+    input_scale: Tensor
+    coefficients: Tensor
+    takes_noise: tuple[bool, ...]
+    init_noise_sigma: float
+
+    @property
+    def num_steps(self) -> int:
+        """Number of model calls; diffusers may schedule one more than was asked for."""
+        return len(self.timesteps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step before it becomes a row of the table; names as in ``sampler_update``."""
+
+    timestep: float
+    from_latents: float
+    from_output: float
+    keep: float
+    toward: float
+    direct: float = 0.0
+    history: float = 0.0
+    noise: float = 0.0
+    input_scale: float = 1.0
+    draws: bool = False
+
+    def row(self, clip: float) -> list[float]:
+        return [
+            self.from_latents,
+            self.from_output,
+            self.keep,
+            self.direct,
+            self.toward,
+            self.history,
+            self.noise,
+            clip,
+        ]
+
+
+def _assemble(steps: list[_Step], *, clip: float, init_noise_sigma: float) -> SamplerTable:
+    return SamplerTable(
+        timesteps=torch.tensor([step.timestep for step in steps]),
+        input_scale=torch.tensor([step.input_scale for step in steps]),
+        coefficients=torch.tensor([step.row(clip) for step in steps], dtype=torch.float32),
+        takes_noise=tuple(step.draws for step in steps),
+        init_noise_sigma=init_noise_sigma,
+    )
+
+
+def _clip_range(config: Mapping[str, Any]) -> float:
+    return float(config.clip_sample_range) if config.clip_sample else _INF  # type: ignore[attr-defined]
+
+
+def _denoised_from_vp(prediction_type: str, alpha: float, sigma: float) -> tuple[float, float]:
+    """Coefficients of (x, m) in the denoised estimate, for latents ``alpha * x0 + sigma * z``."""
+    if prediction_type == "epsilon":
+        return 1.0 / alpha, -sigma / alpha
+    if prediction_type == "v_prediction":
+        return alpha, -sigma
+    return 0.0, 1.0
+
+
+def _denoised_from_ve(prediction_type: str, sigma: float) -> tuple[float, float]:
+    """Coefficients of (x, m) in the denoised estimate, for latents ``x0 + sigma * z``."""
+    if prediction_type == "epsilon":
+        return 1.0, -sigma
+    if prediction_type == "v_prediction":
+        return 1.0 / (sigma**2 + 1.0), -sigma / (sigma**2 + 1.0) ** 0.5
+    return 0.0, 1.0
+
+
+def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    """DDIM with eta 0: deterministic, in the variance-preserving scale."""
+    scheduler = DDIMScheduler.from_config(config)
+    scheduler.set_timesteps(num_steps)
+    alphas = scheduler.alphas_cumprod.double()
+    kind = scheduler.config.prediction_type
+    stride = scheduler.config.num_train_timesteps // num_steps
+    steps = []
+    for timestep in scheduler.timesteps.tolist():
+        before = timestep - stride
+        kept = float(alphas[before] if before >= 0 else scheduler.final_alpha_cumprod)
+        alpha, sigma = float(alphas[timestep]) ** 0.5, (1.0 - float(alphas[timestep])) ** 0.5
+        direction = (1.0 - kept) ** 0.5
+        # predicted noise = noise_x * x + noise_m * m, from the estimate before clipping
+        noise_x, noise_m = {
+            "epsilon": (0.0, 1.0),
+            "v_prediction": (sigma, alpha),
+            "sample": (1.0 / sigma, -alpha / sigma),
+        }[kind]
+        from_latents, from_output = _denoised_from_vp(kind, alpha, sigma)
+        steps.append(
+            _Step(
+                timestep=float(timestep),
+                from_latents=from_latents,
+                from_output=from_output,
+                keep=direction * noise_x,
+                direct=direction * noise_m,
+                toward=kept**0.5,
+            )
+        )
+    return _assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
+
+
+def _euler(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    scheduler = EulerDiscreteScheduler.from_config(config)
+    scheduler.set_timesteps(num_steps)
+    return _sigma_space(scheduler, ancestral=False)
+
+
+def _euler_ancestral(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    scheduler = EulerAncestralDiscreteScheduler.from_config(config)
+    if scheduler.config.prediction_type == "sample":
+        raise InvalidRequest(
+            "sampler 'euler_ancestral' is not defined for models that predict the sample; "
+            f"allowed: {[name for name in SAMPLER_NAMES if name != 'euler_ancestral']}",
+            param="sampler",
+        )
+    scheduler.set_timesteps(num_steps)
+    return _sigma_space(scheduler, ancestral=True)
+
+
+def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
+    """Euler's method on the probability-flow ODE, in the variance-exploding scale."""
+    sigmas = scheduler.sigmas.double().tolist()
+    steps = []
+    for index, timestep in enumerate(scheduler.timesteps.tolist()):
+        sigma, target = sigmas[index], sigmas[index + 1]
+        up = 0.0
+        if ancestral:
+            up = (target**2 * (sigma**2 - target**2) / sigma**2) ** 0.5
+            target = (target**2 - up**2) ** 0.5
+        from_latents, from_output = _denoised_from_ve(scheduler.config.prediction_type, sigma)
+        steps.append(
+            _Step(
+                timestep=timestep,
+                input_scale=1.0 / (sigma**2 + 1.0) ** 0.5,
+                from_latents=from_latents,
+                from_output=from_output,
+                keep=target / sigma,
+                toward=1.0 - target / sigma,
+                noise=up,
+                draws=ancestral,
+            )
+        )
+    return _assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
+
+
+def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    """DPM-Solver++ (2M, midpoint): two-step multistep in log-SNR time."""
+    scheduler = DPMSolverMultistepScheduler.from_config(
+        config, algorithm_type="dpmsolver++", solver_order=2, solver_type="midpoint"
+    )
+    scheduler.set_timesteps(num_steps)
+    sigmas = scheduler.sigmas.double()
+    alphas = (1.0 / (sigmas**2 + 1.0) ** 0.5).tolist()
+    spreads = (sigmas / (sigmas**2 + 1.0) ** 0.5).tolist()
+    # log signal-to-noise of every point; infinite at the end of a schedule that ends at zero
+    lambdas = (-torch.log(sigmas)).tolist()
+    count = len(scheduler.timesteps)
+    settings = scheduler.config
+    euler_last = (
+        settings.euler_at_final
+        or (settings.lower_order_final and count < 15)
+        or settings.final_sigmas_type == "zero"
+    )
+    steps = []
+    for index, timestep in enumerate(scheduler.timesteps.tolist()):
+        gap = lambdas[index + 1] - lambdas[index]
+        weight = -alphas[index + 1] * float(torch.expm1(torch.tensor(-gap, dtype=torch.float64)))
+        toward, history = weight, 0.0
+        if index > 0 and not (index == count - 1 and euler_last):
+            ratio = (lambdas[index] - lambdas[index - 1]) / gap
+            toward, history = weight * (1.0 + 0.5 / ratio), -weight * 0.5 / ratio
+        from_latents, from_output = _denoised_from_vp(
+            settings.prediction_type, alphas[index], spreads[index]
+        )
+        steps.append(
+            _Step(
+                timestep=float(timestep),
+                from_latents=from_latents,
+                from_output=from_output,
+                keep=spreads[index + 1] / spreads[index],
+                toward=toward,
+                history=history,
+            )
+        )
+    return _assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
+
+
+def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    """Latent consistency sampling: jump to the estimate, then add fresh noise."""
+    scheduler = LCMScheduler.from_config(config)
+    scheduler.set_timesteps(num_steps)
+    alphas = scheduler.alphas_cumprod.double().tolist()
+    timesteps = scheduler.timesteps.tolist()
+    steps = []
+    for index, timestep in enumerate(timesteps):
+        is_last = index == len(timesteps) - 1
+        skip, out = scheduler.get_scalings_for_boundary_condition_discrete(timestep)
+        kept = 1.0 if is_last else alphas[timesteps[index + 1]]
+        from_latents, from_output = _denoised_from_vp(
+            scheduler.config.prediction_type,
+            alphas[timestep] ** 0.5,
+            (1.0 - alphas[timestep]) ** 0.5,
+        )
+        steps.append(
+            _Step(
+                timestep=float(timestep),
+                from_latents=from_latents,
+                from_output=from_output,
+                keep=kept**0.5 * skip,
+                toward=kept**0.5 * out,
+                noise=(1.0 - kept) ** 0.5,
+                draws=not is_last,
+            )
+        )
+    return _assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
+
+
+BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int], SamplerTable]] = {
+    "ddim": _ddim,
+    "euler": _euler,
+    "euler_ancestral": _euler_ancestral,
+    "dpmpp_2m": _dpmpp_2m,
+    "lcm": _lcm,
+}

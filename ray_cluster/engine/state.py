@@ -1,0 +1,165 @@
+"""The state of one request between two denoising steps, and its portable form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from ray_cluster.engine.sampler_schedules import SamplerTable
+from ray_cluster.requests import ImageRequest, OutputSpec
+
+_FORMAT = "ray-cluster request state 1"
+_PREFIX = "conditioning."
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """What the text encoders made of a request's prompts; fixed for the whole run.
+
+    Attributes:
+        prompt_embeds: ``[T, D]``.
+        negative_embeds: ``[T, D]``, only with guidance.
+        pooled_embeds: ``[P]``, only for models with added conditions (SDXL).
+        negative_pooled_embeds: ``[P]``, likewise, only with guidance.
+        time_ids: ``[6]``, original size, crop and target size (SDXL).
+    """
+
+    prompt_embeds: Tensor
+    negative_embeds: Tensor | None = None
+    pooled_embeds: Tensor | None = None
+    negative_pooled_embeds: Tensor | None = None
+    time_ids: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are there, by field name."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request in flight, owned by one engine at a time.
+
+    Attributes:
+        latents: ``[C, H, W]`` float32 in the sampler's own scale.
+        denoised: ``[C, H, W]``, the last step's estimate of the clean latents; the history of
+            two-step samplers, and what a preview shows. Zeros before the first step.
+        step_index: denoising steps already taken.
+        generator: the request's own noise source.
+        arrival_s: instant at which the service got the request, on the engine's clock.
+        deadline_s: instant on the engine's clock.
+        encode_s: seconds from submission to the first step's queue.
+        denoise_s: seconds from there to the last step, here and in earlier replicas.
+        queued_s: seconds before the first replica had it.
+    """
+
+    request: ImageRequest
+    conditioning: Conditioning
+    latents: Tensor
+    denoised: Tensor
+    step_index: int
+    generator: torch.Generator
+    arrival_s: float
+    deadline_s: float
+    queued_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+
+    @classmethod
+    def start(
+        cls,
+        request: ImageRequest,
+        conditioning: Conditioning,
+        *,
+        latent_shape: tuple[int, int, int],
+        table: SamplerTable,
+        arrival_s: float,
+        deadline_s: float,
+    ) -> RequestState:
+        """Return the state before the first step, its noise drawn from the request's seed.
+
+        Noise is drawn on the CPU as diffusers does with a CPU generator, so that the image does
+        not depend on the device.
+        """
+        generator = torch.Generator("cpu").manual_seed(request.seed)
+        noise = torch.randn((1, *latent_shape), generator=generator)[0]
+        device = conditioning.prompt_embeds.device
+        latents = (noise * table.init_noise_sigma).to(device)
+        return cls(
+            request=request,
+            conditioning=conditioning,
+            latents=latents,
+            denoised=torch.zeros_like(latents),
+            step_index=0,
+            generator=generator,
+            arrival_s=arrival_s,
+            deadline_s=deadline_s,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return everything needed to go on elsewhere, as safetensors with a JSON header."""
+        tensors = {_PREFIX + name: t for name, t in self.conditioning.tensors().items()}
+        tensors |= {"latents": self.latents, "denoised": self.denoised}
+        tensors["generator"] = self.generator.get_state()
+        header = {
+            "request": asdict(self.request),
+            "step_index": self.step_index,
+            "queued_s": self.queued_s,
+            "encode_s": self.encode_s,
+            "denoise_s": self.denoise_s,
+        }
+        packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return save_tensors(packed, metadata={"format": _FORMAT, "state": json.dumps(header)})
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, *, device: torch.device | str, arrival_s: float, deadline_s: float
+    ) -> RequestState:
+        """Rebuild a state written by :meth:`to_bytes`; instants are on the new engine's clock.
+
+        Raises:
+            ValueError: the bytes are not a request state of this version.
+        """
+        header = _read_header(data)
+        tensors = {name: tensor.to(device) for name, tensor in load_tensors(data).items()}
+        generator = torch.Generator("cpu")
+        generator.set_state(tensors.pop("generator").cpu())
+        conditioning = Conditioning(
+            **{
+                name.removeprefix(_PREFIX): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(_PREFIX)
+            }
+        )
+        fields = dict(header["request"])
+        request = ImageRequest(**(fields | {"output": OutputSpec(**fields["output"])}))
+        return cls(
+            request=request,
+            conditioning=conditioning,
+            latents=tensors["latents"],
+            denoised=tensors["denoised"],
+            step_index=header["step_index"],
+            generator=generator,
+            arrival_s=arrival_s,
+            deadline_s=deadline_s,
+            queued_s=header["queued_s"],
+            encode_s=header["encode_s"],
+            denoise_s=header["denoise_s"],
+        )
+
+
+def _read_header(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise ValueError(f"not a request state: {len(data)} bytes without a complete header")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    if metadata.get("format") != _FORMAT:
+        raise ValueError(f"request state has format {metadata.get('format')!r}, not {_FORMAT!r}")
+    state: dict[str, Any] = json.loads(metadata["state"])
+    return state

@@ -1,0 +1,213 @@
+"""The step engine: continuous batching at the granularity of one denoising step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_cluster.engine.executor import Executor, StepBatch
+from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.state import RequestState
+from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.kernels.sampler_update.reference import sampler_update
+from ray_cluster.policies.types import BatchDecision, RowView
+
+logger = logging.getLogger(__name__)
+
+BatchPolicy = Callable[[Sequence[RowView], float], BatchDecision]
+"""Chooses the next batch among the rows, at an instant on the engine's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row whose step raised even when it was tried alone."""
+
+    state: RequestState
+    error: RequestFailed
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one denoising step did.
+
+    Attributes:
+        stepped: request ids that took a step.
+        finished: states that took their last step; the engine no longer holds them.
+        failed: rows that failed; the engine no longer holds these either.
+        duration_s: seconds the step took.
+        megapixels: image pixels of all model rows in the batch, in millions.
+    """
+
+    stepped: tuple[str, ...] = ()
+    finished: tuple[RequestState, ...] = ()
+    failed: tuple[FailedRow, ...] = ()
+    duration_s: float = 0.0
+    megapixels: float = 0.0
+
+
+class StepEngine:
+    """Owns the rows in flight on one set of ranks and advances them one step at a time.
+
+    It knows nothing of prompts, images, threads or other replicas. Not thread-safe: one thread
+    calls everything. A row's state changes only after its step has succeeded, so an error in a
+    batch costs the other rows nothing but a repeated model call.
+
+    Args:
+        executor: the model.
+        policy: chooses the rows of the next batch.
+        tables: sampler schedules of the model.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        executor: Executor[Any],
+        policy: BatchPolicy,
+        tables: SamplerTables,
+        clock: Callable[[], float],
+    ) -> None:
+        self._executor = executor
+        self._policy = policy
+        self._tables = tables
+        self._clock = clock
+        self._rows: dict[str, RequestState] = {}
+        self._last_step_by_id: dict[str, int] = {}
+        self._num_steps = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def steps_done_by_id(self) -> dict[str, int]:
+        """Progress of every row held."""
+        return {request_id: row.step_index for request_id, row in self._rows.items()}
+
+    def add(self, row: RequestState) -> None:
+        """Take an encoded request; it joins a batch at a following step."""
+        request_id = row.request.request_id
+        if request_id in self._rows:
+            raise ValueError(f"request {request_id!r} is already in the engine")
+        self._rows[request_id] = row
+        self._last_step_by_id[request_id] = self._num_steps
+
+    def import_state(self, state: RequestState) -> None:
+        """Take a request that another engine has exported, and go on where it stopped."""
+        self.add(state)
+
+    def export_state(self, request_id: str) -> RequestState:
+        """Give a request away at this step boundary; KeyError if it is not here."""
+        self._last_step_by_id.pop(request_id)
+        return self._rows.pop(request_id)
+
+    def holds(self, state: RequestState) -> bool:
+        """Whether this very state is one of the rows."""
+        return self._rows.get(state.request.request_id) is state
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request; its row is gone before the next step. Returns whether it was here."""
+        self._last_step_by_id.pop(request_id, None)
+        return self._rows.pop(request_id, None) is not None
+
+    def step(self) -> StepReport:
+        """Take one decision and one denoising step of the rows it chose."""
+        started_s = self._clock()
+        decision = self._policy(self._views(), started_s)
+        rows = [self._rows[request_id] for request_id in decision.request_ids]
+        if not rows:
+            return StepReport()
+        self._num_steps += 1
+        for row in rows:
+            self._last_step_by_id[row.request.request_id] = self._num_steps
+        failed = self._advance(rows)
+        finished = [row for row in rows if self._is_done(row)]
+        for row in (*finished, *(failure.state for failure in failed)):
+            self.abort(row.request.request_id)
+        return StepReport(
+            stepped=tuple(decision.request_ids),
+            finished=tuple(finished),
+            failed=tuple(failed),
+            duration_s=self._clock() - started_s,
+            megapixels=sum(_megapixels(row) for row in rows),
+        )
+
+    def _views(self) -> list[RowView]:
+        return [
+            RowView(
+                request=row.request.view(
+                    arrival_s=row.arrival_s, deadline_s=row.deadline_s, steps_done=row.step_index
+                ),
+                waited_rounds=self._num_steps - self._last_step_by_id[request_id],
+            )
+            for request_id, row in self._rows.items()
+        ]
+
+    def _is_done(self, row: RequestState) -> bool:
+        table = self._tables.table(row.request.sampler, row.request.num_steps)
+        return row.step_index >= table.num_steps
+
+    def _advance(self, rows: Sequence[RequestState]) -> list[FailedRow]:
+        """Step the rows together; if that fails, each alone, so that only the culprit fails."""
+        generator_states = [row.generator.get_state() for row in rows]
+        try:
+            advanced, denoised = self._compute(rows)
+        except MODEL_ERRORS as error:
+            for row, generator_state in zip(rows, generator_states, strict=True):
+                row.generator.set_state(generator_state)
+            if len(rows) == 1:
+                message = f"{type(error).__name__}: {error}"
+                return [FailedRow(rows[0], RequestFailed(message, "denoise"))]
+            logger.warning("step of %d rows failed (%s); trying each alone", len(rows), error)
+            return [failure for row in rows for failure in self._advance([row])]
+        failed = []
+        finite = torch.isfinite(advanced.flatten(1)).all(dim=1).tolist()
+        for row, latents, estimate, is_finite in zip(rows, advanced, denoised, finite, strict=True):
+            if is_finite:
+                row.latents, row.denoised = latents, estimate
+                row.step_index += 1
+            else:
+                message = f"latents became NaN or infinite at step {row.step_index + 1}"
+                failed.append(FailedRow(row, RequestFailed(message, "denoise")))
+        return failed
+
+    def _compute(self, rows: Sequence[RequestState]) -> tuple[Tensor, Tensor]:
+        tables = [self._tables.table(r.request.sampler, r.request.num_steps) for r in rows]
+        at = [row.step_index for row in rows]
+        device = self._executor.device
+        scale = torch.stack([t.input_scale[i] for t, i in zip(tables, at, strict=True)])
+        latents = torch.stack([row.latents for row in rows])
+        batch = StepBatch(
+            latents=latents * scale.to(device).reshape(-1, 1, 1, 1),
+            timesteps=torch.stack([t.timesteps[i] for t, i in zip(tables, at, strict=True)]).to(
+                device
+            ),
+            conditionings=tuple(row.conditioning for row in rows),
+            guidance_scales=tuple(row.request.guidance_scale for row in rows),
+        )
+        output = self._executor.decode_half(self._executor.encode_half(batch))
+        coefficients = torch.stack([t.coefficients[i] for t, i in zip(tables, at, strict=True)])
+        return sampler_update(
+            latents,
+            output,
+            torch.stack([row.denoised for row in rows]),
+            _noise(rows, tables),
+            coefficients.to(device),
+        )
+
+
+def _noise(rows: Sequence[RequestState], tables: Sequence[Any]) -> Tensor:
+    """Draw each row's noise from its own generator, as the request alone would draw it."""
+    noise = torch.zeros((len(rows), *rows[0].latents.shape))
+    for index, (row, table) in enumerate(zip(rows, tables, strict=True)):
+        if table.takes_noise[row.step_index]:
+            noise[index] = torch.randn((1, *row.latents.shape), generator=row.generator)[0]
+    return noise.to(rows[0].latents.device)
+
+
+def _megapixels(row: RequestState) -> float:
+    rows = 2 if row.request.uses_guidance else 1
+    return rows * row.request.width_px * row.request.height_px / 1e6

@@ -1,0 +1,284 @@
+"""A model replica as the dispatcher sees it: it registers, pulls leases, reports, and drains.
+
+Knows the lease protocol and one engine runner; knows nothing of Ray or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
+from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.state import RequestState
+from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.leases import (
+    DispatcherLink,
+    Failed,
+    Finished,
+    Lease,
+    Poll,
+    Registration,
+    ReplicaEvent,
+    Returned,
+)
+from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
+from ray_cluster.requests import Failure, ImageResult, OutputSpec
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = (0.1, 0.3, 1.0)
+_CODING_GRACE_S = 2.0
+
+
+class Coder(Protocol):
+    """Codes pixels into files in other processes."""
+
+    def submit(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> Future[bytes]:
+        """Start coding an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLimits:
+    """Constants of one replica.
+
+    Attributes:
+        max_silence_s: longest denoising step that still counts as alive.
+    """
+
+    max_silence_s: float = 120.0
+
+
+class ReplicaAgent:
+    """Keeps one runner busy with leases.
+
+    Owns the leases it holds and the events not yet acknowledged. Everything but
+    :meth:`on_runner_event` runs on one event loop, and nothing computes there.
+
+    Args:
+        registration: what to register with; its step cost is corrected by observation.
+        make_runner: builds the runner around the callback for its events.
+        coder: codes finished images.
+        link: the dispatcher.
+        clock: monotonic seconds, the runner's too.
+    """
+
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        make_runner: Callable[[Callable[[RunnerEvent], None]], EngineRunner],
+        coder: Coder,
+        link: DispatcherLink,
+        clock: Callable[[], float],
+        limits: ReplicaLimits = ReplicaLimits(),
+    ) -> None:
+        self._registration = registration
+        self._runner = make_runner(self.on_runner_event)
+        self._coder = coder
+        self._link = link
+        self._clock = clock
+        self._limits = limits
+        self._residual = CostResidual()
+        self._leases: dict[str, Lease] = {}
+        self._events: list[ReplicaEvent] = []
+        self._has_events = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._codings: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_draining = False
+
+    def start(self) -> None:
+        """Start the runner's threads and the polling and reporting tasks on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._runner.start()
+        self._loops = [
+            asyncio.create_task(self._poll_forever(), name="the polling task"),
+            asyncio.create_task(self._report_forever(), name="the reporting task"),
+        ]
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
+        self._runner.check_alive(self._limits.max_silence_s)
+        for task in self._loops:
+            if task.done() and not task.cancelled():
+                raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")
+
+    async def drain(self) -> None:
+        """Export every row at the next step boundary, hand all leases back, and stop.
+
+        Images that are being coded are finished first; other replicas go on from the rest.
+        """
+        self._is_draining = True
+        exported = await asyncio.to_thread(self._runner.export_all)
+        if self._codings:
+            await asyncio.wait(self._codings, timeout=_CODING_GRACE_S)
+        for task in (*self._loops, *self._codings):
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._codings, return_exceptions=True)
+        state_by_id = {item.request.request_id: item.state for item in exported}
+        self._events += [
+            _returned(lease, state_by_id.get(request_id))
+            for request_id, lease in self._leases.items()
+        ]
+        self._leases.clear()
+        with contextlib.suppress(DispatcherUnavailable):
+            if self._events:
+                await self._link.report(self._registration.replica_id, tuple(self._events))
+            await self._link.unregister(self._registration.replica_id)
+        await asyncio.to_thread(self._runner.stop)
+
+    def on_runner_event(self, event: RunnerEvent) -> None:
+        """Take an event in from one of the runner's threads."""
+        if isinstance(event, Stepped):
+            report = event.report
+            predicted_s = step_s(self._registration.step_cost, report.megapixels)
+            self._residual = observe(
+                self._residual, predicted_s=predicted_s, observed_s=report.duration_s
+            )
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(self._settle, event)
+
+    async def _poll_forever(self) -> None:
+        epoch = await self._register()
+        failures = 0
+        while not self._is_draining:
+            try:
+                reply = await self._link.poll(self._poll(epoch))
+            except DispatcherUnavailable as error:
+                await self._back_off(failures, error)
+                failures += 1
+                continue
+            failures = 0
+            if not reply.known:
+                logger.warning("the dispatcher does not know this replica; registering again")
+                self._drop_all()
+                epoch = await self._register()
+                continue
+            for request_id in reply.aborts:
+                self._drop(request_id)
+            for lease in reply.leases:
+                self._take(lease)
+
+    async def _register(self) -> int:
+        failures = 0
+        while True:
+            try:
+                return await self._link.register(self._registration)
+            except DispatcherUnavailable as error:
+                await self._back_off(failures, error)
+                failures += 1
+
+    async def _back_off(self, failures: int, error: DispatcherUnavailable) -> None:
+        if failures == 0:
+            logger.warning("the dispatcher cannot be reached (%s); trying again", error)
+        await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+
+    def _poll(self, epoch: int) -> Poll:
+        steps_done = self._runner.steps_done_by_id
+        return Poll(
+            replica_id=self._registration.replica_id,
+            epoch=epoch,
+            num_free=self._registration.max_in_flight - len(self._leases),
+            steps_done_by_id={
+                request_id: steps_done.get(request_id, lease.request.num_steps)
+                for request_id, lease in self._leases.items()
+            },
+            step_cost=corrected(self._registration.step_cost, self._residual),
+        )
+
+    def _take(self, lease: Lease) -> None:
+        request = lease.request
+        self._drop(request.request_id)
+        self._leases[request.request_id] = lease
+        now_s = self._clock()
+        deadline_s = now_s + lease.deadline_in_s
+        state = None
+        if lease.state is not None:
+            try:
+                state = RequestState.from_bytes(
+                    lease.state,
+                    device=self._runner.device,
+                    arrival_s=now_s - lease.queued_s,
+                    deadline_s=deadline_s,
+                )
+            except ValueError as error:
+                logger.warning("request %s starts over: %s", request.request_id, error)
+        self._runner.submit(request, deadline_s=deadline_s, queued_s=lease.queued_s, state=state)
+
+    def _drop(self, request_id: str) -> None:
+        if self._leases.pop(request_id, None) is not None:
+            self._runner.abort(request_id)
+
+    def _drop_all(self) -> None:
+        for request_id in list(self._leases):
+            self._drop(request_id)
+
+    def _settle(self, event: Decoded | Broken) -> None:
+        lease = self._leases.get(event.request.request_id)
+        if lease is None or lease.request is not event.request:
+            return
+        if isinstance(event, Decoded):
+            task = asyncio.create_task(self._code(lease, event))
+            self._codings.add(task)
+            task.add_done_callback(self._codings.discard)
+        else:
+            self._fail(lease, event.error)
+
+    async def _code(self, lease: Lease, event: Decoded) -> None:
+        request = event.request
+        coding = self._coder.submit(event.pixels, request.output, request.recipe())
+        try:
+            data = await asyncio.wrap_future(coding)
+        except RequestFailed as error:
+            self._fail(lease, error)
+            return
+        result = ImageResult(request.request_id, data, request.output.image_format, event.timing)
+        self._finish(lease, Finished(request.request_id, lease.fence, result))
+
+    def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
+        request_id = lease.request.request_id
+        self._finish(lease, Failed(request_id, lease.fence, failure_of(request_id, error)))
+
+    def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
+        if self._leases.get(lease.request.request_id) is lease:
+            del self._leases[lease.request.request_id]
+            self._events.append(event)
+            self._has_events.set()
+
+    async def _report_forever(self) -> None:
+        failures = 0
+        while True:
+            await self._has_events.wait()
+            self._has_events.clear()
+            events = tuple(self._events)
+            if not events:
+                continue
+            try:
+                await self._link.report(self._registration.replica_id, events)
+            except DispatcherUnavailable as error:
+                self._has_events.set()
+                await self._back_off(failures, error)
+                failures += 1
+                continue
+            failures = 0
+            del self._events[: len(events)]
+
+
+def _returned(lease: Lease, state: RequestState | None) -> Returned:
+    data = state.to_bytes() if state is not None else None
+    steps_done = state.step_index if state is not None else 0
+    return Returned(lease.request.request_id, lease.fence, data, steps_done)
+
+
+def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:
+    """Return what the client is told of an error."""
+    if isinstance(error, InvalidRequest):
+        return Failure(request_id, "invalid", error.message, "encode", error.param)
+    return Failure(request_id, "error", error.message, error.stage)
