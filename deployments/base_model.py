@@ -1,0 +1,66 @@
+"""The BaseModel deployment: n replicas of one model.
+
+Duties: load the model and measure a step; run the replica agent on the event loop; report health
+by the step thread's heartbeat; hand every row back when Serve takes the replica away. No Serve
+call is ever in flight on it: it pulls its work from the dispatcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+from ray import serve
+
+from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
+from ray_cluster.image_coding import ImageCoder
+from ray_cluster.leases import Registration
+from ray_cluster.replica import ReplicaAgent
+
+logger = logging.getLogger("ray.serve")
+
+
+class BaseModel:
+    """One replica: one model, one engine, one agent."""
+
+    # Serve awaits the constructor on the event loop that the agent needs
+    async def __init__(  # type: ignore[misc]
+        self, config: ClusterConfig, pool: PoolConfig
+    ) -> None:
+        prepare_threads(pool.num_threads)
+        model = load_model(pool)
+        step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=time.monotonic)
+        logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
+        self._coder = ImageCoder()
+        self._agent = ReplicaAgent(
+            Registration(
+                replica_id=serve.get_replica_context().replica_id.unique_id,
+                profile=model.profile,
+                max_in_flight=pool.max_in_flight,
+                max_batch=pool.max_batch,
+                step_cost=step_cost,
+            ),
+            make_runner=partial(build_runner, model, pool, clock=time.monotonic),
+            coder=self._coder,
+            link=DispatcherHandle(
+                patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
+            ),
+            clock=time.monotonic,
+        )
+        self._agent.start()
+
+    async def check_health(self) -> None:
+        """Raise when a thread or task has died or a step hangs, so that Serve replaces it."""
+        self._agent.check_alive()
+
+    async def __del__(self) -> None:
+        """Hand all leases back; Serve calls and awaits this on scale-down and shutdown."""
+        agent = getattr(self, "_agent", None)
+        if agent is not None:
+            await agent.drain()
+            self._coder.close()

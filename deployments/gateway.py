@@ -1,0 +1,28 @@
+"""The Gateway deployment: HTTP in, dispatcher calls out. Keeps no queue and no state.
+
+Duties: build the HTTP application around a dispatcher handle when the replica starts.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from ray import serve
+
+from ray_cluster.api.app import create_app
+from ray_cluster.config import ClusterConfig
+from ray_cluster.deployments.links import DispatcherHandle
+
+
+@serve.ingress()
+class Gateway:
+    """Serves the HTTP application of :func:`ray_cluster.api.app.create_app`."""
+
+    def __init__(self, config: ClusterConfig, _dispatcher: object) -> None:
+        self._config = config
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the application; Serve calls this after the constructor."""
+        client = DispatcherHandle(
+            patience_s=self._config.dispatch.patience_s, poll_s=self._config.dispatch.poll_s
+        )
+        return create_app(client, self._config, request_id_writer="proxy")

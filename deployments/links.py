@@ -1,0 +1,80 @@
+"""The dispatcher over a Serve handle, for gateways and replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
+from ray_cluster.policies.types import Offer
+from ray_cluster.requests import ImageRequest, ModelProfile
+
+FRONT = "front"
+DISPATCHER = "Dispatcher"
+
+ReplyT = TypeVar("ReplyT")
+
+
+class DispatcherHandle:
+    """Calls the cell's dispatcher; a call that gets no answer raises DispatcherUnavailable.
+
+    Implements ``DispatcherClient`` (for gateways) and ``DispatcherLink`` (for replicas).
+
+    Args:
+        patience_s: longest wait for an answer beyond what a long poll is held.
+        poll_s: how long the dispatcher holds a lease poll.
+    """
+
+    def __init__(self, *, patience_s: float, poll_s: float) -> None:
+        self._patience_s = patience_s
+        self._poll_s = poll_s
+        self._handle: DeploymentHandle[Any] | None = None
+
+    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
+        """Ask for admission of the whole group."""
+        return cast(Offer, await self._call("offer", tuple(requests)))
+
+    async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
+        """Return the outcomes that are there, as soon as there is one."""
+        reply = await self._call("wait", tuple(request_ids), timeout_s, held_s=timeout_s)
+        return cast(dict[str, Outcome], reply)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Give these requests up."""
+        await self._call("abort", tuple(request_ids))
+
+    async def models(self) -> Mapping[str, ModelProfile]:
+        """Return the profile of every model that a replica has registered."""
+        return cast(Mapping[str, ModelProfile], await self._call("models"))
+
+    async def register(self, registration: Registration) -> int:
+        """Take the replica in; return the epoch that its polls must carry."""
+        return cast(int, await self._call("register", registration))
+
+    async def unregister(self, replica_id: str) -> None:
+        """Let the replica go."""
+        await self._call("unregister", replica_id)
+
+    async def poll(self, poll: Poll) -> PollReply:
+        """Return leases and aborts; a long poll."""
+        return cast(PollReply, await self._call("poll", poll, held_s=self._poll_s))
+
+    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
+        """Take in what happened; return the ids whose fence was stale."""
+        return cast(tuple[str, ...], await self._call("report", replica_id, tuple(events)))
+
+    async def _call(self, method: str, *args: object, held_s: float = 0.0) -> object:
+        try:
+            if self._handle is None:
+                self._handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+            async with asyncio.timeout(held_s + self._patience_s):
+                return await cast(Awaitable[object], getattr(self._handle, method).remote(*args))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise DispatcherUnavailable(f"{method}: {type(error).__name__}: {error}") from error

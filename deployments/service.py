@@ -1,0 +1,130 @@
+"""Starts the whole service from a configuration, on a local Ray or in a running cluster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.schema import LoggingConfig
+
+from ray_cluster.config import ClusterConfig, RayConfig
+from ray_cluster.deployments.app import build_apps
+from ray_cluster.deployments.links import FRONT
+from ray_cluster.errors import RayClusterError
+
+_POLL_S = 0.2
+
+
+class StartFailed(RayClusterError):
+    """An application could not be deployed; the message is Serve's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationState:
+    """One application on its way up.
+
+    Attributes:
+        message: what Serve says of it, if anything.
+    """
+
+    name: str
+    state: Literal["starting", "running", "failed"]
+    message: str
+
+
+def start_ray(config: RayConfig) -> bool:
+    """Connect to Ray, or start a local one; returns whether it was started here."""
+    if ray.is_initialized():
+        return False
+    if config.address is not None:
+        ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
+        return False
+    ray.init(
+        address="local",
+        num_cpus=config.num_cpus,
+        object_store_memory=config.object_store_mib << 20,
+        include_dashboard=config.include_dashboard,
+        dashboard_host=config.dashboard_host,
+        dashboard_port=config.dashboard_port,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=True,
+        _temp_dir=config.temp_dir,
+    )
+    return True
+
+
+def deploy(config: ClusterConfig) -> None:
+    """Start Serve's proxy and deploy every application without waiting for them."""
+    serve.start(
+        proxy_location=ProxyLocation.EveryNode,
+        http_options=HTTPOptions(host=config.http.host, port=config.http.port),
+        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+    )
+    targets = [
+        serve.RunTarget(
+            target=application,
+            name=name,
+            route_prefix="/" if name == FRONT else None,
+            # the controller sets replica counts, from outside Serve
+            external_scaler_enabled=name != FRONT,
+        )
+        for name, application in build_apps(config).items()
+    ]
+    serve.run_many(
+        targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+    )
+
+
+def application_states(config: ClusterConfig) -> list[ApplicationState]:
+    """Return where each application of the configuration stands."""
+    known = serve.status().applications
+    rows = []
+    for name in (FRONT, *(pool.name for pool in config.pools)):
+        status = known.get(name)
+        state: Literal["starting", "running", "failed"] = "starting"
+        if status is not None and status.status == "RUNNING":
+            state = "running"
+        elif status is not None and status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+            state = "failed"
+        rows.append(ApplicationState(name, state, status.message if status else ""))
+    return rows
+
+
+def wait_running(
+    config: ClusterConfig,
+    *,
+    timeout_s: float,
+    on_change: Callable[[list[ApplicationState]], None] = lambda _states: None,
+) -> None:
+    """Wait until every application runs.
+
+    Raises:
+        StartFailed: one cannot be deployed, or it takes longer than ``timeout_s``.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        states = application_states(config)
+        on_change(states)
+        failed = [row for row in states if row.state == "failed"]
+        if failed:
+            raise StartFailed("; ".join(f"{row.name}: {row.message}" for row in failed))
+        if all(row.state == "running" for row in states):
+            return
+        if time.monotonic() > deadline_s:
+            waiting = [row.name for row in states if row.state != "running"]
+            raise StartFailed(f"{waiting} did not start within {timeout_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def stop(*, owns_ray: bool) -> None:
+    """Take the applications down, handing rows back first, and the local Ray with them."""
+    serve.shutdown()  # type: ignore[no-untyped-call]
+    if owns_ray:
+        ray.shutdown()

@@ -1,0 +1,163 @@
+"""Binds the HTTP API: OpenAI's images endpoint, models, health, interactive documentation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from ray_cluster.api.auth import key_guard
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.handlers import install
+from ray_cluster.api.health import HealthEndpoint
+from ray_cluster.api.images import ImagesEndpoint
+from ray_cluster.api.models import ModelsEndpoint
+from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
+from ray_cluster.api.schema import (
+    ErrorResponse,
+    ImageGenerationRequest,
+    ImagesResponse,
+    ModelCard,
+    ModelList,
+)
+from ray_cluster.config import ClusterConfig
+
+DESCRIPTION = """\
+Makes images from text on diffusion models, through the OpenAI Images API with extensions.
+
+Errors have OpenAI's form. `x-should-retry: false` says that the same call would fail again;
+`Retry-After` on 429 and 503 says when another try should succeed. Every reply has an
+`X-Request-ID`.
+"""
+
+_ERRORS = {
+    400: "A parameter is wrong: the message says what was given and what is allowed.",
+    401: "No valid API key (only where the service is configured with keys).",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "The queue is full; `Retry-After` says when there should be room.",
+    500: "The model failed on this request.",
+    503: "The model is loading, or the dispatcher does not answer; try again.",
+}
+
+
+def create_app(
+    client: DispatcherClient,
+    config: ClusterConfig,
+    *,
+    clock: Callable[[], float] = time.time,
+    request_id_writer: HeaderWriter = "app",
+) -> FastAPI:
+    """Return the ASGI application of one gateway.
+
+    Args:
+        clock: Unix time in seconds.
+        request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
+    """
+    catalog = Catalog(client, config, clock)
+    # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
+    app = FastAPI(
+        title="ray-cluster",
+        version=_version(),
+        description=DESCRIPTION,
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
+    install(app, request_id_writer)
+    app.include_router(_health_router(HealthEndpoint(catalog)))
+    keys = [key.get_secret_value() for key in config.http.api_keys]
+    images = ImagesEndpoint(client, catalog, config, clock)
+    app.include_router(_api_router(images, ModelsEndpoint(catalog), keys))
+    return app
+
+
+def _health_router(health: HealthEndpoint) -> APIRouter:
+    router = APIRouter(tags=["health"])
+    router.add_api_route("/healthz", health.live, methods=["GET"], summary="Does it live?")
+    router.add_api_route(
+        "/readyz",
+        health.ready,
+        methods=["GET"],
+        summary="Would a call be served?",
+        responses=_errors(503),
+    )
+    return router
+
+
+def _api_router(images: ImagesEndpoint, models: ModelsEndpoint, keys: list[str]) -> APIRouter:
+    guards = [Depends(key_guard(keys))] if keys else []
+    router = APIRouter(prefix="/v1", dependencies=guards)
+    router.add_api_route(
+        "/images/generations",
+        images.generate,
+        methods=["POST"],
+        tags=["images"],
+        summary="Make images",
+        operation_id="createImage",
+        response_class=Response,
+        responses={
+            200: {"model": ImagesResponse, "description": "The images."},
+            **_errors(*_ERRORS),
+        },
+        # the endpoint reads the body itself, bounded and strictly; the schema is told here
+        openapi_extra={"requestBody": _json_body(ImageGenerationRequest)},
+    )
+    _add_models(router, models)
+    return router
+
+
+def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:
+    router.add_api_route(
+        "/models",
+        models.list,
+        methods=["GET"],
+        tags=["models"],
+        summary="List the models that are ready",
+        operation_id="listModels",
+        response_model=ModelList,
+        responses=_errors(401, 503),
+    )
+    router.add_api_route(
+        "/models/{model:path}",
+        models.retrieve,
+        methods=["GET"],
+        tags=["models"],
+        summary="Describe a model",
+        operation_id="retrieveModel",
+        response_model=ModelCard,
+        responses=_errors(401, 404, 503),
+    )
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    told: dict[int | str, str] = {status: _ERRORS[status] for status in statuses}
+    # also keeps FastAPI from documenting its own 422, which this API never sends
+    told["default"] = "Any other error."
+    return {key: {"model": ErrorResponse, "description": text} for key, text in told.items()}
+
+
+def _json_body(model: type[BaseModel]) -> dict[str, Any]:
+    # all parts of the schema are inside it: no reference to other components
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    assert "$defs" not in schema
+    examples = {example["prompt"]: {"value": example} for example in schema.pop("examples")}
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": schema, "examples": examples}},
+    }
+
+
+def _version() -> str:
+    try:
+        return version("ray-cluster")
+    except PackageNotFoundError:
+        # run from a working_dir that was never installed
+        return "unknown"

@@ -1,0 +1,49 @@
+"""Bearer API keys."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from ray_cluster.api.errors import ApiError
+
+BEARER = HTTPBearer(auto_error=False, description="One of the configured `http.api_keys`.")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
+
+
+def key_guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
+    """Return a FastAPI dependency that lets a call pass only with one of these keys.
+
+    Digests of equal length are compared in constant time, all of them at every call: the time of
+    an answer tells nothing about a key.
+    """
+    digests = [_digest(key) for key in keys]
+
+    async def check(credentials: Credentials) -> None:
+        if credentials is None:
+            raise _unauthorized("No API key given: send 'Authorization: Bearer <key>'.")
+        given = _digest(credentials.credentials)
+        matches = [hmac.compare_digest(given, digest) for digest in digests]
+        if not any(matches):
+            raise _unauthorized("The API key is not valid; ask whoever runs this service for one.")
+
+    return check
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.UNAUTHORIZED,
+        message,
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

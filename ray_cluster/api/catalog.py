@@ -1,0 +1,85 @@
+"""What models there are: those configured, and those that a replica has registered."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextvars import Context
+
+from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.errors import model_not_found, model_not_ready
+from ray_cluster.config import ClusterConfig, DefaultsConfig
+from ray_cluster.requests import ModelProfile
+
+
+class Catalog:
+    """Profiles of the registered models, kept for a short while to spare the dispatcher a call.
+
+    Args:
+        clock: seconds; only differences count.
+        max_age_s: age at which the profiles are asked for again.
+    """
+
+    def __init__(
+        self,
+        client: DispatcherClient,
+        config: ClusterConfig,
+        clock: Callable[[], float],
+        max_age_s: float = 1.0,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._max_age_s = max_age_s
+        self._profile_by_model: dict[str, ModelProfile] = {}
+        self._read_at_s = -math.inf
+        self._reading: asyncio.Task[None] | None = None
+        self._defaults_by_model: dict[str, DefaultsConfig] = {}
+        for pool in config.pools:
+            self._defaults_by_model.setdefault(pool.model_name, pool.defaults)
+
+    @property
+    def configured(self) -> list[str]:
+        """Names of the configured models; the first is the default."""
+        return list(self._defaults_by_model)
+
+    @property
+    def known(self) -> list[str]:
+        """Names of the models that are configured or were registered when last asked."""
+        return list({**self._defaults_by_model, **self._profile_by_model})
+
+    def defaults(self, model: str) -> DefaultsConfig:
+        """Return the configured defaults of a model; none for one that was added later."""
+        return self._defaults_by_model.get(model, DefaultsConfig())
+
+    async def refresh(self) -> dict[str, ModelProfile]:
+        """Return the profiles that are registered now; callers at the same time share one read."""
+        if self._reading is None or self._reading.done():
+            # in a context of its own: Serve cancels what a cancelled request has called, by context
+            self._reading = asyncio.create_task(self._read(), context=Context())
+        await asyncio.shield(self._reading)
+        return self._profile_by_model
+
+    async def _read(self) -> None:
+        self._profile_by_model = dict(await self._client.models())
+        self._read_at_s = self._clock()
+
+    async def profile(self, model: str | None) -> ModelProfile:
+        """Return the profile of a model, or of the first configured one.
+
+        Raises:
+            ApiError: 404 for an unknown model, 503 for one that has not registered yet.
+        """
+        name = self.configured[0] if model is None else model
+        if name not in self._profile_by_model or self._is_old:
+            await self.refresh()
+        if name in self._profile_by_model:
+            return self._profile_by_model[name]
+        if name in self._defaults_by_model:
+            raise model_not_ready(name)
+        raise model_not_found(name, self.known)
+
+    @property
+    def _is_old(self) -> bool:
+        # a wall clock may be set back: then what is kept is from the future, and old
+        return not 0 <= self._clock() - self._read_at_s < self._max_age_s

@@ -1,0 +1,188 @@
+"""Errors as the OpenAI API writes them, with retry advice that its clients obey.
+
+The ``openai`` client retries 408, 409, 429 and 5xx by itself, twice; the header
+``x-should-retry`` overrules it. So a failure that would come back says ``false``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Literal
+
+from starlette.responses import Response
+
+from ray_cluster.errors import InvalidRequest, RayClusterError
+from ray_cluster.policies.types import Offer
+from ray_cluster.requests import Failure, ImageRequest
+
+# nothing predicts how long a model loads or a dispatcher restarts; shorter than either, so that
+# a client that comes back loses little
+DEFAULT_RETRY_AFTER_S = 5.0
+
+
+class ApiError(RayClusterError):
+    """An answer other than success.
+
+    Args:
+        status: HTTP status code.
+        message: what was given, what is allowed, what to change.
+        code: short machine-readable reason.
+        param: the parameter that is wrong, as the API spells it.
+        retry_after_s: seconds after which the same call can succeed; None where it never will.
+            Infinite where nothing predicts it.
+        retry: ``self`` where a client library may repeat the call without asking, as far as there
+            is a ``retry_after_s``; ``asked`` where only a person should.
+        headers: further headers of the reply.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        retry: Literal["self", "asked"] = "self",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, status, code, param)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.retry = retry
+        self.extra_headers = headers or {}
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def type(self) -> str:
+        """OpenAI's class of the error."""
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Retry advice and what else the status demands."""
+        headers = {"x-should-retry": "false", **self.extra_headers}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(_whole_seconds(self.retry_after_s))
+            if self.retry == "self":
+                headers["x-should-retry"] = "true"
+        return headers
+
+    def response(self) -> Response:
+        """Return the reply; ASCII only, so that no text of a caller can break its coding."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return Response(
+            json.dumps({"error": error}),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+def _whole_seconds(wait_s: float) -> int:
+    return max(1, math.ceil(wait_s if math.isfinite(wait_s) else DEFAULT_RETRY_AFTER_S))
+
+
+def from_invalid(error: InvalidRequest) -> ApiError:
+    """Return the 400 for a wrong parameter."""
+    return ApiError(HTTPStatus.BAD_REQUEST, error.message, code=error.code, param=error.param)
+
+
+def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+    """Return the 404 for a model that no pool serves."""
+    return ApiError(
+        HTTPStatus.NOT_FOUND,
+        f"The model {model[:100]!r} does not exist; there is {', '.join(sorted(known))}. "
+        "Give one of these, or leave 'model' out for the first.",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def model_not_ready(model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S) -> ApiError:
+    """Return the 503 for a model of which no replica is up."""
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"The model {model!r} is still loading or has no live replica; try again.",
+        code="model_not_ready",
+        param="model",
+        retry_after_s=retry_after_s,
+    )
+
+
+def dispatcher_unavailable() -> ApiError:
+    """Return the 503 for a dispatcher that does not answer."""
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "The dispatcher does not answer (it is starting or restarting); try again.",
+        code="dispatcher_unavailable",
+        retry_after_s=DEFAULT_RETRY_AFTER_S,
+    )
+
+
+def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable[str]) -> ApiError:
+    """Return the error for a group that the dispatcher did not admit."""
+    model = requests[0].model
+    if offer.reason == "unknown_model":
+        return model_not_found(model, known)
+    if offer.reason == "model_not_ready":
+        return model_not_ready(model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S)
+    if offer.reason == "never_fits":
+        return ApiError(
+            HTTPStatus.BAD_REQUEST,
+            f"The parameter 'n' is {len(requests)}, more than the service's whole queue holds. "
+            "Make several calls with fewer images.",
+            code="invalid_value",
+            param="n",
+        )
+    wait_s = _whole_seconds(offer.retry_after_s)
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"The queue is full; there should be room again in {wait_s} s. "
+        "Try again then, or ask for fewer images.",
+        code="queue_full",
+        retry_after_s=wait_s,
+    )
+
+
+def from_failure(failure: Failure) -> ApiError:
+    """Return the error for an image that was admitted and not made.
+
+    ``error`` is a property of the request (the same values give the same exception): no retry.
+    ``lost`` on a replica means that several died under it. That may be the request's own doing,
+    and every repetition costs as many replicas again: no client library shall do that by itself.
+    ``lost`` in the queue (the dispatcher was restarted) and ``aborted`` (it took this client for
+    gone) say nothing about the request: another try can succeed.
+    """
+    if failure.kind == "invalid":
+        return from_invalid(InvalidRequest(failure.message, failure.param))
+    what = f"{failure.message} (image {failure.request_id}, stage {failure.stage})"
+    if failure.kind == "error":
+        return ApiError(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"The model failed on this request: {what}. The same request would fail again.",
+            code="model_error",
+        )
+    is_suspect = failure.kind == "lost" and failure.stage != "queue"
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"The image was {failure.kind}: {what}. Try again.",
+        code=f"image_{failure.kind}",
+        retry_after_s=DEFAULT_RETRY_AFTER_S,
+        retry="asked" if is_suspect else "self",
+    )

@@ -1,0 +1,121 @@
+"""Carries the images of one call through the dispatcher: all of them, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from contextvars import Context
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.errors import ApiError, from_failure, from_refusal
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.leases import Completed, Outcome
+from ray_cluster.requests import Failure, ImageRequest
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class GroupRunner:
+    """Offers groups of image requests, waits for them, and gives up what nobody waits for.
+
+    Args:
+        poll_s: seconds that one wait may take; well below the dispatcher's
+            ``attached_timeout_s``, as every wait tells it that the client is still there.
+    """
+
+    def __init__(self, client: DispatcherClient, poll_s: float) -> None:
+        self._client = client
+        self._poll_s = poll_s
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def run(
+        self, requests: Sequence[ImageRequest], known_models: Sequence[str]
+    ) -> list[Completed]:
+        """Return the finished images in the order of their requests.
+
+        However it ends, nothing of the group is left with the dispatcher.
+
+        Raises:
+            ApiError: not admitted, or an image failed; the others are aborted then.
+        """
+        pending = {request.request_id: None for request in requests}
+        completed: dict[str, Completed] = {}
+        try:
+            offer = await self._client.offer(requests)
+            # these ids are random: a duplicate is this very offer, sent again after a lost reply
+            if not offer.accepted and offer.reason != "duplicate_id":
+                pending.clear()
+                raise from_refusal(offer, requests, known_models)
+            while pending:
+                outcomes = await self._client.wait(tuple(pending), self._poll_s)
+                _sort(outcomes, pending, completed)
+        finally:
+            if pending:
+                await self._abort(tuple(pending))
+        return [completed[request.request_id] for request in requests]
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        # a task of its own: whoever cancels this handler again must not stop the abort. And in a
+        # context of its own: Serve cancels what a cancelled request has called, by context
+        task = asyncio.create_task(self._try_abort(request_ids), context=Context())
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        await asyncio.shield(task)
+
+    async def _try_abort(self, request_ids: Sequence[str]) -> None:
+        try:
+            await self._client.abort(request_ids)
+        except DispatcherUnavailable:
+            # it gives them up by itself, as nobody waits for them any more
+            logger.warning("could not abort %s: the dispatcher does not answer", request_ids)
+
+
+def _sort(
+    outcomes: dict[str, Outcome], pending: dict[str, None], completed: dict[str, Completed]
+) -> None:
+    """Move finished images from ``pending`` to ``completed``; raise for the first failed one."""
+    failure: Failure | None = None
+    for request_id in [request_id for request_id in pending if request_id in outcomes]:
+        outcome = outcomes[request_id]
+        del pending[request_id]
+        if isinstance(outcome, Completed):
+            completed[request_id] = outcome
+        else:
+            failure = failure or outcome
+    if failure is not None:
+        error: ApiError = from_failure(failure)
+        if error.status >= 500:
+            logger.error("image %s failed (%s): %s", failure.request_id, failure.kind, error)
+        raise error
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns; cancel it when the client goes away.
+
+    The body must have been read: after it, all that a server still delivers is the disconnect.
+    uvicorn only says so when asked; Ray Serve also cancels the handler, which cancels ``work``.
+
+    Raises:
+        ClientDisconnect: the client is gone.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,49 @@
+"""``/healthz``: the process lives. ``/readyz``: a call would be served."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.errors import DispatcherUnavailable
+
+# a dispatcher that is slower than this answers too late for any caller of /readyz
+ANSWER_TIMEOUT_S = 2.0
+
+
+class HealthEndpoint:
+    """Answers probes; needs no API key."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def live(self) -> dict[str, str]:
+        """Tell that this process answers."""
+        return {"status": "ok"}
+
+    async def ready(self) -> dict[str, object]:
+        """Tell that the dispatcher answers and every configured model is registered."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                profiles = await self._catalog.refresh()
+        except TimeoutError:
+            raise _not_ready(
+                f"the dispatcher has not answered within {ANSWER_TIMEOUT_S:g} s"
+            ) from None
+        except DispatcherUnavailable:
+            raise _not_ready("the dispatcher does not answer") from None
+        missing = [name for name in self._catalog.configured if name not in profiles]
+        if missing:
+            raise _not_ready(f"no replica of {', '.join(missing)} has registered yet")
+        return {"status": "ready", "models": list(profiles)}
+
+
+def _not_ready(reason: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"Not ready: {reason}.",
+        code="not_ready",
+        retry_after_s=DEFAULT_RETRY_AFTER_S,
+    )

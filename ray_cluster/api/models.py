@@ -1,0 +1,37 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+
+from __future__ import annotations
+
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.schema import ModelCard, ModelList
+from ray_cluster.requests import ModelProfile
+
+
+class ModelsEndpoint:
+    """Tells which models are ready, and what each can do."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def list(self) -> ModelList:
+        """List the models that a replica has registered."""
+        profiles = await self._catalog.refresh()
+        return ModelList(data=[_fields(profile) for profile in profiles.values()])
+
+    async def retrieve(self, model: str) -> ModelCard:
+        """Describe one model: 404 for an unknown one, 503 for one that has not registered yet."""
+        return _fields(await self._catalog.profile(model))
+
+
+def _fields(profile: ModelProfile) -> ModelCard:
+    return ModelCard(
+        id=profile.model,
+        created=profile.created_s,
+        family=profile.family,
+        size_multiple_px=profile.size_multiple_px,
+        min_px=profile.min_px,
+        max_px=profile.max_px,
+        default_size=f"{profile.default_width_px}x{profile.default_height_px}",
+        max_prompt_tokens=profile.max_prompt_tokens,
+        max_steps_by_sampler=dict(profile.max_steps_by_sampler),
+    )

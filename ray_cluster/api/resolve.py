@@ -1,0 +1,213 @@
+"""From valid fields to image requests: the model's bounds, defaults, and what fits together."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
+from ray_cluster.api.validate import describe
+from ray_cluster.config import DefaultsConfig, LimitsConfig
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width and height of an image."""
+
+    width_px: int
+    height_px: int
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Return the size written as WIDTHxHEIGHT."""
+        width, _, height = text.partition("x")
+        return cls(int(width), int(height))
+
+    def __str__(self) -> str:
+        return f"{self.width_px}x{self.height_px}"
+
+
+def resolve(
+    fields: ImageGenerationRequest,
+    profile: ModelProfile,
+    defaults: DefaultsConfig,
+    limits: LimitsConfig,
+) -> tuple[ImageRequest, ...]:
+    """Return one request per image: the call's values, then the pool's defaults, then the model's.
+
+    Raises:
+        InvalidRequest: a value is out of the model's or the service's bounds, or changes nothing
+            beside the others.
+    """
+    num_images = _num_images(fields, limits)
+    _check_prompt("prompt", fields.prompt, limits)
+    _check_prompt("negative_prompt", fields.negative_prompt or "", limits)
+    size = _size(fields, profile, defaults)
+    sampler = _sampler(fields, profile, defaults)
+    num_steps = _num_steps(fields, profile, defaults, sampler)
+    guidance_scale = _guidance_scale(fields, profile, defaults)
+    output = _output(fields)
+    first_seed = _first_seed(fields, num_images)
+    return tuple(
+        ImageRequest(
+            request_id=f"img-{secrets.token_hex(16)}",
+            model=profile.model,
+            prompt=fields.prompt,
+            negative_prompt=fields.negative_prompt or "",
+            width_px=size.width_px,
+            height_px=size.height_px,
+            num_steps=num_steps,
+            guidance_scale=guidance_scale,
+            sampler=sampler,
+            seed=first_seed + index,
+            priority=fields.priority or 0,
+            slo_s=fields.slo_s,
+            output=output,
+        )
+        for index in range(num_images)
+    )
+
+
+def _num_images(fields: ImageGenerationRequest, limits: LimitsConfig) -> int:
+    count = 1 if fields.n is None else fields.n
+    # a group is admitted as a whole: one that is larger than the queue would never fit
+    most = min(limits.max_images_per_request, limits.max_queued_images)
+    if count > most:
+        raise InvalidRequest(
+            f"The parameter 'n' must be at most {most}; given {describe(count)}. "
+            "Make several calls.",
+            "n",
+        )
+    return count
+
+
+def _check_prompt(name: str, text: str, limits: LimitsConfig) -> None:
+    if name == "prompt" and not text.strip():
+        raise InvalidRequest("The parameter 'prompt' is blank; say what the image shows.", name)
+    if len(text) > limits.max_prompt_chars:
+        raise InvalidRequest(
+            f"The parameter {name!r} has {len(text)} characters; at most "
+            f"{limits.max_prompt_chars} are allowed. Shorten it.",
+            name,
+            "string_above_max_length",
+        )
+    if "\0" in text:
+        raise InvalidRequest(f"The parameter {name!r} holds a NUL character; remove it.", name)
+
+
+def _size(fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig) -> Size:
+    if fields.size is not None and fields.size != "auto":
+        size = Size.parse(fields.size)
+    elif defaults.size is not None:
+        size = Size.parse(defaults.size)
+    else:
+        size = Size(profile.default_width_px, profile.default_height_px)
+    sides = (size.width_px, size.height_px)
+    if all(_nearest_sides(side, profile) == [side] for side in sides):
+        return size
+    near = [
+        str(Size(width, height))
+        for width in _nearest_sides(size.width_px, profile)
+        for height in _nearest_sides(size.height_px, profile)
+    ]
+    raise InvalidRequest(
+        f"The parameter 'size' is {size}, but {profile.model} makes sides of {profile.min_px} to "
+        f"{profile.max_px} px in multiples of {profile.size_multiple_px}. "
+        f"Nearest: {', '.join(near)}.",
+        "size",
+    )
+
+
+def _nearest_sides(side_px: int, profile: ModelProfile) -> list[int]:
+    """Return the side itself where it is allowed, else the allowed one or two next to it."""
+    step = profile.size_multiple_px
+    lowest = -(-profile.min_px // step) * step
+    highest = profile.max_px // step * step
+    below = side_px // step * step
+    above = -(-side_px // step) * step
+    return sorted({min(max(side, lowest), highest) for side in (below, above)})
+
+
+def _sampler(
+    fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig
+) -> SamplerName:
+    sampler = fields.sampler or defaults.sampler or profile.default_sampler
+    if sampler not in profile.max_steps_by_sampler:
+        raise InvalidRequest(
+            f"The parameter 'sampler' is {sampler!r}, which {profile.model} does not offer; there "
+            f"are {', '.join(profile.max_steps_by_sampler)}.",
+            "sampler",
+        )
+    return sampler
+
+
+def _num_steps(
+    fields: ImageGenerationRequest,
+    profile: ModelProfile,
+    defaults: DefaultsConfig,
+    sampler: SamplerName,
+) -> int:
+    most = profile.max_steps_by_sampler[sampler]
+    given = fields.num_inference_steps
+    if given is None:
+        # a default gives way to the sampler that was asked for
+        return min(defaults.num_inference_steps or profile.default_num_steps, most)
+    if given > most:
+        raise InvalidRequest(
+            f"The parameter 'num_inference_steps' must be from 1 to {most} with sampler "
+            f"{sampler!r} on {profile.model}; given {describe(given)}.",
+            "num_inference_steps",
+        )
+    return given
+
+
+def _guidance_scale(
+    fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig
+) -> float:
+    scale = fields.guidance_scale
+    if scale is None:
+        scale = defaults.guidance_scale
+    if scale is None:
+        scale = profile.default_guidance_scale
+    if fields.negative_prompt and scale <= 1:
+        raise InvalidRequest(
+            "The parameter 'negative_prompt' changes nothing while guidance is off "
+            f"(guidance_scale {scale:g}); leave it out or set guidance_scale above 1.",
+            "negative_prompt",
+        )
+    return float(scale)
+
+
+def _output(fields: ImageGenerationRequest) -> OutputSpec:
+    image_format = fields.output_format or "png"
+    compression, metadata = fields.output_compression, fields.metadata
+    if image_format == "png":
+        if compression is not None:
+            raise InvalidRequest(
+                "The parameter 'output_compression' changes nothing with png, which is lossless; "
+                "leave it out or set output_format to jpeg or webp.",
+                "output_compression",
+            )
+        return OutputSpec("png", None, True if metadata is None else metadata)
+    if metadata is not None:
+        raise InvalidRequest(
+            f"The parameter 'metadata' changes nothing with {image_format}: only a png carries "
+            "its recipe; leave it out or set output_format to png.",
+            "metadata",
+        )
+    return OutputSpec(image_format, 100 if compression is None else compression, False)
+
+
+def _first_seed(fields: ImageGenerationRequest, num_images: int) -> int:
+    if fields.seed is None:
+        # 2**53 - 1 is the largest integer that every JSON client can send back unchanged
+        return secrets.randbelow(2**53 - num_images)
+    if fields.seed > MAX_SEED - (num_images - 1):
+        raise InvalidRequest(
+            f"The parameter 'seed' must be at most {MAX_SEED - (num_images - 1)} with n "
+            f"{num_images}, as image i takes seed + i; given {fields.seed}.",
+            "seed",
+        )
+    return fields.seed

@@ -1,0 +1,214 @@
+"""The JSON of ``POST /v1/images/generations``: OpenAI's fields and our extensions.
+
+Of OpenAI's fields each is honoured, accepted with the values that change nothing, or refused by
+name; the refused ones stand in :data:`REFUSED` with what to do instead.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from ray_cluster.requests import ImageFormat, SamplerName
+
+MAX_SEED = 2**63 - 1
+
+# OpenAI's parameters that this service has no counterpart for -> what to do instead
+REFUSED: dict[str, str] = {
+    "style": "Say the style in the prompt.",
+    "complexity": "Set the effort with 'num_inference_steps'.",
+    "svg": "Images are pixels here; leave it out.",
+    "frame_count": "Animations are not made here; ask for several images with 'n'.",
+    "frame_duration_ms": "Animations are not made here; leave it out.",
+}
+
+
+def _refuse_true(value: bool) -> bool:
+    # not Literal[False], which takes 0 as well
+    if value:
+        raise PydanticCustomError("literal_error", "", {"expected": "false"})
+    return value
+
+
+class ImageGenerationRequest(BaseModel):
+    """What one call asks for; null and absent mean the same."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {"prompt": "a red circle on a blue background", "size": "64x64"},
+                {
+                    "model": "shapes-sd",
+                    "prompt": "a large green triangle on a white background",
+                    "negative_prompt": "blurry",
+                    "n": 2,
+                    "size": "96x64",
+                    "seed": 7,
+                    "num_inference_steps": 20,
+                    "guidance_scale": 3.0,
+                    "sampler": "euler",
+                    "slo_s": 30,
+                },
+            ]
+        },
+    )
+
+    prompt: str = Field(min_length=1, description="What the image shows; not empty.")
+    model: str | None = Field(
+        None, description="A model that `GET /v1/models` lists; the first configured one if absent."
+    )
+    n: int | None = Field(
+        None, ge=1, description="Number of images, 1 if absent; image i is made with `seed + i`."
+    )
+    size: str | None = Field(
+        None,
+        pattern=r"^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$",
+        description="`auto` or WIDTHxHEIGHT in pixels, in the steps and bounds of the model.",
+    )
+    response_format: Literal["b64_json"] | None = Field(
+        None, description="Only `b64_json`: images come in the reply."
+    )
+    output_format: ImageFormat | None = Field(
+        None, description="How images are coded; `png` if absent."
+    )
+    output_compression: int | None = Field(
+        None, ge=0, le=100, description="Quality of jpeg and webp in percent; 100 if absent."
+    )
+    quality: Literal["auto"] | None = Field(
+        None, description="Only `auto`; set the effort with `num_inference_steps`."
+    )
+    background: Literal["auto", "opaque"] | None = Field(
+        None, description="Changes nothing: images are opaque."
+    )
+    moderation: Literal["auto", "low"] | None = Field(
+        None, description="Changes nothing: nothing is moderated."
+    )
+    stream: Annotated[bool, AfterValidator(_refuse_true)] | None = Field(
+        None, description="Only `false`."
+    )
+    # not Literal[0], which takes `false` as well
+    partial_images: int | None = Field(None, ge=0, le=0, description="Only 0.")
+    user: str | None = Field(None, description="Changes nothing: nothing is kept of it.")
+    safety_identifier: str | None = Field(
+        None, description="Changes nothing: nothing is kept of it."
+    )
+
+    negative_prompt: str | None = Field(
+        None, description="(extension) What the image shall not show; needs `guidance_scale` > 1."
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_SEED,
+        description="(extension) The same seed and values give the same image; random if absent.",
+    )
+    num_inference_steps: int | None = Field(
+        None, ge=1, description="(extension) Denoising steps, within the sampler's bound."
+    )
+    guidance_scale: float | None = Field(
+        None,
+        ge=0,
+        le=30,
+        description="(extension) Weight of classifier-free guidance; off at 1 and below.",
+    )
+    sampler: SamplerName | None = Field(None, description="(extension) Sampler.")
+    priority: int | None = Field(
+        None, ge=-100, le=100, description="(extension) Higher is served first; 0 if absent."
+    )
+    slo_s: float | None = Field(
+        None,
+        gt=0,
+        le=86400,
+        description="(extension) Seconds from arrival to the deadline; the service's if absent.",
+    )
+    metadata: bool | None = Field(
+        None, description="(extension) Whether a png carries its recipe as text; true if absent."
+    )
+
+
+class ImageTiming(BaseModel):
+    """Seconds that one image took; waiting between stages counts to the later one."""
+
+    queue_s: float
+    encode_s: float
+    denoise_s: float
+    decode_s: float
+    total_s: float = Field(description="From arrival at the dispatcher to completion.")
+
+
+class GeneratedImage(BaseModel):
+    """One image."""
+
+    b64_json: str = Field(description="The coded image in base64.")
+    seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
+    timing: ImageTiming = Field(description="(extension)")
+
+
+class Deadline(BaseModel):
+    """(extension) The deadline of the call, and what became of it."""
+
+    slo_s: float = Field(description="Seconds from arrival to the deadline.")
+    elapsed_s: float = Field(description="Seconds from arrival until the last image was done.")
+    met: bool
+
+
+class ImagesResponse(BaseModel):
+    """OpenAI's ImagesResponse with extensions.
+
+    ``usage`` and ``quality``, which OpenAI leaves optional, are absent: nothing is billed in
+    tokens, and the effort is the number of steps.
+    """
+
+    created: int = Field(description="Unix time in seconds.")
+    model: str = Field(description="(extension) The model that made the images.")
+    background: Literal["opaque"]
+    output_format: ImageFormat
+    size: str = Field(description="WIDTHxHEIGHT")
+    deadline: Deadline
+    data: list[GeneratedImage]
+
+
+class ModelCard(BaseModel):
+    """OpenAI's Model with what the model can do."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ray-cluster"
+    family: str = Field(description="(extension)")
+    size_multiple_px: int = Field(description="(extension) Width and height are multiples of it.")
+    min_px: int = Field(description="(extension) Shortest side.")
+    max_px: int = Field(description="(extension) Longest side.")
+    default_size: str = Field(description="(extension) What `size: auto` means.")
+    max_prompt_tokens: int = Field(description="(extension) Longer prompts are refused.")
+    max_steps_by_sampler: dict[str, int] = Field(
+        description="(extension) The samplers, with the most `num_inference_steps` of each."
+    )
+
+
+class ModelList(BaseModel):
+    """The models that are ready."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str = Field(description="What was given, what is allowed, what to change.")
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: Annotated[str | None, Field(description="The parameter that is wrong.")]
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every error has this form."""
+
+    error: ErrorDetail

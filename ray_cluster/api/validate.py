@@ -1,0 +1,129 @@
+"""From a JSON object to valid fields: every problem is named in the API's own words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ray_cluster.api.body import is_text
+from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
+from ray_cluster.errors import InvalidRequest
+
+MAX_PROBLEMS = 5
+
+# what to do about a value of OpenAI's that is not offered
+_INSTEAD = {
+    "quality": "Set the effort with 'num_inference_steps' instead.",
+    "background": "Images have no alpha channel.",
+    "response_format": "Take the image from 'b64_json'; links may come in a later version.",
+    "stream": "Leave it out; streaming may come in a later version.",
+    "partial_images": "Leave it out; previews may come with streaming in a later version.",
+    "output_format": "Pixels only: no vector images and no animations.",
+}
+
+# the end of "'n' must be ..." by pydantic's error type, filled with the error's context
+_MUST_BE = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "string_too_short": "a string that is not empty",
+    "bool_type": "true or false",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "'auto' or WIDTHxHEIGHT in pixels, like '64x64'",
+}
+
+
+def validate(body: Mapping[str, Any]) -> ImageGenerationRequest:
+    """Return the fields of a call.
+
+    Raises:
+        InvalidRequest: names the first wrong parameter; its message tells of up to five.
+    """
+    problems = [_refused(name) for name in REFUSED if body.get(name) is not None]
+    problems += [_half_character(name) for name, value in body.items() if not _is_whole(value)]
+    offered = {name: value for name, value in body.items() if name not in REFUSED}
+    try:
+        fields = ImageGenerationRequest.model_validate(offered)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        problems += [_problem(item) for item in details[:MAX_PROBLEMS]]
+    else:
+        if not problems:
+            return fields
+    message = " ".join(problem.message for problem in problems[:MAX_PROBLEMS])
+    raise InvalidRequest(message, problems[0].param, problems[0].code)
+
+
+def _is_whole(value: object) -> bool:
+    return not isinstance(value, str) or is_text(value)
+
+
+def _half_character(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The parameter {name[:100]!r} holds half a character (a lone surrogate); remove it.",
+        param=name[:100],
+    )
+
+
+def _refused(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The parameter {name!r} is not offered here. {REFUSED[name]}",
+        param=name,
+        code="unsupported_parameter",
+    )
+
+
+def _problem(item: ErrorDetails) -> InvalidRequest:
+    name, kind = str(item["loc"][0]), item["type"]
+    if kind == "extra_forbidden":
+        return _unknown(name)
+    if kind == "missing":
+        return InvalidRequest(
+            f"The parameter {name!r} is required; say what the image shall show.",
+            param=name,
+            code="missing_required_parameter",
+        )
+    context = item.get("ctx", {})
+    must_be = _MUST_BE[kind].format(**context) if kind in _MUST_BE else item["msg"]
+    type_is_wrong = kind.endswith("_type")
+    message = f"The parameter {name!r} must be {must_be}; given {describe(item['input'])}."
+    instead = _INSTEAD.get(name)
+    return InvalidRequest(
+        f"{message} {instead}" if instead else message,
+        param=name,
+        code="invalid_type" if type_is_wrong else "invalid_value",
+    )
+
+
+def _unknown(name: str) -> InvalidRequest:
+    known = list(ImageGenerationRequest.model_fields)
+    near = difflib.get_close_matches(name[:100], known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+    return InvalidRequest(
+        f"The parameter {name[:100]!r} is unknown. {hint}",
+        param=name[:100],
+        code="unknown_parameter",
+    )
+
+
+def describe(value: object) -> str:
+    """Return a short form of a JSON value for a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

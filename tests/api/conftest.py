@@ -1,0 +1,82 @@
+"""The HTTP API on a fake dispatcher: in-process, and on a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from ray_cluster.api.app import create_app
+from ray_cluster.config import ClusterConfig
+from ray_cluster.requests import ModelProfile
+from tests.fakes import FakeDispatcherClient, model_profile
+
+NOW_S = 1_750_000_000.0
+
+Serve = Callable[[FastAPI], str]
+
+
+def shapes_profile() -> ModelProfile:
+    samplers = {"ddim": 100, "euler": 100, "lcm": 50}
+    return replace(model_profile("shapes"), max_steps_by_sampler=samplers)
+
+
+@pytest.fixture
+def config() -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {
+            "pools": [
+                {"name": "shapes", "model": "shapes-sd"},
+                {"name": "late", "model": "some/folder"},
+            ],
+            "limits": {"max_prompt_chars": 200, "max_body_bytes": 4096},
+        }
+    )
+
+
+@pytest.fixture
+def fake() -> FakeDispatcherClient:
+    return FakeDispatcherClient(shapes_profile())
+
+
+@pytest.fixture
+def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
+    return create_app(fake, config, clock=lambda: NOW_S)
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serves an app with uvicorn in a thread; returns its URL."""
+    with contextlib.ExitStack() as stack:
+        yield lambda app: stack.enter_context(_serving(app))
+
+
+@contextlib.contextmanager
+def _serving(app: FastAPI) -> Iterator[str]:
+    settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    server = uvicorn.Server(settings)
+    socket = settings.bind_socket()
+    socket.listen()
+    thread = threading.Thread(target=server.run, args=([socket],))
+    thread.start()
+    try:
+        host, port = socket.getsockname()
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join()
+        socket.close()

@@ -1,0 +1,20 @@
+"""One service for all end-to-end tests of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.service import Service
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    running = Service(tmp_path_factory.mktemp("service"))
+    try:
+        running.start()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.kill()

@@ -1,0 +1,101 @@
+"""What an application does with the official client; runs under any version of it from 1.x on.
+
+Usage: ``python openai_scenario.py URL API_KEY``. Prints OK and the client's version at the end.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+PROMPT = "a large red circle in the center on a black background"
+
+
+class Counter:
+    """Counts the HTTP calls that a client makes."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _request: httpx.Request) -> None:
+        """Count one."""
+        self.calls += 1
+
+
+def client(url: str, key: str, **options: object) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=60, **options)  # type: ignore[arg-type]
+
+
+def expect(error: type[Exception], call: object, **fields: object) -> openai.APIStatusError:
+    """Return the error that a call must end with."""
+    with pytest.raises(error) as raised:
+        call(**fields)  # type: ignore[operator]
+    assert isinstance(raised.value, openai.APIStatusError)
+    return raised.value
+
+
+def succeeds(url: str, key: str) -> None:
+    reply = client(url, key).images.generate(model="shapes-sd", prompt=PROMPT, n=2, size="96x64")
+    assert reply.data is not None
+    assert len(reply.data) == 2
+    images = [Image.open(io.BytesIO(base64.b64decode(item.b64_json or ""))) for item in reply.data]
+    assert [image.size for image in images] == [(96, 64)] * 2
+    assert images[0].tobytes() != images[1].tobytes()
+    assert images[0].info, "a png carries its recipe"
+    assert [model.id for model in client(url, key).models.list()] == ["shapes-sd"]
+
+
+def repeats_with_a_seed(url: str, key: str) -> None:
+    options = {"seed": 7, "num_inference_steps": 5, "sampler": "euler_ancestral"}
+    once, again = (
+        client(url, key).images.generate(prompt=PROMPT, size="64x64", extra_body=options)
+        for _ in range(2)
+    )
+    assert once.data is not None
+    assert again.data is not None
+    assert once.data[0].b64_json == again.data[0].b64_json
+
+
+def refuses(url: str, key: str) -> None:
+    generate = client(url, key).images.generate
+    error = expect(openai.BadRequestError, generate, prompt=PROMPT, size="65x64")
+    assert error.param == "size", error
+    assert "64" in str(error)
+    error = expect(openai.BadRequestError, generate, prompt=PROMPT, quality="high")
+    assert error.param == "quality"
+    error = expect(openai.BadRequestError, generate, prompt="red " * 200)
+    assert error.param == "prompt"
+    expect(openai.NotFoundError, generate, prompt=PROMPT, model="dall-e-3")
+    wrong = client(url, "wrong-key").images.generate
+    expect(openai.AuthenticationError, wrong, prompt=PROMPT)
+
+
+def fails_once(url: str, key: str, poisoned_word: str) -> None:
+    """A model error is final: the client must not repeat it, with whatever ``max_retries``."""
+    for options in ({}, {"max_retries": 0}):
+        counter = Counter()
+        http = httpx.Client(event_hooks={"request": [counter]})
+        generate = client(url, key, http_client=http, **options).images.generate
+        error = expect(openai.InternalServerError, generate, prompt=f"a {poisoned_word}")
+        assert error.status_code == 500
+        assert error.response.headers["x-request-id"]
+        assert counter.calls == 1, counter.calls
+
+
+def main() -> None:
+    url, key, poisoned_word = sys.argv[1:]
+    succeeds(url, key)
+    repeats_with_a_seed(url, key)
+    refuses(url, key)
+    fails_once(url, key, poisoned_word)
+    sys.stdout.write(f"OK {openai.__version__}\n")
+
+
+if __name__ == "__main__":
+    main()

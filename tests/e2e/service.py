@@ -1,0 +1,168 @@
+"""The service as a user starts it: a process of its own, reached over HTTP, stopped by SIGTERM."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from safetensors.torch import load_file, save_file
+
+from ray_cluster.reference_models.registry import builtin_folder
+
+API_KEY = "key-of-the-tests"
+REPLICA_PROCESS = "ray::ServeReplica:shapes-sd:BaseModel"
+# a word that the reference model does not know
+POISONED_WORD = "zebra"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return TCP ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def poisoned_model(folder: Path) -> Path:
+    """Copy the bundled model, with NaN as the embedding of unknown words: a real model error."""
+    source = builtin_folder("shapes-sd")
+    assert source is not None
+    shutil.copytree(source, folder)
+    [weights] = (folder / "text_encoder").glob("*.safetensors")
+    tensors = load_file(weights)
+    [name] = [name for name in tensors if name.endswith("token_embedding.weight")]
+    unknown = 3  # <pad>, <start>, <end>, <unknown>, then the words
+    tensors[name][unknown] = float("nan")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    return folder
+
+
+class Service:
+    """One running service.
+
+    Args:
+        folder: where its configuration and log go.
+        overrides: sections of the configuration that replace the test's own.
+    """
+
+    def __init__(self, folder: Path, **overrides: Any) -> None:
+        http_port, dashboard_port = free_ports(2)
+        self.url = f"http://127.0.0.1:{http_port}"
+        # the path of Ray's sockets must stay short
+        self._ray_folder = tempfile.mkdtemp(prefix="rc-", dir="/tmp")
+        self._config = folder / "service.yaml"
+        self.log = folder / "service.log"
+        self._config.write_text(
+            yaml.safe_dump(self._settings(http_port, dashboard_port, folder) | overrides)
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._family: list[psutil.Process] = []
+
+    def _settings(self, http_port: int, dashboard_port: int, folder: Path) -> dict[str, Any]:
+        return {
+            "http": {"port": http_port, "num_gateways": 2, "api_keys": [API_KEY]},
+            "ray": {
+                "dashboard_port": dashboard_port,
+                "num_cpus": 2,
+                "temp_dir": self._ray_folder,
+                "object_store_mib": 100,
+            },
+            "limits": {"max_queued_images": 16},
+            "pools": [
+                {
+                    "name": "shapes-sd",
+                    "model": str(poisoned_model(folder / "model")),
+                    "replicas": 2,
+                    "num_cpus": 0.5,
+                    "max_batch": 8,
+                    "max_in_flight": 8,
+                    "min_px": 32,
+                    "max_px": 128,
+                    "defaults": {
+                        "size": "64x64",
+                        "num_inference_steps": 20,
+                        "guidance_scale": 3.0,
+                        "sampler": "ddim",
+                    },
+                }
+            ],
+        }
+
+    def start(self, timeout_s: float = 150.0) -> None:
+        """Start it and wait until it is ready."""
+        command = [str(Path(sys.executable).with_name("ray-cluster")), "serve", str(self._config)]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        deadline_s = time.monotonic() + timeout_s
+        while not self.is_ready():
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
+            time.sleep(0.5)
+
+    def is_ready(self) -> bool:
+        """Whether it says that it can serve."""
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def family(self) -> list[psutil.Process]:
+        """Return every process of the service."""
+        assert self._process is not None
+        parent = psutil.Process(self._process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def replicas(self) -> list[psutil.Process]:
+        """Return the processes of the model's replicas."""
+        found = []
+        for process in self.family():
+            try:
+                if process.cmdline()[:1] == [REPLICA_PROCESS]:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+        return found
+
+    def stop(self) -> int:
+        """Stop it as an operator would; returns its exit code. Nothing may be left running."""
+        assert self._process is not None
+        family = self.family() if self._process.poll() is None else []
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(60)
+        _, alive = psutil.wait_procs(family, timeout=15)
+        for process in alive:
+            process.kill()
+        shutil.rmtree(self._ray_folder, ignore_errors=True)
+        assert not alive, f"left running: {[process.cmdline() for process in alive if process]}"
+        return code
+
+    def kill(self) -> None:
+        """Make sure that nothing is left, whatever happened; for the end of a failed test."""
+        if self._process is not None and self._process.poll() is None:
+            for process in self.family():
+                process.kill()
+            self._process.wait(30)
+        shutil.rmtree(self._ray_folder, ignore_errors=True)
+
+
+def image_request(**fields: Any) -> dict[str, Any]:
+    """Return the body of a request with a prompt that the model knows."""
+    return {"prompt": "a large red circle in the center on a black background"} | fields
+
+
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}

@@ -1,0 +1,193 @@
+"""The running service through its public interface: HTTP, signals and the official client."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.e2e import openai_scenario
+from tests.e2e.service import API_KEY, HEADERS, POISONED_WORD, Service, image_request
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+OLDER_CLIENT = Path(sys.prefix) / "openai-1"
+
+
+def post(service: Service, **fields: Any) -> httpx.Response:
+    return httpx.post(
+        f"{service.url}/v1/images/generations",
+        json=image_request(**fields),
+        headers=HEADERS,
+        timeout=120,
+    )
+
+
+def images(reply: httpx.Response) -> list[bytes]:
+    assert reply.status_code == 200, reply.text
+    return [base64.b64decode(item["b64_json"]) for item in reply.json()["data"]]
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
+def test_the_official_client_works(service: Service, older: bool) -> None:
+    environment = dict(os.environ)
+    if older:
+        assert OLDER_CLIENT.is_dir(), "the Makefile installs it: run `make venv`"
+        environment["PYTHONPATH"] = str(OLDER_CLIENT)
+    done = subprocess.run(
+        [sys.executable, openai_scenario.__file__, service.url, API_KEY, POISONED_WORD],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    version = done.stdout.split()[-1]
+    assert (version.split(".")[0] == "1") is older
+    assert older or version == openai.__version__
+
+
+def test_a_failing_request_does_not_touch_its_peers(service: Service) -> None:
+    [alone] = images(post(service, seed=3))
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(
+            pool.map(
+                lambda index: (
+                    post(service, prompt=f"a {POISONED_WORD}")
+                    if index % 2
+                    else post(service, seed=3)
+                ),
+                range(8),
+            )
+        )
+    assert [reply.status_code for reply in replies] == [200, 500] * 4
+    for reply in replies[::2]:
+        assert _pixels_differ(images(reply)[0], alone) <= 1
+    for reply in replies[1::2]:
+        assert reply.json()["error"]["type"] == "server_error"
+        assert reply.headers["x-should-retry"] == "false"
+
+
+def test_two_flooded_gateways_refuse_with_a_time_to_come_back(service: Service) -> None:
+    def one(index: int) -> httpx.Response:
+        return post(service, n=8, num_inference_steps=60, seed=index)
+
+    with ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(one, range(12)))
+    codes = [reply.status_code for reply in replies]
+    assert set(codes) == {200, 429}
+    for reply in replies:
+        if reply.status_code == 429:
+            assert int(reply.headers["retry-after"]) >= 1
+            assert reply.json()["error"]["code"]
+        else:
+            assert len(images(reply)) == 8
+
+
+def test_a_client_that_comes_back_when_told_is_served(service: Service) -> None:
+    client = openai.OpenAI(base_url=f"{service.url}/v1", api_key=API_KEY, max_retries=10)
+
+    def one(index: int) -> int:
+        reply = client.images.generate(
+            prompt="a red circle", n=8, extra_body={"seed": index, "num_inference_steps": 30}
+        )
+        return len(reply.data or [])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(8))) == [8] * 8
+
+
+def test_a_client_that_goes_away_frees_its_rows(service: Service) -> None:
+    body = '{"prompt": "a red circle", "n": 8, "num_inference_steps": 100, "size": "128x128"}'
+    request = (
+        f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    host, port = service.url.removeprefix("http://").split(":")
+    for _ in range(2):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(request.encode())
+            time.sleep(1.0)
+    time.sleep(1.0)
+    # 16 images of 128 px and 100 steps would keep two replicas busy for a minute
+    reply = post(service, num_inference_steps=2)
+    assert reply.status_code == 200
+    timing = reply.json()["data"][0]["timing"]
+    assert timing["queue_s"] < 2.0, timing
+
+
+def _kill_rounds(service: Service, rounds: int, seed: int) -> None:
+    """Kill a replica at a random moment, ``rounds`` times, under 12 requests in flight."""
+    rng = random.Random(seed)
+    steps = 40
+    with ThreadPoolExecutor(12) as pool:
+
+        def run() -> list[httpx.Response]:
+            jobs = [
+                pool.submit(post, service, seed=index, num_inference_steps=steps, n=1)
+                for index in range(12)
+            ]
+            return [job.result() for job in jobs]
+
+        whole = [images(reply)[0] for reply in run()]
+        for _ in range(rounds):
+            _wait_for_replicas(service)
+            running = pool.submit(run_after_kill, service, rng.uniform(0.2, 2.0))
+            replies = run()
+            assert running.result(), "the replica died before any request was in flight"
+            for reply, expected in zip(replies, whole, strict=True):
+                assert _pixels_differ(images(reply)[0], expected) <= 1
+
+
+def run_after_kill(service: Service, delay_s: float) -> bool:
+    time.sleep(delay_s)
+    victims = service.replicas()
+    if victims:
+        random.choice(victims).kill()
+    return bool(victims)
+
+
+def _wait_for_replicas(service: Service, count: int = 2) -> None:
+    deadline_s = time.monotonic() + 90
+    while len(service.replicas()) < count:
+        assert time.monotonic() < deadline_s, "Serve did not bring the replica back"
+        time.sleep(0.5)
+
+
+def _pixels_differ(png: bytes, other: bytes) -> int:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    one, two = (np.asarray(Image.open(io.BytesIO(data))).astype(int) for data in (png, other))
+    return int(np.abs(one - two).max())
+
+
+def test_a_killed_replica_loses_no_request(service: Service) -> None:
+    _kill_rounds(service, rounds=2, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_replicas_killed_at_twenty_random_steps_lose_no_request(service: Service) -> None:
+    _kill_rounds(service, rounds=20, seed=1)
+
+
+def test_every_process_stays_small(service: Service) -> None:
+    for replica in service.replicas():
+        assert replica.memory_full_info().pss < 1.2 * 2**30
+    assert all(process.status() != psutil.STATUS_ZOMBIE for process in service.replicas())
