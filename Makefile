@@ -19,6 +19,9 @@ venv: $(STAMP) ## make .venv and install the project into it
 $(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	cd $(ROOT) && $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	# the older client that the API is tested with, beside the current one
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(VENV)/openai-1 --upgrade openai==1.109.1 distro==1.9.0
 	touch $@
 
 serve: $(STAMP) ## start the service on this machine (ARGS="..." is passed on)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ray_cluster.policies.cost_model import alone_s, batch_s
+from ray_cluster.policies.cost_model import alone_s, batch_s, share_cost, step_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 
@@ -98,10 +98,13 @@ def _departures_s(model: str, queue: QueueView) -> list[float]:
         (r for r in queue.in_progress if r.model == model), key=lambda r: alone_s(pool, r)
     )
     outstanding = [*running, *waiting]
+    # there are no more departures than this
+    outstanding = outstanding[: len(waiting)]
     drained_s = accumulate(alone_s(pool, request) for request in outstanding)
     # the pool's fluid may be fast, but no request leaves before its own last step in a full batch
+    fastest = min(replicas, key=lambda r: step_s(r.step_cost, float(r.max_batch)))
     completions_s = [
-        max(fluid_s, min(batch_s(r.step_cost, request, r.max_batch) for r in replicas))
+        max(fluid_s, batch_s(fastest.step_cost, request, fastest.max_batch))
         for fluid_s, request in zip(drained_s, outstanding, strict=True)
     ]
     num_free = sum(replica.room for replica in replicas)
@@ -114,9 +117,10 @@ def pooled_cost(replicas: Sequence[ReplicaView]) -> StepCost:
     Exact where the replicas' terms are in proportion, a little optimistic otherwise (a parallel
     sum is superadditive).
     """
+    costs = [share_cost(replica.step_cost, replica.max_batch) for replica in replicas]
     return StepCost(
-        fixed_s=_parallel([r.step_cost.fixed_s / r.max_batch for r in replicas]),
-        per_megapixel_s=_parallel([r.step_cost.per_megapixel_s for r in replicas]),
+        fixed_s=_parallel([cost.fixed_s for cost in costs]),
+        per_megapixel_s=_parallel([cost.per_megapixel_s for cost in costs]),
         source="modelled",
     )
 

@@ -35,7 +35,7 @@ def alone_s(cost: StepCost, request: RequestView) -> float:
 
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
     """Return one request's part of the cost of a step of a full batch."""
-    return replace(cost, fixed_s=cost.fixed_s / max_batch)
+    return StepCost(cost.fixed_s / max_batch, cost.per_megapixel_s, cost.source)
 
 
 def share_s(cost: StepCost, request: RequestView, max_batch: int) -> float:

@@ -78,7 +78,7 @@ class DispatchConfig(_Section):
         15.0, gt=0, description="silence after which a client is gone"
     )
     patience_s: float = Field(10.0, gt=0, description="longest wait for the dispatcher's answer")
-    max_attempts: int = Field(5, ge=1, description="replica deaths one request may live through")
+    max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
 
 
 class DefaultsConfig(_Section):

@@ -32,6 +32,18 @@ def test_two_idle_replicas_take_half_each() -> None:
     assert choose_leases(waiting(4), replica_view(), [replica_view("s")]) == ("00", "01")
 
 
+def test_work_given_as_whole_seconds_counts_in_full() -> None:
+    requests = waiting(4, num_steps=1)
+    views = [replica_view(name, leased_work_s=0) for name in ("r", "s")]
+    assert choose_leases(requests, views[0], views[1:]) == ("00", "01")
+
+
+def test_a_request_that_lies_by_less_than_half_above_the_fair_level_is_taken() -> None:
+    # dealt out by steps: 2 and 9 here, 10 there; 2 + 10 is over 11, but not by half of 10
+    requests = [request_view(f"{n}", num_steps=s) for n, s in enumerate((2, 10, 9))]
+    assert choose_leases(requests, replica_view(), [replica_view("s")]) == ("0", "1")
+
+
 def test_of_an_odd_number_the_one_that_polls_first_takes_one_more() -> None:
     assert len(choose_leases(waiting(3), replica_view(), [replica_view("s")])) == 2
     assert len(choose_leases(waiting(1), replica_view(), [replica_view("s")])) == 1

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch_ledger import Ledger
-from ray_cluster.dispatch_state import ClusterSnapshot, ReplicaRecord, ReplicaSnapshot
+from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.state import ClusterSnapshot, ReplicaRecord, ReplicaSnapshot
 from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
 from ray_cluster.policies.admission import QueueView, admit
 from ray_cluster.policies.routing import choose_leases
@@ -221,7 +221,7 @@ class DispatchCore:
         waiting = self._ledger.queue.of(replica.model)
         if not waiting or replica.num_free <= 0:
             return ()
-        # a view costs time in proportion to what the replica holds: only of those with room
+        # those without room are left out to save time
         peers = [
             peer.view()
             for peer in self._replicas.values()

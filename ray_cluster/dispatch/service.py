@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from ray_cluster.config import DispatchConfig
-from ray_cluster.dispatch import DispatchCore
-from ray_cluster.dispatch_state import ClusterSnapshot
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.state import ClusterSnapshot
 from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Returned
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest, ModelProfile

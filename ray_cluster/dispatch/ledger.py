@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from ray_cluster.dispatch_queue import WaitingQueue
-from ray_cluster.dispatch_state import ReplicaRecord, RequestRecord
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import (
     Completed,
     Failed,
@@ -72,8 +72,7 @@ class Ledger:
         record.queued_s += now_s - record.since_s
         record.since_s = now_s
         record.num_leases += 1
-        replica.held[request_id] = record
-        replica.num_free -= 1
+        replica.take(record)
         return Lease(
             fence=record.fence,
             request=record.request,
@@ -141,7 +140,7 @@ class Ledger:
 
     def _release(self, record: RequestRecord) -> None:
         if record.holder is not None:
-            del record.holder.held[record.view.request_id]
+            record.holder.drop(record)
         record.holder = record.fence = None
 
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:

@@ -19,9 +19,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._views)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._views
-
     def __iter__(self) -> Iterator[RequestView]:
         return iter(self._views.values())
 

@@ -52,7 +52,7 @@ class ReplicaRecord:
         heard_s: instant of its last sign of life.
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
-        held: the requests leased to it, by id.
+        held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
     """
 
     registration: Registration
@@ -61,6 +61,7 @@ class ReplicaRecord:
     num_free: int = 0
     named: set[str] = field(default_factory=set)
     held: dict[str, RequestRecord] = field(default_factory=dict)
+    _view: ReplicaView | None = None
 
     @property
     def replica_id(self) -> str:
@@ -80,6 +81,7 @@ class ReplicaRecord:
     def hear(self, poll: Poll, now_s: float) -> None:
         """Take in a poll: its progress, its room, and which leases it knows of."""
         self.heard_s = now_s
+        self._view = None
         self.num_free = poll.num_free
         self.named = set(poll.steps_done_by_id)
         self.step_cost = poll.step_cost or self.step_cost
@@ -92,8 +94,24 @@ class ReplicaRecord:
         """Return what it was leased but has not named since that instant."""
         return tuple(record for record in self.held.values() if record.since_s < before_s)
 
+    def take(self, record: RequestRecord) -> None:
+        """Hold one more request."""
+        self._view = None
+        self.held[record.view.request_id] = record
+        self.num_free -= 1
+
+    def drop(self, record: RequestRecord) -> None:
+        """Hold a request no more; its room counts when the replica itself says so."""
+        self._view = None
+        del self.held[record.view.request_id]
+
     def view(self) -> ReplicaView:
-        """Return what a policy may know of it."""
+        """Return what a policy may know of it; made anew only after a change."""
+        if self._view is None:
+            self._view = self._make_view()
+        return self._view
+
+    def _make_view(self) -> ReplicaView:
         batch = self.registration.max_batch
         return ReplicaView(
             replica_id=self.replica_id,

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch import DispatchCore
+from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.leases import Completed, Lease, Outcome, PollReply, Returned
 from ray_cluster.policies.ordering import QueueKey, queue_key
 from ray_cluster.requests import ImageRequest
@@ -19,6 +19,8 @@ CONFIG = DispatchConfig(
 BOUND = 6
 MODELS = {"r0": "m", "r1": "m", "r2": "n"}
 MAX_IN_FLIGHT = 3
+
+HOW = ["finish", "fail", "return", "return without state"]
 
 replica_ids = st.sampled_from(sorted(MODELS))
 
@@ -183,7 +185,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for request_id in rows.leases:
             rows.steps_done[request_id] += data.draw(st.integers(0, 5))
 
-    @rule(replica_id=replica_ids, how=st.sampled_from(["finish", "fail", "return"]), data=st.data())
+    @rule(replica_id=replica_ids, how=st.sampled_from(HOW), data=st.data())
     def end_a_row(self, replica_id: str, how: str, data: st.DataObject) -> None:
         rows = self.replicas[replica_id]
         if not rows.leases:
@@ -192,7 +194,7 @@ class DispatchMachine(RuleBasedStateMachine):
         lease = rows.leases.pop(request_id)
         self.report(replica_id, lease, how)
 
-    @rule(data=st.data(), how=st.sampled_from(["finish", "fail", "return"]))
+    @rule(data=st.data(), how=st.sampled_from(HOW))
     def report_under_an_old_fence(self, data: st.DataObject, how: str) -> None:
         if self.old_leases:
             replica_id, lease = data.draw(st.sampled_from(self.old_leases))
@@ -205,16 +207,19 @@ class DispatchMachine(RuleBasedStateMachine):
             "finish": finished(lease),
             "fail": failed(lease),
             "return": Returned(request_id, lease.fence, state, 1),
+            "return without state": Returned(request_id, lease.fence, None, 0),
         }[how]
         is_current = self.leased.get(request_id) == (replica_id, lease)
         outcomes, stale = self.core.report(replica_id, [event], self.now_s)
         assert stale == (() if is_current else (request_id,))
         assert [one.request_id for one in outcomes] == (
-            [request_id] if is_current and how != "return" else []
+            [request_id] if is_current and how in {"finish", "fail"} else []
         )
         assert all(isinstance(one, Completed) == (how == "finish") for one in outcomes)
-        if is_current and how == "return":
-            self.returned_states[request_id] = state
+        if is_current and how.startswith("return"):
+            # a replica that adds nothing leaves what was exported before
+            if how == "return":
+                self.returned_states[request_id] = state
             self.unlease(request_id)
         self.end(outcomes)
 
@@ -257,6 +262,7 @@ class DispatchMachine(RuleBasedStateMachine):
         held = [request_id for one in self.core._replicas.values() for request_id in one.held]
         assert sorted(held) == sorted(self.leased)
         assert all(one.num_leased <= one.max_in_flight for one in snapshot.replicas)
+        assert sum(one.num_leased for one in snapshot.replicas) == len(self.leased)
 
     def teardown(self) -> None:
         """In the end, with replicas that work, every request that is left is completed."""

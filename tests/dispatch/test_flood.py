@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch import DispatchCore
-from ray_cluster.dispatch_service import DispatchService
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.leases import Completed, Lease, Outcome, Poll, PollReply
 from tests.fakes import finished, image_request, registration, run_virtually
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch import DispatchCore
-from ray_cluster.dispatch_service import DispatchService
-from ray_cluster.leases import Lease, PollReply, Returned
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.leases import Lease, Poll, PollReply, Returned
+from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import Failure
 from tests.fakes import finished, image_request, poll_of, registration, run_virtually
 
@@ -50,7 +51,6 @@ def test_an_idle_poll_is_held_for_poll_s_and_an_unknown_one_not_at_all() -> None
     async def main() -> None:
         service = await make_service("r")
         assert await service.poll(poll_of()) == PollReply(known=True)
-        assert now() == pytest.approx(1.0)
         assert not (await service.poll(poll_of("nobody"))).known
         assert now() == pytest.approx(1.0)
         await service.close()
@@ -87,10 +87,15 @@ def test_an_offer_is_shared_by_all_that_poll() -> None:
 def test_what_a_full_peer_leaves_goes_to_a_held_poll_at_once() -> None:
     async def main() -> None:
         service = await make_service("r", "s")
-        polls = [await held(service.poll(poll_of("r"))), await held(service.poll(poll_of("s", 1)))]
-        await service.offer([image_request(f"a{i}") for i in range(4)])
-        replies = [await poll for poll in polls]
-        assert [len(reply.leases) for reply in replies] == [3, 1]
+        slow = StepCost(fixed_s=1.0, per_megapixel_s=10.0)
+        polls = [
+            await held(service.poll(Poll("r", 1, 4, step_cost=slow))),
+            await held(service.poll(poll_of("s", num_free=1))),
+        ]
+        # the long one is for the fast replica, which has no room for the short one then
+        long_one, short_one = image_request("a", num_steps=100), image_request("b", num_steps=1)
+        await service.offer([long_one, short_one])
+        assert [(await poll).leases[0].request for poll in polls] == [short_one, long_one]
         assert now() == 0
         await service.close()
 
@@ -164,10 +169,11 @@ def test_a_second_poll_ends_the_first_without_leases() -> None:
     async def main() -> None:
         service = await make_service("r")
         first = await held(service.poll(poll_of()))
-        second = await held(service.poll(poll_of()))
-        await service.offer([image_request("a")])
-        assert (await first).leases == ()
-        assert len((await second).leases) == 1
+        # in one turn of the loop: the first has not noticed yet when there is work
+        second = asyncio.create_task(service.poll(poll_of()))
+        await asyncio.create_task(service.offer([image_request("a")]))
+        assert [len((await poll).leases) for poll in (first, second)] == [0, 1]
+        assert now() == 0
         await service.close()
 
     run_virtually(main())

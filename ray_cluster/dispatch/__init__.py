@@ -1,0 +1,1 @@
+"""The dispatcher's own code, free of Ray: the queue, the leases, and their asyncio service."""

@@ -1,0 +1,155 @@
+"""What the dispatch core does about silence, death and lost messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.leases import Completed, Lease, Poll, Returned
+from ray_cluster.policies.types import StepCost
+from ray_cluster.requests import Failure
+from tests.fakes import finished, image_request, poll_of, registration
+
+CONFIG = DispatchConfig(
+    default_slo_s=30.0, poll_s=1.0, replica_timeout_s=6.0, attached_timeout_s=15.0, max_attempts=3
+)
+
+
+def make_core(max_queued_images: int = 8) -> DispatchCore:
+    limits = LimitsConfig(max_queued_images=max_queued_images)
+    return DispatchCore(config=CONFIG, limits=limits, epoch=1, configured=("m", "cold"))
+
+
+@pytest.fixture
+def core() -> DispatchCore:
+    """A core with one live replica that has not polled yet."""
+    core = make_core()
+    assert core.register(registration(), 0.0) == 1
+    return core
+
+
+def lease_one(core: DispatchCore, now_s: float = 0.0, replica_id: str = "r") -> Lease:
+    (lease,) = core.poll(poll_of(replica_id), now_s).leases
+    return lease
+
+
+def test_a_silent_replica_loses_its_leases_to_another(core: DispatchCore) -> None:
+    core.register(registration("s"), 0.0)
+    core.offer([image_request("a")], 0.0)
+    lost = lease_one(core, 1.0)
+    core.poll(poll_of("s"), 5.0)
+    assert core.expire(6.9) == ()
+    assert core.poll(poll_of("s"), 6.9).leases == ()
+    assert core.expire(7.0) == ()
+    again = lease_one(core, 7.5, "s")
+    assert again.fence > lost.fence
+    assert again.queued_s == pytest.approx(1.5)
+    assert not core.poll(poll_of(), 7.5).known
+    assert core.report("r", [finished(lost)], 7.6) == ((), ("a",))
+    ((outcome,), _) = core.report("s", [finished(again)], 8.0)
+    assert isinstance(outcome, Completed)
+    assert outcome.attempts == 2
+
+
+def test_a_poison_request_ends_as_lost_after_the_last_attempt(core: DispatchCore) -> None:
+    core.offer([image_request("poison")], 0.0)
+    for death in range(CONFIG.max_attempts):
+        now_s = 7.0 * death
+        core.touch(["poison"], now_s)
+        core.register(registration(), now_s)
+        lease_one(core, now_s)
+        outcomes = core.expire(now_s + 6.5)
+    (outcome,) = outcomes
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, outcome.stage) == ("lost", "replica")
+    assert core.num_waiting == 0
+
+
+@pytest.mark.parametrize("how", ["register", "unregister", "poll"])
+def test_an_outcome_that_comes_up_elsewhere_can_be_taken(core: DispatchCore, how: str) -> None:
+    core.offer([image_request("poison")], 0.0)
+    for attempt in range(CONFIG.max_attempts):
+        now_s = 3.0 * attempt
+        lease_one(core, now_s)
+        if how == "poll" and attempt == CONFIG.max_attempts - 1:
+            core.poll(poll_of(num_free=0), now_s + 2.5)
+            break
+        if how == "unregister":
+            core.unregister("r", now_s)
+        core.register(registration(), now_s)
+    (outcome,) = core.take_outcomes()
+    assert isinstance(outcome, Failure)
+    assert outcome.kind == "lost"
+    assert core.take_outcomes() == ()
+
+
+def test_a_returned_lease_goes_on_from_its_state_and_counts_as_no_loss(core: DispatchCore) -> None:
+    core.offer([image_request("a")], 0.0)
+    for steps in range(1, 2 * CONFIG.max_attempts):
+        lease = lease_one(core, float(steps))
+        event = Returned("a", lease.fence, b"latents %d" % steps, steps)
+        assert core.report("r", [event], float(steps)) == ((), ())
+    lease = lease_one(core, 9.0)
+    assert lease.state == b"latents 5"
+    core.register(registration(), 10.0)
+    lease = lease_one(core, 10.0)
+    assert lease.state == b"latents 5"
+    # a replica that adds nothing leaves what was exported before
+    core.report("r", [Returned("a", lease.fence, None, 0)], 11.0)
+    assert lease_one(core, 11.0).state == b"latents 5"
+
+
+def test_a_lease_that_the_replica_does_not_name_is_given_again(core: DispatchCore) -> None:
+    core.offer([image_request("a")], 0.0)
+    lost = lease_one(core, 0.0)
+    assert core.poll(poll_of(), 1.0).leases == ()
+    assert core.poll(poll_of(), 2.0).leases == ()
+    again = lease_one(core, 2.1)
+    assert again.fence > lost.fence
+    core.poll(poll_of(steps_done_by_id={"a": 0}), 4.0)
+    assert core.poll(poll_of(steps_done_by_id={"a": 1}), 8.0).aborts == ()
+    assert core.report("r", [finished(again)], 8.0)[1] == ()
+
+
+def test_a_row_that_the_replica_has_no_lease_for_is_aborted(core: DispatchCore) -> None:
+    assert core.poll(poll_of(steps_done_by_id={"old": 3}), 0.0).aborts == ("old",)
+
+
+def test_a_client_that_is_gone_frees_its_place(core: DispatchCore) -> None:
+    core.offer([image_request("a"), image_request("b")], 0.0)
+    core.touch(["b", "unknown"], 10.0)
+    assert core.next_event_s() == 6.0
+    (outcome,) = core.expire(15.0)
+    assert outcome.request_id == "a"
+    assert core.expire(15.0) == ()
+    assert core.next_event_s() == 25.0
+
+
+def test_expire_has_something_to_do_exactly_at_the_next_event() -> None:
+    core = make_core()
+    core.register(registration(), 0.1)
+    event_s = core.next_event_s()
+    assert event_s is not None
+    core.expire(event_s)
+    assert core.next_event_s() is None
+
+
+def test_a_model_whose_replica_died_still_accepts_and_predicts(core: DispatchCore) -> None:
+    core.poll(Poll("r", 1, 4, step_cost=StepCost(fixed_s=2.0, per_megapixel_s=0.0)), 0.0)
+    core.expire(6.0)
+    assert core.snapshot(6.0).replicas == ()
+    offer = core.offer([image_request("a")], 7.0)
+    assert offer.accepted
+    assert offer.predicted_s == pytest.approx(20.0)
+    assert core.models().keys() == {"m"}
+
+
+def test_a_peer_that_stopped_polling_reserves_nothing(core: DispatchCore) -> None:
+    core.register(registration("s"), 0.0)
+    core.poll(poll_of("s"), 0.0)
+    core.offer([image_request(f"a{i}") for i in range(4)], 0.0)
+    assert len(core.poll(poll_of(), 0.0).leases) == 2
+    held = {"a0": 0, "a1": 0}
+    assert core.poll(poll_of(num_free=2, steps_done_by_id=held), 1.0).leases == ()
+    assert len(core.poll(poll_of(num_free=2, steps_done_by_id=held), 2.1).leases) == 2
