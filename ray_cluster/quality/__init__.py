@@ -1,0 +1,1 @@
+"""Measures of image quality, among them our own attribute classifier."""

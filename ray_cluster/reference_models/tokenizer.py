@@ -1,0 +1,43 @@
+"""The word-level tokenizer of the reference model, in classes that transformers loads by itself."""
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ray_cluster.reference_models.captions import caption_words
+
+START, END, PAD, UNKNOWN = "<start>", "<end>", "<pad>", "<unknown>"
+MAX_TOKENS = 32
+# spellings that mean the same word
+_SPELLINGS = {"grey": "gray", "centre": "center", "middle": "center"}
+
+
+def vocabulary() -> dict[str, int]:
+    """Token ids: the four special tokens, then the words of the grammar."""
+    return {word: index for index, word in enumerate([PAD, START, END, UNKNOWN, *caption_words()])}
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Build the tokenizer: lower case, words only, one token for all unknown words."""
+    words = vocabulary()
+    core = Tokenizer(models.WordLevel(vocab=words, unk_token=UNKNOWN))
+    core.normalizer = normalizers.Sequence(
+        [
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex("[^a-z]+"), " "),
+            *(normalizers.Replace(Regex(rf"\b{old}\b"), new) for old, new in _SPELLINGS.items()),
+        ]
+    )
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, words[START]), (END, words[END])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=START,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        model_max_length=MAX_TOKENS,
+        padding_side="right",
+        truncation_side="right",
+    )

@@ -1,0 +1,147 @@
+"""Training is resumable to the bit, can be paused and stopped, and can be told to end."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ray_cluster.quality.training import classifier_trainer
+from ray_cluster.reference_models.recipe import (
+    ClassifierRecipe,
+    CodecRecipe,
+    DenoiserRecipe,
+    Optimisation,
+    Recipe,
+    SizeBucket,
+    TextRecipe,
+)
+from ray_cluster.reference_models.train import STAGES, StageName, build_trainer, train
+from ray_cluster.reference_models.trainer import RunFolder, Trainer, run_stage
+
+TINY_BUCKETS = (SizeBucket(64, 64, 2, 0.5), SizeBucket(96, 64, 2, 0.5))
+TINY_STEPS = Optimisation(steps=6, batch=4, rate=1e-3, warmup_steps=2, decay_steps=3, ema=0.9)
+
+
+def tiny_recipe() -> Recipe:
+    big = (SizeBucket(64, 64, 12, 1.0),)
+    return Recipe(
+        seed=3,
+        text=replace(TextRecipe(), width=16, layers=1, heads=2, optimisation=TINY_STEPS),
+        codec=replace(
+            CodecRecipe(),
+            channels=4,
+            fit_pictures=64,
+            buckets=TINY_BUCKETS,
+            optimisation=TINY_STEPS,
+        ),
+        denoiser=replace(
+            DenoiserRecipe(),
+            channels=(8, 8, 16),
+            heads=2,
+            buckets=TINY_BUCKETS,
+            optimisation=TINY_STEPS,
+        ),
+        classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
+    )
+
+
+def states_equal(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, dict):
+        return isinstance(second, dict) and all(states_equal(first[k], second[k]) for k in first)
+    if isinstance(first, list):
+        return isinstance(second, list) and all(map(states_equal, first, second))
+    return first == second
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_and_resumed_stage_equals_an_unbroken_one(
+    stage: StageName, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe()
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    if stage == "denoiser":
+        for folder in (whole, broken):
+            train(folder.path, recipe=recipe, stages=["text"])
+    unbroken = build_trainer(stage, recipe, whole)
+    while not unbroken.is_finished:
+        unbroken.step()
+
+    killed = build_trainer(stage, recipe, broken)
+    for _ in range(4):
+        killed.step()
+    broken.save(killed)
+    resumed = build_trainer(stage, recipe, broken)
+    assert run_stage(resumed, broken, threading.Event())
+    assert resumed.index == TINY_STEPS.steps
+    assert states_equal(resumed.state(), unbroken.state())
+
+
+def test_all_stages_train_one_after_the_other_and_leave_a_log(tmp_path: Path) -> None:
+    longer = replace(TINY_STEPS, steps=25)
+    recipe = tiny_recipe()
+    recipe = replace(recipe, text=replace(recipe.text, optimisation=longer))
+    assert train(tmp_path, recipe=recipe)
+    lines = (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [25]
+    assert {path.name for path in tmp_path.glob("*.pt")} == {f"{stage}.pt" for stage in STAGES}
+
+
+def test_a_stopped_run_keeps_its_step(tmp_path: Path) -> None:
+    stop = threading.Event()
+    trainer = classifier_trainer(tiny_recipe())
+    trainer.step()
+    stop.set()
+    folder = RunFolder(tmp_path)
+    folder.save(trainer)
+    assert not run_stage(trainer, folder, stop)
+    again = classifier_trainer(tiny_recipe())
+    assert folder.restore(again)
+    assert again.index == 1
+
+
+def test_finish_ends_a_long_run_after_one_decay(tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    long = replace(recipe.classifier, optimisation=replace(TINY_STEPS, steps=10_000))
+    trainer = classifier_trainer(replace(recipe, classifier=long))
+    (tmp_path / "FINISH").touch()
+    assert run_stage(trainer, RunFolder(tmp_path), threading.Event())
+    assert trainer.index == TINY_STEPS.decay_steps
+
+
+def test_a_deadline_begins_the_decay(tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    long = replace(recipe.classifier, optimisation=replace(TINY_STEPS, steps=10_000))
+    trainer = classifier_trainer(replace(recipe, classifier=long))
+    clock = iter(range(100))
+    assert run_stage(
+        trainer, RunFolder(tmp_path), threading.Event(), deadline=4, now=lambda: next(clock)
+    )
+    assert trainer.index < 10
+
+
+def test_a_paused_run_waits_until_it_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "PAUSE").touch()
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    trainer = classifier_trainer(tiny_recipe())
+    assert not run_stage(trainer, RunFolder(tmp_path), stop)
+    assert trainer.index <= 1
+
+
+def test_the_rate_warms_up_stays_and_decays() -> None:
+    model = torch.nn.Linear(1, 1)
+    options = replace(TINY_STEPS, steps=100, rate=1.0, warmup_steps=10, decay_steps=20)
+    trainer = Trainer("line", model, lambda _: model(torch.ones(1, 1)).sum(), options)
+    rates = []
+    while not trainer.is_finished:
+        rates.append(trainer.rate)
+        trainer.step()
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[50] == 1.0
+    assert rates[-1] == pytest.approx(0.05)
+    assert rates[80:] == sorted(rates[80:], reverse=True)
