@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 
 from ray_cluster.config import ClusterConfig
-from ray_cluster.dispatch import DispatchCore
-from ray_cluster.dispatch_service import DispatchService
-from ray_cluster.dispatch_state import ClusterSnapshot
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.dispatch.state import ClusterSnapshot
 from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import ImageRequest, ModelProfile

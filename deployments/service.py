@@ -125,6 +125,6 @@ def wait_running(
 
 def stop(*, owns_ray: bool) -> None:
     """Take the applications down, handing rows back first, and the local Ray with them."""
-    serve.shutdown()  # type: ignore[no-untyped-call]
+    serve.shutdown()
     if owns_ray:
         ray.shutdown()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,12 @@ from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
-from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.errors import (
+    MODEL_ERRORS,
+    DispatcherUnavailable,
+    InvalidRequest,
+    RequestFailed,
+)
 from ray_cluster.leases import (
     DispatcherLink,
     Failed,
@@ -55,6 +60,14 @@ class ReplicaLimits:
     max_silence_s: float = 120.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ended:
+    """The end of a lease, until the dispatcher has acknowledged it."""
+
+    lease: Lease
+    event: ReplicaEvent
+
+
 class ReplicaAgent:
     """Keeps one runner busy with leases.
 
@@ -87,7 +100,7 @@ class ReplicaAgent:
         self._limits = limits
         self._residual = CostResidual()
         self._leases: dict[str, Lease] = {}
-        self._events: list[ReplicaEvent] = []
+        self._ended: list[_Ended] = []
         self._has_events = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
@@ -123,14 +136,14 @@ class ReplicaAgent:
             task.cancel()
         await asyncio.gather(*self._loops, *self._codings, return_exceptions=True)
         state_by_id = {item.request.request_id: item.state for item in exported}
-        self._events += [
-            _returned(lease, state_by_id.get(request_id))
+        self._ended += [
+            _Ended(lease, _returned(lease, state_by_id.get(request_id)))
             for request_id, lease in self._leases.items()
         ]
         self._leases.clear()
         with contextlib.suppress(DispatcherUnavailable):
-            if self._events:
-                await self._link.report(self._registration.replica_id, tuple(self._events))
+            if self._ended:
+                await self._report(self._ended)
             await self._link.unregister(self._registration.replica_id)
         await asyncio.to_thread(self._runner.stop)
 
@@ -187,8 +200,10 @@ class ReplicaAgent:
             epoch=epoch,
             num_free=self._registration.max_in_flight - len(self._leases),
             steps_done_by_id={
-                request_id: steps_done.get(request_id, lease.request.num_steps)
-                for request_id, lease in self._leases.items()
+                lease.request.request_id: steps_done.get(
+                    lease.request.request_id, lease.request.num_steps
+                )
+                for lease in (*(ended.lease for ended in self._ended), *self._leases.values())
             },
             step_cost=corrected(self._registration.step_cost, self._residual),
         )
@@ -199,22 +214,37 @@ class ReplicaAgent:
         self._leases[request.request_id] = lease
         now_s = self._clock()
         deadline_s = now_s + lease.deadline_in_s
-        state = None
-        if lease.state is not None:
-            try:
-                state = RequestState.from_bytes(
-                    lease.state,
-                    device=self._runner.device,
-                    arrival_s=now_s - lease.queued_s,
-                    deadline_s=deadline_s,
-                )
-            except ValueError as error:
-                logger.warning("request %s starts over: %s", request.request_id, error)
-        self._runner.submit(request, deadline_s=deadline_s, queued_s=lease.queued_s, state=state)
+        self._runner.submit(
+            request,
+            deadline_s=deadline_s,
+            queued_s=lease.queued_s,
+            state=self._restored(lease, now_s, deadline_s),
+        )
+
+    def _restored(self, lease: Lease, now_s: float, deadline_s: float) -> RequestState | None:
+        """Return the state to go on from, if there is one and it can be read."""
+        if lease.state is None:
+            return None
+        request = lease.request
+        try:
+            state = RequestState.from_bytes(
+                lease.state,
+                device=self._runner.device,
+                arrival_s=now_s - lease.queued_s,
+                deadline_s=deadline_s,
+            )
+            if state.request != request:
+                raise ValueError(f"the state is of {state.request}")
+        except ValueError as error:
+            logger.warning("request %s starts over: %s", request.request_id, error)
+            return None
+        return state
 
     def _drop(self, request_id: str) -> None:
-        if self._leases.pop(request_id, None) is not None:
-            self._runner.abort(request_id)
+        """Drop the row of a request, and what was to be reported of earlier leases on it."""
+        self._leases.pop(request_id, None)
+        self._runner.abort(request_id)
+        self._ended = [ended for ended in self._ended if ended.event.request_id != request_id]
 
     def _drop_all(self) -> None:
         for request_id in list(self._leases):
@@ -233,11 +263,14 @@ class ReplicaAgent:
 
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
-        coding = self._coder.submit(event.pixels, request.output, request.recipe())
         try:
+            coding = self._coder.submit(event.pixels, request.output, request.recipe())
             data = await asyncio.wrap_future(coding)
         except RequestFailed as error:
             self._fail(lease, error)
+            return
+        except MODEL_ERRORS as error:
+            self._fail(lease, RequestFailed(f"{type(error).__name__}: {error}", "coding"))
             return
         result = ImageResult(request.request_id, data, request.output.image_format, event.timing)
         self._finish(lease, Finished(request.request_id, lease.fence, result))
@@ -249,7 +282,7 @@ class ReplicaAgent:
     def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
         if self._leases.get(lease.request.request_id) is lease:
             del self._leases[lease.request.request_id]
-            self._events.append(event)
+            self._ended.append(_Ended(lease, event))
             self._has_events.set()
 
     async def _report_forever(self) -> None:
@@ -257,18 +290,22 @@ class ReplicaAgent:
         while True:
             await self._has_events.wait()
             self._has_events.clear()
-            events = tuple(self._events)
-            if not events:
+            reported = tuple(self._ended)
+            if not reported:
                 continue
             try:
-                await self._link.report(self._registration.replica_id, events)
+                await self._report(reported)
             except DispatcherUnavailable as error:
                 self._has_events.set()
                 await self._back_off(failures, error)
                 failures += 1
                 continue
             failures = 0
-            del self._events[: len(events)]
+            self._ended = [ended for ended in self._ended if ended not in reported]
+
+    async def _report(self, ended: Sequence[_Ended]) -> None:
+        events = tuple(one.event for one in ended)
+        await self._link.report(self._registration.replica_id, events)
 
 
 def _returned(lease: Lease, state: RequestState | None) -> Returned:

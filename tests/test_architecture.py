@@ -86,7 +86,7 @@ PLANTED = [
     ("ray_cluster/api/a.py", "from fastapi import Request\nimport pydantic", None),
     ("ray_cluster/engine/a.py", "import torch\nfrom ray_cluster.policies.types import x", None),
     ("ray_cluster/simulator/a.py", "import ray_cluster.engine.step", "direction"),
-    ("ray_cluster/simulator/a.py", "from ray_cluster.dispatch import Dispatch", None),
+    ("ray_cluster/simulator/a.py", "from ray_cluster.dispatch.core import Dispatch", None),
     ("ray_cluster/dispatch.py", "import ray.serve", "direction"),
     ("ray_cluster/quality/a.py", "from ray_cluster.cli import main", "direction"),
     ("ray_cluster/__init__.py", "from ray_cluster.deployments.app import x", "direction"),

@@ -22,6 +22,7 @@ class BatchStage(Generic[ResultT]):
         on_done: called with each ticket and its result.
         on_error: called with a ticket whose work raised when it was tried alone.
         max_batch: most tickets in one group.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class BatchStage(Generic[ResultT]):
         on_done: Callable[[Ticket, ResultT], None],
         on_error: Callable[[Ticket, Exception], None],
         max_batch: int,
+        clock: Callable[[], float],
     ) -> None:
         self._live = live
         self._work = work
@@ -40,7 +42,15 @@ class BatchStage(Generic[ResultT]):
         self._on_done = on_done
         self._on_error = on_error
         self._max_batch = max_batch
+        self._clock = clock
+        self._busy_since_s: float | None = None
         self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds that the stage has been at its present piece of work; 0 while it waits."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
 
     def put(self, ticket: Ticket) -> None:
         """Queue a ticket; from any thread."""
@@ -52,12 +62,17 @@ class BatchStage(Generic[ResultT]):
 
     def run(self) -> None:
         """Work until closed; the body of the stage's thread."""
-        while tickets := self._next():
-            groups: dict[Hashable, list[Ticket]] = {}
-            for ticket in tickets:
-                groups.setdefault(self._group_of(ticket), []).append(ticket)
-            for group in groups.values():
-                self._process([ticket for ticket in group if ticket in self._live])
+        # no local of this loop may keep a ticket alive while the stage waits for the next
+        while self._work_off(self._next()):
+            self._busy_since_s = None
+
+    def _work_off(self, tickets: Sequence[Ticket]) -> bool:
+        groups: dict[Hashable, list[Ticket]] = {}
+        for ticket in tickets:
+            groups.setdefault(self._group_of(ticket), []).append(ticket)
+        for group in groups.values():
+            self._process([ticket for ticket in group if ticket in self._live])
+        return bool(tickets)
 
     def _next(self) -> list[Ticket]:
         """Wait for a ticket and take what else is there; nothing when closed."""
@@ -77,14 +92,18 @@ class BatchStage(Generic[ResultT]):
     def _process(self, tickets: Sequence[Ticket]) -> None:
         if not tickets:
             return
+        self._busy_since_s = self._clock()
         try:
             results = self._work(tickets)
         except REQUEST_ERRORS as error:
-            if len(tickets) == 1:
-                self._on_error(tickets[0], error)
-                return
-            for ticket in tickets:
-                self._process([ticket])
+            # the traceback holds the tensors of the failed call
+            failure = error.with_traceback(None)
+        else:
+            for ticket, result in zip(tickets, results, strict=True):
+                self._on_done(ticket, result)
             return
-        for ticket, result in zip(tickets, results, strict=True):
-            self._on_done(ticket, result)
+        if len(tickets) == 1:
+            self._on_error(tickets[0], failure)
+            return
+        for ticket in tickets:
+            self._process([ticket])

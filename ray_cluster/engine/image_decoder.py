@@ -56,9 +56,9 @@ class ImageDecoder:
         else:
             batch = batch / self._scale
         images = self._vae.decode(batch.to(self._vae.dtype), return_dict=False)[0].float()
-        images = (images / 2 + 0.5).clamp(0, 1)
         if not bool(torch.isfinite(images).all()):
             raise ArithmeticError("the autoencoder returned NaN or infinite pixels")
+        images = (images / 2 + 0.5).clamp(0, 1)
         scaled: npt.NDArray[np.float32] = images.permute(0, 2, 3, 1).cpu().numpy()
         return list((scaled * 255).round().astype(np.uint8))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from safetensors import SafetensorError
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.engine.folders import (
@@ -25,7 +26,7 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.unet_executor import UNetExecutor, check_unet_config
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.policies.memory import MemoryPlan
-from ray_cluster.requests import SAMPLER_NAMES, ModelProfile
+from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,12 @@ def _plan(pool: PoolConfig, folder: Path, profile: ModelProfile) -> MemoryPlan:
 
 def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
     extra = {"safety_checker": None} if "XL" not in pipeline_name(folder) else {}
-    pipeline = DiffusionPipeline.from_pretrained(
-        folder, torch_dtype=dtype, local_files_only=True, **extra
-    )
+    try:
+        pipeline = DiffusionPipeline.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, **extra
+        )
+    except (AttributeError, OSError, TypeError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be loaded, the model is incomplete: {error}") from error
     if pipeline.vae.config.get("force_upcast", False) and dtype == torch.float16:
         # this autoencoder overflows in half precision, says its own config
         pipeline.vae.to(torch.float32)
@@ -144,7 +148,7 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         default_guidance_scale=5.0 if defaults.guidance_scale is None else defaults.guidance_scale,
         default_sampler=defaults.sampler or "dpmpp_2m",
         max_steps_by_sampler={
-            name: tables.max_steps(name, pool.max_num_inference_steps) for name in SAMPLER_NAMES
+            name: tables.max_steps(name, pool.max_num_inference_steps) for name in tables.names
         },
         max_prompt_tokens=max_prompt_tokens(folder),
         created_s=int((folder / "model_index.json").stat().st_mtime),

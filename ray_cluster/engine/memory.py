@@ -8,6 +8,7 @@ for any architecture that the executor covers.
 from __future__ import annotations
 
 import json
+import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from ray_cluster.engine.image_decoder import decode_batch
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet_executor import UNetExecutor
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
+
+logger = logging.getLogger(__name__)
 
 _TOKENS = 77
 # of what is free; the rest is for the allocator's slack and the other processes
@@ -150,6 +153,17 @@ class BatchCaps(dict[SizePx, int]):
         larger = [planned for planned in self if planned[0] * planned[1] >= pixels]
         pick = min(larger or self, key=lambda planned: abs(planned[0] * planned[1] - pixels))
         return self[pick]
+
+    def lower(self, size: SizePx, batch: int) -> None:
+        """Allow at most ``batch`` images of this size, and of larger ones, from now on."""
+        pixels = size[0] * size[1]
+        self.setdefault(size, self[size])
+        for planned in self:
+            if planned[0] * planned[1] >= pixels:
+                self[planned] = max(1, min(self[planned], batch))
+        logger.warning(
+            "batches of %dx%d are capped at %d: a larger one ran out of memory", *size, batch
+        )
 
 
 def model_need(

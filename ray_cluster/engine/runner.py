@@ -72,6 +72,7 @@ class EngineRunner:
             on_done=self._enter_engine,
             on_error=lambda ticket, error: self._break(ticket, error, "encode"),
             max_batch=max_batch,
+            clock=clock,
         )
         self._decode = BatchStage(
             self._live,
@@ -80,6 +81,7 @@ class EngineRunner:
             on_done=self._deliver,
             on_error=lambda ticket, error: self._break(ticket, error, "decode"),
             max_batch=max_batch,
+            clock=clock,
         )
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=name, daemon=True)
@@ -122,13 +124,17 @@ class EngineRunner:
         return self._live.steps_done_by_id()
 
     def check_alive(self, max_silence_s: float) -> None:
-        """Raise RuntimeError when a thread has died or the step thread hangs in a step."""
-        for thread in self._threads:
+        """Raise RuntimeError when a thread has died or hangs in a piece of work."""
+        silences_s = (
+            self._encode.silence_s,
+            self._clock() - self._heartbeat_s,
+            self._decode.silence_s,
+        )
+        for thread, silence_s in zip(self._threads, silences_s, strict=True):
             if not thread.is_alive():
                 raise RuntimeError(f"the {thread.name} thread has died")
-        silence_s = self._clock() - self._heartbeat_s
-        if silence_s > max_silence_s:
-            raise RuntimeError(f"the denoise thread is silent for {silence_s:.1f} s")
+            if silence_s > max_silence_s:
+                raise RuntimeError(f"the {thread.name} thread is silent for {silence_s:.1f} s")
 
     def submit(
         self,
@@ -141,8 +147,10 @@ class EngineRunner:
         """Take a request; with ``state`` it goes on where that was exported.
 
         Raises:
-            ValueError: a request of that id is in flight.
+            ValueError: a request of that id is in flight, or the state is another request's.
         """
+        if state is not None and state.request != request:
+            raise ValueError(f"the state given for {request} is of {state.request}")
         now_s = self._clock()
         ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, entered_s=now_s)
         self._live.enter(ticket)
@@ -210,6 +218,10 @@ class EngineRunner:
         state.encode_s += now_s - ticket.entered_s
         ticket.entered_s = now_s
         ticket.state = state
+        if self._engine.is_done(state):
+            # exported when it had only to be decoded
+            self._decode.put(ticket)
+            return
 
         def join() -> None:
             if ticket in self._live:
@@ -224,14 +236,21 @@ class EngineRunner:
             self._arrived.notify()
 
     def _step_loop(self) -> None:
+        # no local of this loop may keep a row alive while the thread waits for the next
         while not self._stopping.is_set():
-            for command in self._next_commands():
-                command()
+            self._carry_out_commands()
             self._heartbeat_s = self._clock()
             if len(self._engine) > 0:
-                report = self._engine.step()
-                self._hand_on(report)
-                self._on_event(Stepped(report))
+                self._step()
+
+    def _carry_out_commands(self) -> None:
+        for command in self._next_commands():
+            command()
+
+    def _step(self) -> None:
+        report = self._engine.step()
+        self._hand_on(report)
+        self._on_event(Stepped(report))
 
     def _next_commands(self) -> list[Callable[[], None]]:
         """Return what has arrived; with nothing to step, wait for something to arrive."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from ray_cluster.engine.sampler_schedules import SamplerTable
+from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.requests import ImageRequest, OutputSpec
 
-_FORMAT = "ray-cluster request state 1"
+_MAGIC = b"ray-cluster request state 1\n"
+_CHECKSUM_BYTES = 4
 _PREFIX = "conditioning."
 
 
@@ -103,7 +107,7 @@ class RequestState:
         )
 
     def to_bytes(self) -> bytes:
-        """Return everything needed to go on elsewhere, as safetensors with a JSON header."""
+        """Return everything needed to go on elsewhere: checksummed safetensors, a JSON header."""
         tensors = {_PREFIX + name: t for name, t in self.conditioning.tensors().items()}
         tensors |= {"latents": self.latents, "denoised": self.denoised}
         tensors["generator"] = self.generator.get_state()
@@ -115,7 +119,8 @@ class RequestState:
             "denoise_s": self.denoise_s,
         }
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        return save_tensors(packed, metadata={"format": _FORMAT, "state": json.dumps(header)})
+        body = save_tensors(packed, metadata={"state": json.dumps(header)})
+        return _MAGIC + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
     @classmethod
     def from_bytes(
@@ -124,10 +129,20 @@ class RequestState:
         """Rebuild a state written by :meth:`to_bytes`; instants are on the new engine's clock.
 
         Raises:
-            ValueError: the bytes are not a request state of this version.
+            ValueError: the bytes are damaged, or not a request state of this version.
         """
-        header = _read_header(data)
-        tensors = {name: tensor.to(device) for name, tensor in load_tensors(data).items()}
+        body = _checked(data)
+        try:
+            return cls._unpack(body, device, arrival_s, deadline_s)
+        except (*MODEL_ERRORS, SafetensorError) as error:
+            raise ValueError(f"not a request state of this version: {error!r}") from error
+
+    @classmethod
+    def _unpack(
+        cls, body: bytes, device: torch.device | str, arrival_s: float, deadline_s: float
+    ) -> RequestState:
+        header = _read_header(body)
+        tensors = {name: tensor.to(device) for name, tensor in load_tensors(body).items()}
         generator = torch.Generator("cpu")
         generator.set_state(tensors.pop("generator").cpu())
         conditioning = Conditioning(
@@ -154,12 +169,20 @@ class RequestState:
         )
 
 
-def _read_header(data: bytes) -> dict[str, Any]:
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise ValueError(f"not a request state: {len(data)} bytes without a complete header")
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    if metadata.get("format") != _FORMAT:
-        raise ValueError(f"request state has format {metadata.get('format')!r}, not {_FORMAT!r}")
-    state: dict[str, Any] = json.loads(metadata["state"])
+def _checked(data: bytes) -> bytes:
+    """Return the safetensors within, once nothing of them is missing or changed."""
+    start = len(_MAGIC) + _CHECKSUM_BYTES
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise ValueError(
+            f"not a request state: {len(data)} bytes that do not begin with {_MAGIC!r}"
+        )
+    body = data[start:]
+    if len(data) < start or zlib.crc32(body) != int.from_bytes(data[len(_MAGIC) : start], "little"):
+        raise ValueError(f"request state is damaged: {len(data)} bytes with a wrong checksum")
+    return body
+
+
+def _read_header(body: bytes) -> dict[str, Any]:
+    length = int.from_bytes(body[:8], "little")
+    state: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["state"])
     return state

@@ -19,6 +19,7 @@ from ray_cluster.policies.types import BatchDecision, RowView
 
 logger = logging.getLogger(__name__)
 
+SizePx = tuple[int, int]
 BatchPolicy = Callable[[Sequence[RowView], float], BatchDecision]
 """Chooses the next batch among the rows, at an instant on the engine's clock."""
 
@@ -62,6 +63,8 @@ class StepEngine:
         policy: chooses the rows of the next batch.
         tables: sampler schedules of the model.
         clock: monotonic seconds.
+        on_out_of_memory: called with an image size and the rows of it that still ran together,
+            after a larger batch ran out of memory.
     """
 
     def __init__(
@@ -70,11 +73,14 @@ class StepEngine:
         policy: BatchPolicy,
         tables: SamplerTables,
         clock: Callable[[], float],
+        *,
+        on_out_of_memory: Callable[[SizePx, int], None] | None = None,
     ) -> None:
         self._executor = executor
         self._policy = policy
         self._tables = tables
         self._clock = clock
+        self._on_out_of_memory = on_out_of_memory
         self._rows: dict[str, RequestState] = {}
         self._last_step_by_id: dict[str, int] = {}
         self._num_steps = 0
@@ -124,7 +130,7 @@ class StepEngine:
         for row in rows:
             self._last_step_by_id[row.request.request_id] = self._num_steps
         failed = self._advance(rows)
-        finished = [row for row in rows if self._is_done(row)]
+        finished = [row for row in rows if self.is_done(row)]
         for row in (*finished, *(failure.state for failure in failed)):
             self.abort(row.request.request_id)
         return StepReport(
@@ -146,32 +152,32 @@ class StepEngine:
             for request_id, row in self._rows.items()
         ]
 
-    def _is_done(self, row: RequestState) -> bool:
+    def is_done(self, row: RequestState) -> bool:
+        """Whether the row has taken its last step; a state imported like that is not to step."""
         table = self._tables.table(row.request.sampler, row.request.num_steps)
         return row.step_index >= table.num_steps
 
     def _advance(self, rows: Sequence[RequestState]) -> list[FailedRow]:
-        """Step the rows together; if that fails, each alone, so that only the culprit fails."""
+        """Step the rows together; if that fails, in halves, so that only the culprit fails."""
         generator_states = [row.generator.get_state() for row in rows]
         try:
             advanced, denoised = self._compute(rows)
         except MODEL_ERRORS as error:
-            for row, generator_state in zip(rows, generator_states, strict=True):
-                row.generator.set_state(generator_state)
-            if len(rows) == 1:
-                message = f"{type(error).__name__}: {error}"
-                return [FailedRow(rows[0], RequestFailed(message, "denoise"))]
-            logger.warning("step of %d rows failed (%s); trying each alone", len(rows), error)
-            return [failure for row in rows for failure in self._advance([row])]
-        failed = []
-        finite = torch.isfinite(advanced.flatten(1)).all(dim=1).tolist()
-        for row, latents, estimate, is_finite in zip(rows, advanced, denoised, finite, strict=True):
-            if is_finite:
-                row.latents, row.denoised = latents, estimate
-                row.step_index += 1
-            else:
-                message = f"latents became NaN or infinite at step {row.step_index + 1}"
-                failed.append(FailedRow(row, RequestFailed(message, "denoise")))
+            message = f"{type(error).__name__}: {error}"
+            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        else:
+            return _commit(rows, advanced, denoised)
+        # only out of the except block is the memory free that the traceback held
+        for row, generator_state in zip(rows, generator_states, strict=True):
+            row.generator.set_state(generator_state)
+        if len(rows) == 1:
+            return [FailedRow(rows[0], RequestFailed(message, "denoise"))]
+        logger.warning("step of %d rows failed (%s); trying halves", len(rows), message)
+        larger = -(-len(rows) // 2)
+        failed = [*self._advance(rows[:larger]), *self._advance(rows[larger:])]
+        if is_memory and not failed and self._on_out_of_memory is not None:
+            request = rows[0].request
+            self._on_out_of_memory((request.width_px, request.height_px), larger)
         return failed
 
     def _compute(self, rows: Sequence[RequestState]) -> tuple[Tensor, Tensor]:
@@ -197,6 +203,20 @@ class StepEngine:
             _noise(rows, tables),
             coefficients.to(device),
         )
+
+
+def _commit(rows: Sequence[RequestState], advanced: Tensor, denoised: Tensor) -> list[FailedRow]:
+    """Make a computed step the rows' own; those that became NaN or infinite have failed."""
+    failed = []
+    finite = torch.isfinite(advanced.flatten(1)).all(dim=1).tolist()
+    for row, latents, estimate, is_finite in zip(rows, advanced, denoised, finite, strict=True):
+        if is_finite:
+            row.latents, row.denoised = latents, estimate
+            row.step_index += 1
+        else:
+            message = f"latents became NaN or infinite at step {row.step_index + 1}"
+            failed.append(FailedRow(row, RequestFailed(message, "denoise")))
+    return failed
 
 
 def _noise(rows: Sequence[RequestState], tables: Sequence[Any]) -> Tensor:

@@ -94,7 +94,7 @@ class Service:
                     "defaults": {
                         "size": "64x64",
                         "num_inference_steps": 20,
-                        "guidance_scale": 3.0,
+                        "guidance_scale": 2.0,
                         "sampler": "ddim",
                     },
                 }

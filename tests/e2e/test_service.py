@@ -102,12 +102,12 @@ def test_a_client_that_comes_back_when_told_is_served(service: Service) -> None:
 
     def one(index: int) -> int:
         reply = client.images.generate(
-            prompt="a red circle", n=8, extra_body={"seed": index, "num_inference_steps": 30}
+            prompt="a red circle", n=8, extra_body={"seed": index, "num_inference_steps": 8}
         )
         return len(reply.data or [])
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(one, range(8))) == [8] * 8
+        assert list(pool.map(one, range(6))) == [8] * 6
 
 
 def test_a_client_that_goes_away_frees_its_rows(service: Service) -> None:

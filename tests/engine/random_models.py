@@ -87,7 +87,7 @@ def save_sdxl(folder: Path) -> Path:
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     unet = UNet2DConditionModel(
-        sample_size=32,
+        sample_size=16,
         block_out_channels=(16, 32),
         layers_per_block=2,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
@@ -102,9 +102,9 @@ def save_sdxl(folder: Path) -> Path:
         norm_num_groups=8,
     )
     vae = AutoencoderKL(
-        block_out_channels=(16, 16),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(16, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
         latent_channels=4,
         norm_num_groups=4,
         sample_size=64,

@@ -1,0 +1,59 @@
+"""Puts the commands together."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from typing import Annotated
+
+import typer
+
+from ray_cluster.cli.doctor import doctor
+from ray_cluster.cli.generate import generate
+from ray_cluster.cli.models import models
+from ray_cluster.cli.serve import serve
+
+app = typer.Typer(
+    help="Serve images from diffusion models, and make them from the command line.",
+    epilog="Start here: [bold]ray-cluster doctor[/bold], then [bold]ray-cluster serve[/bold].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+app.command()(generate)
+app.add_typer(models, name="models")
+app.command()(doctor)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"ray-cluster {_version()}")
+
+
+def _leave(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", callback=_leave, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    # the option acts by itself
+    return
+
+
+def _version() -> str:
+    try:
+        return package_version("ray-cluster")
+    except PackageNotFoundError:
+        return "(run from a folder that was not installed)"

@@ -1,0 +1,1 @@
+"""What ``doctor`` looks at; every check is a function that returns findings."""

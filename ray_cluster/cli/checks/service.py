@@ -1,0 +1,114 @@
+"""Whether a configuration's pools and ports can be had on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
+from ray_cluster.cli.plans import PlannedModel, plan_pool
+from ray_cluster.cli.ports import port_problem, wanted_listeners
+from ray_cluster.cli.report import open_service_warnings
+from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.errors import RayClusterError
+
+_GIB = 2**30
+# a worker that has imported torch and diffusers, beside its weights
+_WORKER_BYTES = 400 * 2**20
+
+
+def check_service(config: ClusterConfig) -> Iterator[Finding]:
+    """Yield what there is to say of ports, pools and processors."""
+    for listener in wanted_listeners(config):
+        found = port_problem(listener)
+        subject = f"port {listener.port}"
+        # the sentence says what to change
+        yield problem(subject, found, "") if found else ok(subject, f"free for {listener.purpose}")
+    for message in open_service_warnings(config):
+        yield warning("access", message, "")
+    plans = []
+    for pool in config.pools:
+        finding, plan = _check_pool(pool)
+        yield finding
+        if plan is not None:
+            plans.append((pool, plan))
+    if config.ray.address is None:
+        yield _processors(config)
+        yield _all_replicas(plans)
+
+
+def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
+    subject = f"pool {pool.name}"
+    missing = _not_downloaded(pool.model)
+    if missing is not None:
+        return missing, None
+    try:
+        plan = plan_pool(pool)
+    except RayClusterError as error:
+        return problem(subject, str(error), ""), None
+    found = f"{pool.replicas} x {pool.model} on {pool.device}: {plan.memory_words}"
+    if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
+        return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
+    return ok(subject, found), plan
+
+
+def _not_downloaded(model: str) -> Finding | None:
+    """Say so if a model would have to be downloaded first; the doctor downloads nothing."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    from ray_cluster.reference_models.registry import BUILTIN_MODELS
+
+    is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    if model in BUILTIN_MODELS or Path(model).expanduser().is_dir() or not is_hub_id:
+        return None
+    if isinstance(try_to_load_from_cache(model, "model_index.json"), str):
+        return None
+    subject, found = f"model {model}", f"is not in the cache {constants.HF_HUB_CACHE}"
+    if constants.HF_HUB_OFFLINE:
+        return problem(
+            subject,
+            f"{found}, and HF_HUB_OFFLINE forbids to download it",
+            f"hf download {model} on a machine with access, or give a folder as the pool's model",
+        )
+    return warning(
+        subject, found, f"the first start downloads it; hf download {model} does that now"
+    )
+
+
+def _processors(config: ClusterConfig) -> Finding:
+    """Compare what Ray will reserve, and what threads will really run, with what there is."""
+    cores = os.cpu_count() or 1
+    offered = config.ray.num_cpus or cores
+    reserved = sum(pool.num_cpus * pool.replicas for pool in config.pools)
+    threads = sum(pool.num_threads * pool.replicas for pool in config.pools)
+    found = f"{cores}; replicas reserve {reserved:g} of {offered} and run {threads} thread(s)"
+    if reserved > offered:
+        return problem(
+            "processors",
+            found,
+            "some replicas would wait for ever: lower replicas or num_cpus (it is what Ray "
+            "reserves, not a limit), or raise ray.num_cpus",
+        )
+    if threads > cores:
+        return warning("processors", found, "lower num_threads or replicas: they slow each other")
+    return ok("processors", found)
+
+
+def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]]) -> Finding:
+    """Add up what all replicas take: each plans as if it were alone."""
+    needed = sum(
+        pool.replicas
+        * (
+            _WORKER_BYTES
+            + (plan.memory.weights_bytes if plan.memory and pool.device == "cpu" else 0)
+        )
+        for pool, plan in plans
+    )
+    available = psutil.virtual_memory().available
+    found = f"about {needed / _GIB:.1f} of {available / _GIB:.1f} GiB free, without activations"
+    if needed > available:
+        return problem("memory of all replicas", found, "lower replicas, or end other programs")
+    return ok("memory of all replicas", found)

@@ -1,0 +1,89 @@
+"""``ray-cluster doctor``: what this machine can run, and what to do about each problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ray_cluster.cli.checks.finding import Finding
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="YAML file; without it the built-in configs/local.yaml."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
+) -> None:
+    """Check whether this machine can run a configuration; nothing is started or downloaded.
+
+    Leaves with code 1 when it cannot.
+
+    [bold]Examples[/bold]
+
+      ray-cluster doctor
+
+      ray-cluster doctor my.yaml --json
+    """
+    findings = examine(config)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    if any(finding.level == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(path: Path | None) -> list[Finding]:
+    """Return the findings of all checks; without a usable configuration, those that need none."""
+    from ray_cluster.cli.checks.finding import ok, problem
+    from ray_cluster.cli.checks.gpus import check_gpus
+    from ray_cluster.cli.checks.machine import check_machine
+    from ray_cluster.cli.checks.model_cache import check_model_cache
+    from ray_cluster.cli.checks.service import check_service
+    from ray_cluster.cli.checks.software import check_software
+    from ray_cluster.config import RayConfig, default_config_path, load_config
+    from ray_cluster.errors import ConfigError
+
+    findings = list(check_software())
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        findings += [problem("configuration", str(error), "")]
+        return [*findings, *check_machine(RayConfig()), *check_gpus(()), *check_model_cache()]
+    findings += [ok("configuration", str(path or default_config_path()))]
+    findings += check_machine(config.ray)
+    is_here = config.ray.address is None
+    findings += [*check_gpus(config.pools if is_here else ()), *check_model_cache()]
+    return [*findings, *check_service(config)]
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+    table = Table("", "what", "found", box=box.SIMPLE)
+    for finding in findings:
+        found = Text(finding.found)
+        if finding.advice:
+            found.append(f"\n→ {finding.advice}", style="bold")
+        style = styles[finding.level]
+        table.add_row(Text(finding.level, style=style), Text(finding.subject), found)
+    console = Console(highlight=False)
+    console.print(table)
+    counts = {level: sum(item.level == level for item in findings) for level in styles}
+    if counts["problem"]:
+        console.print(f"{counts['problem']} problem(s): this cannot run here", style="bold red")
+    elif counts["warning"]:
+        console.print(f"runs, with {counts['warning']} warning(s)", style="yellow")
+    else:
+        console.print("ready", style="green")

@@ -1,0 +1,41 @@
+"""What ``generate`` gets back, wherever the images were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ray_cluster.errors import RayClusterError
+
+
+class GenerateFailed(RayClusterError):
+    """No image, for a reason that is not in the request's parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """One coded image.
+
+    Attributes:
+        timing: seconds by stage.
+    """
+
+    data: bytes
+    seed: int
+    timing: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeImages:
+    """The images of one call.
+
+    Attributes:
+        size: WIDTHxHEIGHT.
+        deadline_met: None where the call had no deadline.
+    """
+
+    model: str
+    size: str
+    images: tuple[MadeImage, ...]
+    elapsed_s: float
+    deadline_met: bool | None

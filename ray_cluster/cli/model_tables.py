@@ -1,0 +1,63 @@
+"""Tables of the built-in and the served models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from rich import box
+from rich.table import Table
+
+from ray_cluster.cli.remote_images import RemoteService
+from ray_cluster.config import load_config
+from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
+
+_CARD = "README.md"
+_TIMEOUT_S = 30.0
+
+
+def builtin_table() -> Table:
+    """Return the models that ship with the package."""
+    table = Table("built-in", "folder", "size", "licence", "card", box=box.SIMPLE)
+    for name in BUILTIN_MODELS:
+        folder = builtin_folder(name)
+        if folder is not None:
+            table.add_row(name, str(folder), _size(folder), *card_lines(folder))
+    return table
+
+
+def served_table(url: str, api_key: str | None) -> Table:
+    """Return what a service has ready."""
+    service = RemoteService.at(url, api_key, load_config(), _TIMEOUT_S)
+    table = Table("served", "family", "default size", "sides", "samplers", box=box.SIMPLE)
+    for model in service.models():
+        table.add_row(
+            model.id,
+            model.family,
+            model.default_size,
+            f"{model.min_px} to {model.max_px} px in steps of {model.size_multiple_px}",
+            ", ".join(model.max_steps_by_sampler),
+        )
+    return table
+
+
+def card_lines(folder: Path) -> tuple[str, str]:
+    """Return the licence and the first line of text of a model card; dashes where there is none."""
+    card = folder / _CARD
+    if not card.is_file():
+        return "-", "-"
+    text = card.read_text(encoding="utf-8")
+    head: object = None
+    if text.startswith("---\n"):
+        front, _, text = text.removeprefix("---\n").partition("\n---")
+        head = yaml.safe_load(front)
+    licence = head.get("license", "-") if isinstance(head, dict) else "-"
+    lines = (line.strip("# ").strip() for line in text.splitlines() if line.strip())
+    return str(licence), next(lines, "-")
+
+
+def _size(folder: Path) -> str:
+    if not folder.is_dir():
+        return "not there: train it"
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,117 @@
+"""``ray-cluster models``: list, train and evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ray_cluster.cli.output import fail, plain_errors, stdout
+
+models = typer.Typer(help="The models: list them, train a built-in one, measure it.")
+
+_Name = Annotated[str, typer.Argument(help="A built-in model, such as shapes-sd.")]
+
+
+@models.command("list")
+def list_models(
+    url: Annotated[
+        str | None, typer.Option(help="Also list what a running service serves.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="For --url.")] = None,
+) -> None:
+    """List the built-in models, and those that a service at --url has ready.
+
+    [bold]Examples[/bold]
+
+      ray-cluster models list
+
+      ray-cluster models list --url http://127.0.0.1:8000
+    """
+    from ray_cluster.cli.model_tables import builtin_table, served_table
+
+    with plain_errors():
+        if api_key is not None and url is None:
+            fail("--api-key changes nothing without --url; leave it out")
+        stdout().print(builtin_table())
+        if url is not None:
+            stdout().print(served_table(url, api_key))
+
+
+@models.command()
+def train(  # noqa: PLR0917 - one argument per option is how typer declares them
+    name: _Name,
+    out: Annotated[Path | None, typer.Option(help="Working folder; .runs/NAME if absent.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Begin each stage's final decay after this time."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Another seed than the recipe's, for a new run.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Only this stage; may be given several times.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="When done, write a diffusers folder here.")
+    ] = None,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Make the run that works in --out wait.")
+    ] = False,
+    resume_run: Annotated[
+        bool, typer.Option("--resume-run", help="Let a run that waits go on.")
+    ] = False,
+) -> None:
+    """Train a built-in model; an interrupted run goes on where it was.
+
+    Ctrl-C writes a checkpoint and stops.
+
+    [bold]Examples[/bold]
+
+      ray-cluster models train shapes-sd --minutes 5 --out /tmp/run --export /tmp/shapes
+
+      ray-cluster models train shapes-sd --pause
+    """
+    from ray_cluster.cli.model_training import TrainingOptions, steer, train_model
+
+    with plain_errors():
+        if pause and resume_run:
+            fail("--pause and --resume-run contradict each other; give one of them")
+        if pause or resume_run:
+            stdout().print(steer(name, out, wait=pause), markup=False)
+            return
+        options = TrainingOptions(name, out, minutes, seed, tuple(stage or ()), export)
+        stdout().print(train_model(options), markup=False)
+
+
+@models.command()
+def evaluate(  # noqa: PLR0917 - as above
+    name: Annotated[str, typer.Argument(help="A built-in model, or a folder of its kind.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts at 64 x 64.")] = 500,
+    other_prompts: Annotated[int, typer.Option(min=0, help="Prompts at other sizes.")] = 200,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of prompts and noise.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
+    guidance: Annotated[float | None, typer.Option(min=0.0, help="Guidance scale.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for evaluation.json and contact-sheet.png.")
+    ] = None,
+) -> None:
+    """Measure how often a model draws what the prompt says, with a classifier of our own.
+
+    [bold]Examples[/bold]
+
+      ray-cluster models evaluate shapes-sd
+
+      ray-cluster models evaluate shapes-sd --prompts 50 --other-prompts 0 --out /tmp/report
+    """
+    from ray_cluster.cli.model_training import evaluate_model
+
+    changes = {"prompts": prompts, "prompts_elsewhere": other_prompts}
+    given = {"seed": seed, "steps": steps, "guidance": guidance}
+    with plain_errors():
+        evaluate_model(
+            name,
+            {**changes, **{key: value for key, value in given.items() if value is not None}},
+            out,
+        )

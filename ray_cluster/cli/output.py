@@ -1,0 +1,64 @@
+"""What commands write, and how they fail: one sentence on stderr and a code, never a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from ray_cluster.errors import InvalidRequest, RayClusterError
+
+# where the command's option is not called as the API's parameter
+OPTION_BY_PARAM: Mapping[str, str] = {
+    "num_inference_steps": "--steps",
+    "guidance_scale": "--guidance",
+    "output_format": "--format",
+    "output_compression": "--compression",
+    "slo_s": "--slo",
+    "image": "--like",
+}
+
+
+def stdout() -> Console:
+    """Return a console for results."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def stderr() -> Console:
+    """Return a console for progress, warnings and errors."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    """Write a warning to stderr."""
+    console = stderr()
+    console.print("warning:", style="bold yellow", end=" ")
+    console.print(message, markup=False)
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Write an error to stderr and leave with ``code``."""
+    console = stderr()
+    console.print("error:", style="bold red", end=" ")
+    console.print(message, markup=False)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn the errors that ray-cluster raises on purpose into one sentence and exit code 1."""
+    try:
+        yield
+    except InvalidRequest as error:
+        fail(with_option(error.message, error.param))
+    except RayClusterError as error:
+        fail(str(error))
+
+
+def with_option(message: str, param: str | None) -> str:
+    """Return the message with the option that sets the API's parameter, if its name differs."""
+    option = OPTION_BY_PARAM.get(param or "")
+    return message if option is None else f"{message} (option {option})"

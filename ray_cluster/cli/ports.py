@@ -1,0 +1,108 @@
+"""Whether the ports that a service needs are free, and who has them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from ray_cluster.config import ClusterConfig
+from ray_cluster.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An address that the service wants to listen on.
+
+    Attributes:
+        purpose: what it is for.
+        key: where the configuration sets the port.
+        option: the option of ``serve`` that sets it.
+    """
+
+    purpose: str
+    host: str
+    port: int
+    key: str
+    option: str
+
+
+def wanted_listeners(config: ClusterConfig) -> Iterator[Listener]:
+    """Yield what a service on this machine listens on; nothing when Ray runs elsewhere."""
+    if config.ray.address is not None:
+        return
+    http, ray = config.http, config.ray
+    yield Listener("the API", http.host, http.port, "http.port", "--port")
+    if ray.include_dashboard:
+        yield Listener(
+            "Ray's dashboard",
+            ray.dashboard_host,
+            ray.dashboard_port,
+            "ray.dashboard_port",
+            "--dashboard-port",
+        )
+
+
+def check_ports(config: ClusterConfig) -> None:
+    """Raise :class:`ConfigError` for the first port that the service cannot listen on."""
+    seen: dict[int, str] = {}
+    for listener in wanted_listeners(config):
+        if listener.port in seen:
+            raise ConfigError(
+                f"{listener.purpose} and {seen[listener.port]} cannot both have port "
+                f"{listener.port}; choose another with {listener.option} or {listener.key}"
+            )
+        seen[listener.port] = listener.purpose
+        problem = port_problem(listener)
+        if problem is not None:
+            raise ConfigError(problem)
+
+
+def port_problem(listener: Listener) -> str | None:
+    """Return why nothing can listen there, with what to change; None if it can."""
+    where = f"{listener.host}:{listener.port}"
+    change = f"{listener.option} or {listener.key}"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            listener.host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            # a bound socket that nobody listens on yet is taken all the same
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"{listener.purpose} cannot listen on {where}: the port is taken by "
+                f"{_holder(listener.port)}; stop that, or choose another port with {change}"
+            )
+        if error.errno == errno.EACCES:
+            return (
+                f"{listener.purpose} cannot listen on {where}: ports below 1024 need the "
+                f"administrator; choose another with {change}"
+            )
+        return (
+            f"{listener.purpose} cannot listen on {where} ({error.strerror}): "
+            "give an address of this machine, such as 127.0.0.1"
+        )
+    return None
+
+
+def _holder(port: int) -> str:
+    """Name the process that listens on a port, as far as this user may see it."""
+    try:
+        connections = psutil.net_connections("tcp")
+        for connection in connections:
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.laddr.port == port and connection.pid is not None:
+                process = psutil.Process(connection.pid)
+                command = " ".join(process.cmdline())[:80] or process.name()
+                return f"process {connection.pid} ({command})"
+    except psutil.Error:
+        return "a process that this user may not see"
+    return "another process"

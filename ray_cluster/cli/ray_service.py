@@ -1,0 +1,209 @@
+"""The service on Ray, as the command line needs it: the only module here that sees Ray."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatusOverview
+
+from ray_cluster.cli.failure_text import own_error, short_reason
+from ray_cluster.config import ClusterConfig
+from ray_cluster.deployments.links import DISPATCHER, FRONT
+from ray_cluster.deployments.service import (
+    ApplicationState,
+    StartFailed,
+    application_states,
+    deploy,
+    start_ray,
+    wait_running,
+)
+from ray_cluster.errors import RayClusterError
+
+# a model that is downloaded by its replicas may take its time
+_START_S = 3600.0
+_DELETE_S = 40.0
+_LEAVE_S = 10.0
+_POLL_S = 0.2
+_ANSWER_S = 5.0
+
+
+class ServiceFailed(RayClusterError):
+    """The service could not start, or Ray has died."""
+
+
+class RayService:
+    """One deployed configuration, and the local Ray if there was none to connect to.
+
+    Serve's and Ray's own messages do not reach the terminal: what matters of them is raised.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self._owns_ray = False
+        self._owns_serve = False
+        self._is_deployed = False
+        self._has_run = False
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+
+    def connect(self) -> None:
+        """Start a local Ray, or connect to the configured one."""
+        # should ray.init be interrupted, what it has started must go
+        self._owns_ray = self.config.ray.address is None
+        try:
+            self._owns_ray = start_ray(self.config.ray)
+            serve.status()
+        except RayServeException:
+            self._owns_serve = True
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            where = self.config.ray.address or "on this machine"
+            raise ServiceFailed(
+                f"Ray cannot start {where}: {short_reason(str(error))}; "
+                "'ray-cluster doctor' tells more"
+            ) from error
+
+    def deploy(self) -> None:
+        """Hand all applications to Serve, without waiting for them."""
+        self._is_deployed = True
+        deploy(self.config)
+
+    def wait_running(self, show: Callable[..., None]) -> None:
+        """Wait until every application runs; ``show(name, state, is_done=)`` hears of each.
+
+        Raises:
+            ServiceFailed: one cannot; the message is the model's own where there is one.
+        """
+
+        def on_change(states: list[ApplicationState]) -> None:
+            applications = serve.status().applications
+            for row in states:
+                status = applications.get(row.name)
+                _raise_own_error(row.name, status)
+                show(row.name, _progress(status, row.state), is_done=row.state == "running")
+
+        try:
+            wait_running(self.config, timeout_s=_START_S, on_change=on_change)
+            self._has_run = True
+        except StartFailed as error:
+            raise ServiceFailed(
+                f"{short_reason(str(error))}; the logs are in {self.log_folder}"
+            ) from error
+
+    def application_states(self) -> list[ApplicationState]:
+        """Return where each application stands; ServiceFailed if Ray has died."""
+        try:
+            return application_states(self.config)
+        except (RayError, RayServeException, ConnectionError) as error:
+            raise ServiceFailed(
+                f"Ray does not answer any more ({short_reason(str(error))})"
+            ) from error
+
+    def replica_counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the running replicas by application and deployment."""
+        applications = serve.status().applications
+        names = [row.name for row in self.application_states()]
+        return {
+            name: {
+                deployment: _num_running(status.replica_states)
+                for deployment, status in applications[name].deployments.items()
+            }
+            for name in names
+            if name in applications
+        }
+
+    def num_in_flight(self) -> int:
+        """Return the images that wait or are being made; 0 if the dispatcher does not say."""
+        if not self._has_run:
+            return 0
+        try:
+            handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+            snapshot = handle.snapshot.remote().result(timeout_s=_ANSWER_S)
+        except (RayError, RayServeException, TimeoutError):
+            return 0
+        return int(snapshot.num_waiting + snapshot.num_leased)
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where Ray's dashboard is, if it was started here."""
+        settings = self.config.ray
+        if not self._owns_ray or not settings.include_dashboard:
+            return None
+        return f"http://{settings.dashboard_host}:{settings.dashboard_port}"
+
+    @property
+    def log_folder(self) -> str:
+        """Folder of the logs of Ray, Serve and the replicas."""
+        context = ray.get_runtime_context()
+        return str(Path(context.get_temp_dir()) / context.get_session_name() / "logs")
+
+    def close(self) -> None:
+        """Take the applications down, then the Ray that was started here, and all its processes."""
+        processes = psutil.Process().children(recursive=True) if self._owns_ray else []
+        try:
+            # in a Ray of our own, replicas that never ran have nothing to hand back
+            must_delete = self._has_run or (self._is_deployed and not self._owns_ray)
+            if must_delete and ray.is_initialized():
+                self._delete_applications()
+        finally:
+            ray.shutdown()
+            _end(processes)
+
+    def _delete_applications(self) -> None:
+        """Have Serve stop the replicas, which hand their rows back, without an end of Serve itself.
+
+        ``serve.shutdown`` kills the controller within its own call, which Ray reports as a failed
+        task; a local Serve ends with its Ray.
+        """
+        names = {pool.name for pool in self.config.pools} | {FRONT}
+        try:
+            for name in names:
+                serve.delete(name, _blocking=False)
+            deadline_s = time.monotonic() + _DELETE_S
+            while names & serve.status().applications.keys() and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+            if self._owns_serve and not self._owns_ray:
+                serve.shutdown()
+        except (RayError, RayServeException, ConnectionError, TimeoutError) as error:
+            logging.getLogger(__name__).warning(
+                "the applications could not be stopped: %s", short_reason(str(error))
+            )
+
+
+def _raise_own_error(name: str, status: ApplicationStatusOverview | None) -> None:
+    """Raise what the model itself says against being served: Serve would try again and again."""
+    if status is None:
+        return
+    messages = [status.message, *(item.message for item in status.deployments.values())]
+    for message in messages:
+        reason = own_error(message)
+        if reason is not None:
+            raise ServiceFailed(reason if name in reason else f"{name}: {reason}")
+
+
+def _progress(status: ApplicationStatusOverview | None, state: str) -> str:
+    if status is None or state == "running":
+        return state
+    counts = [item.replica_states for item in status.deployments.values()]
+    running = sum(_num_running(count) for count in counts)
+    total = sum(sum(count.values()) for count in counts)
+    return f"{state}, {running} of {total} replicas" if total else state
+
+
+def _num_running(count_by_state: Mapping[Any, int]) -> int:
+    return sum(count for state, count in count_by_state.items() if state == "RUNNING")
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Wait for processes to end by themselves, then end them."""
+    _, alive = psutil.wait_procs(processes, timeout=_LEAVE_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=_LEAVE_S)

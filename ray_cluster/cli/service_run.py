@@ -1,0 +1,146 @@
+"""One life of the service: check, start, report, watch, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import httpx
+
+from ray_cluster.cli.output import stderr, stdout, warn
+from ray_cluster.cli.plans import PlannedModel, PlansInBackground
+from ray_cluster.cli.ports import check_ports
+from ray_cluster.cli.report import base_url, open_service_warnings, print_report
+from ray_cluster.cli.signals import StopSignals
+from ray_cluster.cli.start_screen import StartScreen
+from ray_cluster.config import ClusterConfig, apply_ray_environment
+
+if TYPE_CHECKING:
+    from ray_cluster.cli.ray_service import RayService
+
+_READY_S = 30.0
+_WATCH_S = 2.0
+# what images that are being made may still take after a signal
+_DRAIN_S = 10.0
+
+
+def run_service(config: ClusterConfig, *, quiet: bool) -> None:
+    """Run the service of a configuration until SIGINT or SIGTERM.
+
+    Raises:
+        RayClusterError: it cannot start, or Ray has died; what it started is gone by then.
+    """
+    check_ports(config)
+    for message in open_service_warnings(config):
+        warn(message)
+    apply_ray_environment(config.ray)
+    with (
+        StopSignals() as signals,
+        suppress(KeyboardInterrupt),
+        StartScreen(stderr(), quiet=quiet) as screen,
+        _closing(config, screen, signals) as service,
+    ):
+        try:
+            planned = _start(service, screen, signals)
+            screen.stop()
+            if not quiet:
+                _report(service, planned)
+            _watch(service)
+        except KeyboardInterrupt:
+            screen.stop()
+            _drain(service, quiet=quiet)
+
+
+@contextmanager
+def _closing(
+    config: ClusterConfig, screen: StartScreen, signals: StopSignals
+) -> Iterator[RayService]:
+    screen.show("Ray", "importing")
+    from ray_cluster.cli.ray_service import RayService
+
+    service = RayService(config)
+    try:
+        yield service
+    finally:
+        # from here on everything is bounded in time
+        signals.ignore()
+        service.close()
+
+
+def _start(
+    service: RayService, screen: StartScreen, signals: StopSignals
+) -> Sequence[PlannedModel]:
+    config = service.config
+    screen.show("Ray", "starting")
+    # only now: two threads that import diffusers at once break its lazy modules
+    plans = PlansInBackground(config.pools if config.ray.address is None else ())
+    try:
+        service.connect()
+    except SystemExit:
+        # Ray's own handler of SIGTERM, which ray.init sets
+        raise KeyboardInterrupt from None
+    finally:
+        signals.arm()
+    screen.show("Ray", "running", is_done=True)
+    screen.show("models", "checking files and memory")
+    planned = plans.result()
+    screen.show("models", "can be loaded", is_done=True)
+    service.deploy()
+    service.wait_running(screen.show)
+    screen.show("API", "waiting for an answer")
+    _wait_ready(config)
+    screen.show("API", "ready", is_done=True)
+    return planned
+
+
+def _wait_ready(config: ClusterConfig) -> None:
+    """Wait until the example calls of the report will work."""
+    deadline_s = time.monotonic() + _READY_S
+    url = f"{base_url(config.http)}/readyz"
+    while time.monotonic() < deadline_s:
+        with suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=5.0).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.2)
+    warn(f"{url} does not say that it is ready, after {_READY_S:.0f} s of trying")
+
+
+def _report(service: RayService, planned: Sequence[PlannedModel]) -> None:
+    print_report(
+        stdout(),
+        service.config,
+        planned,
+        service.replica_counts(),
+        dashboard_url=service.dashboard_url,
+        logs=service.log_folder,
+    )
+
+
+def _watch(service: RayService) -> None:
+    """Say when an application fails or recovers, until a signal comes."""
+    known: dict[str, str] = {}
+    while True:
+        for row in service.application_states():
+            if known.get(row.name, "running") != row.state:
+                warn(f"{row.name} is {row.state}: {row.message}".strip(": "))
+            known[row.name] = row.state
+        time.sleep(_WATCH_S)
+
+
+def _drain(service: RayService, *, quiet: bool) -> None:
+    """Let the images in flight be finished; a second signal ends the wait."""
+    deadline_s = time.monotonic() + _DRAIN_S
+    is_told = quiet
+    with suppress(KeyboardInterrupt):
+        while (num_images := service.num_in_flight()) and time.monotonic() < deadline_s:
+            if not is_told:
+                stderr().print(
+                    f"finishing {num_images} image(s), at most {_DRAIN_S:.0f} s; "
+                    "Ctrl-C again drops them"
+                )
+                is_told = True
+            time.sleep(0.2)
+    if not quiet:
+        stderr().print("stopping")

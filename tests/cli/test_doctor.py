@@ -1,0 +1,107 @@
+"""``doctor``: every problem has a finding, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ray_cluster.cli.checks.finding import Finding
+from ray_cluster.cli.checks.gpus import check_gpus
+from ray_cluster.cli.checks.machine import check_machine
+from ray_cluster.cli.checks.service import check_service
+from ray_cluster.cli.checks.software import check_software
+from ray_cluster.config import ClusterConfig, PoolConfig, RayConfig, load_config
+from tests.cli.conftest import Cli
+
+
+def test_a_sound_configuration_has_no_problem(cli: Cli, tiny_config: Path) -> None:
+    result = cli("doctor", tiny_config, "--json")
+    findings = json.loads(result.output)
+    assert [item for item in findings if item["level"] == "problem"] == []
+    assert result.exit_code == 0
+    by_subject = {item["subject"]: item["found"] for item in findings}
+    assert "fits" in by_subject["pool tiny"]
+    assert {"Python", "torch", "Ray", "memory", "/dev/shm", "clock"} <= by_subject.keys()
+
+
+def test_problems_stand_in_the_table_and_in_the_exit_code(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text("pools: []")
+    result = cli("doctor", path)
+    assert result.exit_code == 1
+    assert "problem" in result.output
+    assert "cannot run here" in result.output
+
+
+def config_of(tiny_config: Path, **pool: Any) -> ClusterConfig:
+    content = yaml.safe_load(tiny_config.read_text())
+    content["pools"][0].update(pool)
+    return load_config(content)
+
+
+def problems(findings: Any) -> list[Finding]:
+    return [finding for finding in findings if finding.level == "problem"]
+
+
+def test_a_taken_port_is_a_problem(tiny_config: Path) -> None:
+    config = config_of(tiny_config)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", config.http.port))
+        server.listen()
+        (found,) = problems(check_service(config))
+    assert "the port is taken by process" in found.found
+
+
+@pytest.mark.parametrize(
+    ("pool", "sentence"),
+    [
+        ({"memory_gib": 0.0001}, "no room for even one image"),
+        ({"model": "nosuch"}, "neither a built-in name"),
+        ({"defaults": {"size": "65x64"}}, "default width is 65"),
+        ({"replicas": 1000, "num_cpus": 1.0}, "replicas reserve 1000"),
+    ],
+)
+def test_a_pool_that_cannot_run_is_a_problem(
+    tiny_config: Path, pool: dict[str, Any], sentence: str
+) -> None:
+    found = problems(check_service(config_of(tiny_config, **pool)))
+    assert any(sentence in finding.found for finding in found)
+
+
+def test_smaller_batches_are_a_warning(tiny_config: Path) -> None:
+    findings = check_service(config_of(tiny_config, memory_gib=0.019))
+    assert any(item.level == "warning" and "capped" in item.found for item in findings)
+
+
+def test_a_hub_model_is_not_downloaded(tiny_config: Path) -> None:
+    (found,) = problems(check_service(config_of(tiny_config, model="nobody/nothing")))
+    assert "is not in the cache" in found.found
+    assert "HF_HUB_OFFLINE" in found.found
+
+
+def test_a_long_temporary_folder_is_a_problem(tmp_path: Path) -> None:
+    (found,) = problems(check_machine(RayConfig(temp_dir=f"/tmp/{'long' * 12}")))
+    assert found.subject == "socket paths"
+    assert "at most 41 characters" in found.advice
+
+
+def test_ray_elsewhere_needs_nothing_here() -> None:
+    subjects = {finding.subject for finding in check_machine(RayConfig(address="auto"))}
+    assert not subjects & {"/dev/shm", "socket paths", "temporary folder"}
+
+
+def test_missing_gpus_are_a_problem() -> None:
+    pool = PoolConfig(name="a", model="b", device="cuda", num_gpus=1, replicas=99)
+    (found,) = problems(check_gpus([pool]))
+    assert "a want 99 GPU(s)" in found.found
+
+
+def test_the_packages_of_this_environment_are_looked_at() -> None:
+    subjects = [finding.subject for finding in check_software()]
+    assert {"torch", "torchvision", "packages"} <= set(subjects)
+    assert len(subjects) == len(set(subjects))

@@ -1,0 +1,120 @@
+"""``models``: listing, and that training and evaluation get what the options say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_cluster.cli.model_tables import card_lines
+from ray_cluster.reference_models import export, train
+from tests.cli.conftest import Cli
+
+
+def test_built_in_models_are_listed(cli: Cli) -> None:
+    result = cli("models", "list")
+    assert result.exit_code == 0, result.output
+    assert "shapes-sd" in result.output
+
+
+def test_served_models_are_listed(cli: Cli, service_url: str) -> None:
+    result = cli("models", "list", "--url", service_url, "--api-key", "secret")
+    assert result.exit_code == 0, result.output
+    assert "shapes " in result.output.splitlines()[-1] + result.output
+    assert "32 to 128 px" in " ".join(result.output.split())
+
+
+def test_the_card_tells_licence_and_first_line(tmp_path: Path) -> None:
+    assert card_lines(tmp_path) == ("-", "-")
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: apache-2.0\ntags: [a]\n---\n\n# Shapes\n\nText.\n")
+    assert card_lines(tmp_path) == ("apache-2.0", "Shapes")
+    card.write_text("# Shapes only\n")
+    assert card_lines(tmp_path) == ("-", "Shapes only")
+
+
+class Training:
+    """Stands in for the training and the export, and notes what they were asked for."""
+
+    def __init__(self, *, is_finished: bool = True) -> None:
+        self.is_finished = is_finished
+        self.asked: dict[str, Any] = {}
+
+    def train(self, run: Path, **options: Any) -> bool:
+        self.asked = {"run": run, **options}
+        return self.is_finished
+
+    def export(self, run: Path, target: Path, recipe: Any) -> Path:
+        self.asked["exported"] = target
+        return target
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+    fake = Training()
+    monkeypatch.setattr(train, "train", fake.train)
+    monkeypatch.setattr(export, "export", fake.export)
+    return fake
+
+
+def test_training_gets_its_options(cli: Cli, training: Training, tmp_path: Path) -> None:
+    result = cli(
+        *("models", "train", "shapes-sd", "--out", tmp_path / "run", "--minutes", 2, "--seed", 9),
+        *("--stage", "denoiser", "--stage", "text", "--export", tmp_path / "model"),
+    )
+    assert result.exit_code == 0, result.output
+    assert training.asked["run"] == tmp_path / "run"
+    assert training.asked["minutes"] == 2
+    assert training.asked["recipe"].seed == 9
+    # in the order in which they build on each other
+    assert training.asked["stages"] == ("text", "denoiser")
+    assert training.asked["exported"] == tmp_path / "model"
+
+
+def test_an_interrupted_training_says_how_to_go_on(
+    cli: Cli, training: Training, tmp_path: Path
+) -> None:
+    training.is_finished = False
+    result = cli("models", "train", "shapes-sd", "--out", tmp_path, "--export", tmp_path / "m")
+    assert result.exit_code == 0
+    assert "the same command goes on" in result.output
+    assert "exported" not in training.asked
+
+
+def test_a_run_can_be_made_to_wait(cli: Cli, tmp_path: Path) -> None:
+    arguments = ("models", "train", "shapes-sd", "--out", tmp_path)
+    assert cli(*arguments, "--pause").exit_code == 0
+    assert (tmp_path / "PAUSE").exists()
+    assert cli(*arguments, "--resume-run").exit_code == 0
+    assert not (tmp_path / "PAUSE").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "sdxl"], "'sdxl' cannot be trained here"),
+        (["train", "shapes-sd", "--stage", "vae"], "there is no stage vae; the stages are"),
+        (["train", "shapes-sd", "--pause", "--resume-run"], "contradict each other"),
+        (["train", "shapes-sd", "--pause", "--out", "nosuch"], "there is no run in nosuch"),
+        (["evaluate", "nosuch"], "'nosuch' is neither a built-in model"),
+        (["list", "--api-key", "k"], "changes nothing without --url"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
+    result = cli("models", *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert sentence in result.stderr
+
+
+def test_evaluation_measures_and_writes(cli: Cli, tmp_path: Path) -> None:
+    result = cli(
+        *("models", "evaluate", "shapes-sd", "--prompts", 2, "--other-prompts", 0),
+        *("--steps", 2, "--seed", 3, "--guidance", 1.0, "--out", tmp_path),
+    )
+    assert result.exit_code == 0, result.output
+    options = json.loads((tmp_path / "evaluation.json").read_text())["options"]
+    assert (options["prompts"], options["seed"], options["steps"]) == (2, 3, 2)
+    assert (tmp_path / "contact-sheet.png").exists()

@@ -1,0 +1,180 @@
+"""``serve`` before Ray: options, ports, warnings, examples, and the reasons of failures."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ray_cluster.cli.failure_text import own_error, short_reason
+from ray_cluster.cli.plans import PlansInBackground
+from ray_cluster.cli.report import (
+    base_url,
+    curl_example,
+    open_service_warnings,
+    openai_example,
+)
+from ray_cluster.cli.serve import with_options
+from ray_cluster.config import ClusterConfig, HttpConfig, PoolConfig, load_config
+from ray_cluster.errors import ConfigError
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def config_with(**http: object) -> ClusterConfig:
+    return load_config({"http": http, "pools": [{"name": "a", "model": "shapes-sd"}]})
+
+
+@pytest.mark.parametrize(
+    ("option", "what"), [("--port", "the API"), ("--dashboard-port", "Ray's dashboard")]
+)
+def test_a_taken_port_is_said_before_ray_starts(
+    cli: Cli, tiny_config: Path, taken_port: int, option: str, what: str
+) -> None:
+    result = cli("serve", tiny_config, option, taken_port)
+    assert result.exit_code == 1
+    assert f"{what} cannot listen on 127.0.0.1:{taken_port}" in result.stderr
+    assert f"taken by process {os.getpid()} (" in result.stderr
+    assert option in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_taken_port_ends_the_program_with_a_code(tiny_config: Path, taken_port: int) -> None:
+    command = [sys.executable, "-m", "ray_cluster.cli", "serve", str(tiny_config)]
+    answer = subprocess.run(
+        [*command, "--port", str(taken_port)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("error: the API cannot listen")
+    assert "Traceback" not in answer.stderr
+
+
+def test_one_port_for_two_purposes_is_refused(
+    cli: Cli, tiny_config: Path, ports: list[int]
+) -> None:
+    result = cli("serve", tiny_config, "--dashboard-port", ports[0])
+    assert result.exit_code == 1
+    assert f"cannot both have port {ports[0]}" in result.stderr
+
+
+def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -> None:
+    result = cli("serve", tiny_config, "--host", "192.0.2.1")
+    assert result.exit_code == 1
+    assert "give an address of this machine" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("pools: []", "pools: Tuple should have at least 1 item"),
+        ("pools: [{name: a, model: b, replica: 2}]", "pools.0.replica: Extra inputs"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_configuration_is_told_without_a_traceback(
+    cli: Cli, tmp_path: Path, content: str, sentence: str
+) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(content)
+    result = cli("serve", path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert sentence in result.stderr
+
+
+def test_options_change_the_configuration_and_are_checked_like_it() -> None:
+    changes = {"http": {"host": "0.0.0.0", "port": None}, "ray": {"dashboard_port": 9000}}
+    config = with_options(config_with(port=8123, api_keys=["k"]), changes, 3)
+    assert (config.http.host, config.http.port) == ("0.0.0.0", 8123)
+    assert config.http.api_keys[0].get_secret_value() == "k"
+    assert config.ray.dashboard_port == 9000
+    assert config.pools[0].replicas == 3
+    with pytest.raises(ConfigError, match=r"http\.port"):
+        with_options(config_with(), {"http": {"port": 70000}}, None)
+
+
+@pytest.mark.parametrize(
+    ("http", "is_warned"),
+    [
+        ({}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_keys": ["k"]}, False),
+        ({"host": "::1"}, False),
+    ],
+)
+def test_an_open_service_is_warned_of(http: dict[str, object], is_warned: bool) -> None:
+    assert (
+        any("ANYBODY" in text for text in open_service_warnings(config_with(**http))) is is_warned
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("gpu-1", "http://gpu-1:8000"),
+    ],
+)
+def test_the_printed_url_can_be_called(host: str, url: str) -> None:
+    assert base_url(HttpConfig(host=host)) == url
+
+
+def test_the_examples_are_valid_and_hold_no_key() -> None:
+    for config in (config_with(), config_with(api_keys=["topsecret"])):
+        ast.parse(openai_example(config))
+        curl = curl_example(config)
+        checked = subprocess.run(["sh", "-n", "-c", curl], timeout=10, check=False)
+        assert checked.returncode == 0
+        assert "topsecret" not in curl + openai_example(config)
+        assert ("$KEY" in curl) is not config.http.is_open
+
+
+TRACEBACK = """The deployment failed to start 3 times in a row. Error:
+\x1b[36mray::ServeReplica:a:BaseModel.initialize()\x1b[39m (pid=1)
+  File "/x/loading.py", line 40, in load_model
+    raise ConfigError(f"a")
+{last}
+"""
+
+
+def test_the_models_own_reason_is_found_in_a_traceback() -> None:
+    message = TRACEBACK.format(last="ray_cluster.errors.ModelUnsupported: x is a FluxPipeline")
+    assert own_error(message) == "x is a FluxPipeline"
+    assert short_reason(message) == "x is a FluxPipeline"
+
+
+def test_another_reason_is_the_errors_own_line() -> None:
+    message = TRACEBACK.format(last="torch.OutOfMemoryError: no room\nsee the logs")
+    assert own_error(message) is None
+    assert short_reason(message) == "torch.OutOfMemoryError: no room"
+    assert short_reason("one line") == "one line"
+    assert short_reason("") == "no reason given"
+
+
+def test_plans_in_the_background_hand_on_the_models_error(tiny_model: Path) -> None:
+    good = PoolConfig(name="good", model=str(tiny_model))
+    plans = PlansInBackground([good, PoolConfig(name="bad", model="nosuch")])
+    with ThreadPoolExecutor(1) as thread, pytest.raises(ConfigError, match="nosuch"):
+        thread.submit(plans.result).result(timeout=60)
+    (planned,) = PlansInBackground([good]).result()
+    assert planned.memory_words.startswith("fits")

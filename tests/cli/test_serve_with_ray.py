@@ -1,0 +1,119 @@
+"""``serve`` as a user runs it: a process that starts, serves, stops, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from PIL import Image
+
+from ray_cluster.image_coding import read_recipe
+from tests.cli.conftest import Cli
+
+ROOT = Path(__file__).parents[2]
+START_S = 300.0
+STOP_S = 120.0
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(START_S + STOP_S + 60)]
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """Ray's folder: pytest's own temporary folders are too long for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+class Served:
+    """A ``serve`` process with its output in files."""
+
+    def __init__(self, config: Path, folder: Path) -> None:
+        self._out, self._err = folder / "out.txt", folder / "err.txt"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ray_cluster.cli", "serve", str(config)],
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+        self.family: list[psutil.Process] = []
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + START_S
+        while "Ctrl-C stops the service" not in self.out:
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline_s, self.err
+            time.sleep(0.5)
+
+    def stop(self) -> int:
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S)
+
+    def end(self) -> None:
+        """Take everything down, also after a failed test."""
+        if self.process.poll() is None:
+            self.family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            self.process.wait()
+        for process in self.family:
+            if process.is_running():
+                process.kill()
+
+
+def test_serve_makes_images_and_stops_cleanly(
+    cli: Cli, tiny_config: Path, tmp_path: Path, ray_folder: Path
+) -> None:
+    content = yaml.safe_load(tiny_config.read_text())
+    content["ray"] |= {"temp_dir": str(ray_folder), "num_cpus": 2}
+    tiny_config.write_text(yaml.safe_dump(content))
+    url = f"http://127.0.0.1:{content['http']['port']}"
+    served = Served(tiny_config, tmp_path)
+    try:
+        served.wait_until_ready()
+        image = tmp_path / "image.png"
+        result = cli("generate", "a red circle", "--seed", 4, "--url", url, "-o", image)
+        assert result.exit_code == 0, result.output
+        assert read_recipe(image.read_bytes())["seed"] == "4"
+        here = tmp_path / "here.png"
+        result = cli("generate", "--like", image, "--config", tiny_config, "-o", here)
+        assert result.exit_code == 0, result.output
+        assert here.read_bytes() == image.read_bytes(), "the service and this process differ"
+        _check_report(served.out, url, tmp_path)
+        assert served.stop() == 0
+        assert served.err.splitlines()[-1] == "stopping"
+        assert not [word for word in ("raylet", "INFO", "Traceback") if word in served.err]
+        assert not [process for process in served.family if process.is_running()]
+    finally:
+        served.end()
+
+
+def _check_report(report: str, url: str, folder: Path) -> None:
+    """The report says what runs, and its example works as it is printed."""
+    for part in ("BaseModel", "Dispatcher", "Gateway", "memory fits", f"{url}/docs", "dashboard"):
+        assert part in report
+    example = report.partition("Or with the openai client\n")[2].partition("\n\n")[0]
+    subprocess.run(
+        [sys.executable, "-c", example], cwd=folder, timeout=120, check=True, capture_output=True
+    )
+    with Image.open(folder / "red.png") as image:
+        assert image.size == (64, 64)

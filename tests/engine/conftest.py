@@ -1,0 +1,93 @@
+"""Models for the engine's tests, each made and loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_cluster.engine.loading import LoadedModel, load_model
+from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.reference_models.registry import builtin_folder
+from tests.engine.harness import Reference, pool
+from tests.engine.random_models import save_sd, save_sdxl
+
+FAMILIES = ("sd", "sd15", "sdxl", "shapes")
+
+
+# diffusers' schedulers hand torch tensors to numpy in a way that numpy 2 is about to drop
+NUMPY_COPY = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings(NUMPY_COPY))
+
+
+class Zoo:
+    """Folders, loaded models and diffusers references by name, made when first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folders: dict[str, Path] = {}
+        self._models: dict[str, LoadedModel] = {}
+        self._references: dict[str, Reference] = {}
+
+    def folder(self, name: str) -> Path:
+        if name not in self._folders:
+            self._folders[name] = self._make(name)
+        return self._folders[name]
+
+    def model(self, name: str) -> LoadedModel:
+        if name not in self._models:
+            self._models[name] = load_model(pool(self.folder(name)))
+        return self._models[name]
+
+    def reference(self, name: str) -> Reference:
+        if name not in self._references:
+            self._references[name] = Reference(self.folder(name))
+        return self._references[name]
+
+    def _make(self, name: str) -> Path:
+        folder = self._root / name
+        match name:
+            case "sd":
+                return save_sd(folder)
+            case "sd15":
+                return save_sd(folder, zero_snr=False)
+            case "sdxl":
+                return save_sdxl(folder)
+        built_in = builtin_folder("shapes-sd")
+        assert built_in is not None
+        return built_in
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_quiet_thread() -> None:
+    prepare_threads(1)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    return Zoo(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Any:
+    """Each model in turn."""
+    return request.param
+
+
+@pytest.fixture
+def sd(zoo: Zoo) -> LoadedModel:
+    """The random Stable Diffusion model."""
+    return zoo.model("sd")
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """Notes a measured value in the test's report."""
+    return lambda name, value: request.node.user_properties.append((name, value))

@@ -1,0 +1,177 @@
+"""What cannot be served is refused when it is loaded, by a message that says what to change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.unet_executor import check_unet_config
+from ray_cluster.errors import ConfigError, ModelUnsupported
+from ray_cluster.requests import SAMPLER_NAMES
+from tests.engine.conftest import Zoo
+from tests.engine.harness import pixel_difference, pool, request, run_alone
+
+
+@pytest.fixture
+def copy(zoo: Zoo, tmp_path: Path) -> Path:
+    """A folder of the random Stable Diffusion model to spoil."""
+    return Path(shutil.copytree(zoo.folder("sd"), tmp_path / "copy"))
+
+
+def change(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize("model", ["no/such/folder", "/nowhere", "./gone", "nothing", "~/nothing"])
+def test_a_missing_folder_is_refused_with_what_is_possible(model: str) -> None:
+    with pytest.raises(
+        ConfigError, match="neither a built-in name, nor a diffusers folder"
+    ) as error:
+        load_model(pool(model))
+    assert repr(model) in str(error.value)
+
+
+def test_a_hub_id_without_the_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="'some-owner/some-model' cannot be downloaded"):
+        load_model(pool("some-owner/some-model"))
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no diffusers folder: it has no model_index"):
+        load_model(pool(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["StableDiffusion3Pipeline", "FluxPipeline", "StableDiffusionInpaintPipeline"],
+)
+def test_a_pipeline_of_another_family_is_refused_by_name(copy: Path, name: str) -> None:
+    change(copy / "model_index.json", _class_name=name)
+    with pytest.raises(ModelUnsupported, match=name) as error:
+        load_model(pool(copy))
+    assert "StableDiffusionPipeline" in str(error.value)
+    assert "StableDiffusionXLPipeline" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "unet",
+        "scheduler",
+        "vae/config.json",
+        "tokenizer",
+        "text_encoder",
+        "unet/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_an_incomplete_folder_is_refused(copy: Path, lost: str) -> None:
+    path = copy / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(ConfigError, match="incomplete"):
+        load_model(pool(copy))
+
+
+@pytest.mark.parametrize(
+    "spoilt", ["model_index.json", "unet/config.json", "scheduler/scheduler_config.json"]
+)
+def test_a_spoilt_configuration_is_refused_by_its_path(copy: Path, spoilt: str) -> None:
+    (copy / spoilt).write_text("{")
+    with pytest.raises(ConfigError, match=f"{spoilt} is not JSON"):
+        load_model(pool(copy))
+
+
+def test_a_truncated_weights_file_is_refused(copy: Path) -> None:
+    path = copy / "unet" / "diffusion_pytorch_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ConfigError, match="incomplete"):
+        load_model(pool(copy))
+
+
+def test_an_inpainting_model_is_refused_by_its_channels(copy: Path) -> None:
+    change(copy / "unet" / "config.json", in_channels=9)
+    with pytest.raises(ModelUnsupported, match="takes 9 channels and gives 4") as error:
+        load_model(pool(copy))
+    assert "no inpainting" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("addition_embed_type", "image"),
+        ("class_embed_type", "timestep"),
+        ("num_class_embeds", 10),
+        ("encoder_hid_dim_type", "ip_image_proj"),
+        ("time_cond_proj_dim", 256),
+        ("time_embedding_act_fn", "silu"),
+        ("center_input_sample", True),
+        ("attention_type", "gated"),
+    ],
+)
+def test_an_input_that_the_engine_does_not_give_is_refused_by_its_key(
+    zoo: Zoo, copy: Path, key: str, value: Any
+) -> None:
+    change(copy / "unet" / "config.json", **{key: value})
+    with pytest.raises(
+        ModelUnsupported, match=f"{key}={value!r} is not covered; allowed: "
+    ) as error:
+        load_model(pool(copy))
+    assert "unet" in str(error.value)
+    check_unet_config(zoo.model("sd").executor._unet.config)
+
+
+def test_a_schedule_of_another_kind_is_refused(copy: Path) -> None:
+    change(copy / "scheduler" / "scheduler_config.json", _class_name="EDMEulerScheduler")
+    with pytest.raises(ModelUnsupported, match="_class_name='EDMEulerScheduler'"):
+        load_model(pool(copy))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_px": 100}, {"min_px": 24}, {"defaults": {"size": "60x64"}}]
+)
+def test_sizes_that_do_not_suit_the_model_are_refused(zoo: Zoo, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="multiples of 16") as error:
+        load_model(pool(zoo.folder("sd"), **changes))
+    assert "change defaults.size, min_px or max_px" in str(error.value)
+
+
+def test_the_profile_says_what_the_model_takes(zoo: Zoo) -> None:
+    profile = zoo.model("sd").profile
+    assert profile.max_prompt_tokens == zoo.model("sd").encoder.max_prompt_tokens == 30
+    assert (profile.default_width_px, profile.size_multiple_px) == (64, 16)
+    assert profile.max_steps_by_sampler == dict.fromkeys(SAMPLER_NAMES, 100) | {"lcm": 50}
+    assert zoo.model("sdxl").profile.family == "stable-diffusion-xl"
+
+
+def test_a_sampler_that_the_model_has_no_formula_for_is_not_offered(copy: Path) -> None:
+    change(copy / "scheduler" / "scheduler_config.json", prediction_type="sample")
+    assert "euler_ancestral" not in load_model(pool(copy)).profile.max_steps_by_sampler
+
+
+def test_a_models_own_mean_and_deviation_of_the_latents_are_used(zoo: Zoo, tmp_path: Path) -> None:
+    from tests.engine.harness import Reference
+
+    folder = Path(shutil.copytree(zoo.folder("sdxl"), tmp_path / "sdxl"))
+    change(
+        folder / "vae" / "config.json",
+        latents_mean=[0.5, -0.3, 0.2, 0.1],
+        latents_std=[2.0, 1.5, 0.7, 1.1],
+    )
+    model, reference, one = load_model(pool(folder)), Reference(folder), request(num_steps=2)
+    with torch.inference_mode():
+        pixels = model.decoder.decode([run_alone(model, one)])[0]
+        without = zoo.model("sdxl").decoder.decode([run_alone(model, one)])[0]
+    # the pipeline's own image, through its `__call__`
+    expected = reference.pixels_of_the_pipeline(one)
+    assert pixel_difference(pixels, expected) <= 1
+    assert pixel_difference(without, expected) > 10

@@ -1,0 +1,212 @@
+"""The memory that is planned is the memory that is used, and offloaded weights change no image."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from torch.profiler import ProfilerActivity, profile
+
+from ray_cluster.engine.executor import StepBatch
+from ray_cluster.engine.folders import component_config
+from ray_cluster.engine.image_decoder import ImageDecoder
+from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.memory import (
+    BatchCaps,
+    decode_bytes,
+    model_need,
+    offload_weights,
+    plan_model_memory,
+    step_bytes,
+    weight_bytes,
+)
+from ray_cluster.engine.prompt_encoder import PipelineEncoder
+from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.unet_executor import UNetExecutor
+from ray_cluster.errors import MemoryRefused
+from tests.engine.conftest import Zoo
+from tests.engine.harness import CALL_TOLERANCE, difference, drive, engine_of, pool, request, start
+
+Record = Callable[[str, object], None]
+SHARE = 0.10
+MIB = 2**20
+
+
+def allocator_peak(work: Callable[[], Any]) -> int:
+    """Return the most bytes that the real CPU allocator had given out beside what it had before."""
+    work()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        kept = work()
+    del kept
+    present = peak = 0
+    for event in profiled.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            present += event.nbytes()
+            peak = max(peak, present)
+    return peak
+
+
+def real_batch(config: dict[str, Any], side: int, rows: int) -> StepBatch:
+    width = config["cross_attention_dim"]
+    pooled = ids = None
+    if config.get("addition_embed_type") == "text_time":
+        pooled, ids = torch.randn(32), torch.zeros(6)
+    conditioning = Conditioning(torch.randn(77, width), pooled_embeds=pooled, time_ids=ids)
+    return StepBatch(
+        torch.randn(rows, 4, side, side),
+        torch.full((rows,), 500.0),
+        (conditioning,) * rows,
+        (1.0,) * rows,
+    )
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])
+def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
+    zoo: Zoo, name: str, record: Record
+) -> None:
+    """From two model rows on: for one tiny row torch takes a convolution with a large workspace."""
+    config = component_config(zoo.folder(name), "unet")
+    executor = zoo.model(name).executor
+    worst = 0.0
+    for side, rows in ((16, 4), (16, 8), (32, 2), (32, 6)):
+        batch = real_batch(config, side, rows)
+        with torch.inference_mode():
+            real = allocator_peak(lambda b=batch: executor.decode_half(executor.encode_half(b)))
+        planned = step_bytes(config, (side, side), rows)
+        record(f"step {name} {side} x{rows}", planned / real - 1)
+        worst = max(worst, abs(planned / real - 1))
+    assert worst <= SHARE
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_the_planned_bytes_of_decoding_are_those_of_the_allocator(
+    zoo: Zoo, name: str, record: Record
+) -> None:
+    config = component_config(zoo.folder(name), "vae")
+    vae = zoo.reference(name).pipeline.vae
+    for side in (32, 64):
+        latents = torch.randn(1, 4, side, side)
+        with torch.inference_mode():
+            real = allocator_peak(lambda z=latents: vae.decode(z, return_dict=False))
+        planned = decode_bytes(config, (side, side))
+        record(f"decode {name} {side}", planned / real - 1)
+        assert abs(planned / real - 1) <= SHARE
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_the_bytes_of_a_step_grow_linearly_with_the_rows(zoo: Zoo, name: str) -> None:
+    config = component_config(zoo.folder(name), "unet")
+    two, four, ten = (step_bytes(config, (16, 16), rows) for rows in (2, 4, 10))
+    assert ten == pytest.approx(four + 3 * (four - two), rel=0.02)
+    assert four > 1.5 * two
+    assert step_bytes(config, (32, 32), 2) > 3 * two
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])
+def test_the_bytes_of_the_weights_are_those_of_the_loaded_modules(zoo: Zoo, name: str) -> None:
+    components = zoo.reference(name).pipeline.components.values()
+    modules = [one for one in components if isinstance(one, torch.nn.Module)]
+    loaded = sum(each.nbytes for one in modules for each in one.parameters())
+    # position ids and the like are no parameters
+    assert weight_bytes(zoo.folder(name), torch.float32) == pytest.approx(loaded, rel=0.01)
+    assert weight_bytes(zoo.folder(name), torch.bfloat16) == pytest.approx(loaded / 2, rel=0.01)
+
+
+# --- the plan ---
+
+
+def plan(zoo: Zoo, gib: float, **changes: Any) -> Any:
+    config = pool(zoo.folder("sdxl"), memory_gib=gib, max_batch=8, max_in_flight=8, **changes)
+    return plan_model_memory(zoo.folder("sdxl"), config, [(64, 64), (128, 128)], torch.float32)
+
+
+def need_gib(zoo: Zoo, batch: int) -> float:
+    need = model_need(zoo.folder("sdxl"), [(128, 128)], torch.float32, 8)
+    return (need.weights_bytes + need.activation_by_size[128, 128].at(batch)) / 2**30
+
+
+def test_every_verdict_is_reached_by_some_budget(zoo: Zoo) -> None:
+    on_gpu = {"device": "cuda", "num_gpus": 1}
+    just_one = need_gib(zoo, 1)
+    assert plan(zoo, 1.01 * need_gib(zoo, 8)).verdict == "fits"
+    capped = plan(zoo, 1.01 * need_gib(zoo, 3))
+    assert capped.verdict == "capped"
+    assert capped.max_batch_by_size[128, 128] == 3
+    assert capped.max_batch_by_size[64, 64] == 8
+    assert plan(zoo, 0.99 * just_one).verdict == "refused"
+    assert plan(zoo, 0.99 * just_one, **on_gpu).verdict == "offload"
+    assert plan(zoo, 0.99 * just_one, offload="never", **on_gpu).verdict == "refused"
+
+
+def test_a_model_without_room_is_refused_before_it_is_loaded(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", None)
+    with pytest.raises(MemoryRefused) as refusal:
+        load_model(pool(zoo.folder("sdxl"), memory_gib=0.001))
+    message = str(refusal.value)
+    # what was given, what is allowed, what to change
+    assert "pool m: refused: given 2 MiB" in message
+    assert "no room for even one image of 64x64, 128x128" in message
+    assert "MiB (memory_gib)" in message
+    assert "lower max_px" in message
+
+
+def test_a_capped_model_runs_in_batches_of_that_size(zoo: Zoo) -> None:
+    model = load_model(pool(zoo.folder("sdxl"), memory_gib=1.01 * need_gib(zoo, 2), max_px=128))
+    assert model.memory.verdict == "capped"
+    assert model.max_batch_by_size[128, 128] == 2
+    assert model.max_batch_by_size[96, 128] == 2
+    assert model.max_batch_by_size[64, 64] == 8
+
+
+def test_caps_of_sizes_that_were_not_planned_are_those_of_the_next_larger() -> None:
+    caps = BatchCaps({(64, 64): 8, (128, 128): 3})
+    assert [caps[size] for size in ((32, 32), (64, 64), (64, 72), (128, 96))] == [8, 8, 3, 3]
+    assert caps[256, 256] == 3
+
+
+def test_half_the_width_needs_half_the_memory(zoo: Zoo) -> None:
+    full, half = (
+        model_need(zoo.folder("sd"), [(64, 64)], dtype, 4)
+        for dtype in (torch.float32, torch.float16)
+    )
+    assert half.weights_bytes == full.weights_bytes / 2
+    costs = [need.activation_by_size[64, 64].at(4) for need in (full, half)]
+    assert costs[1] == pytest.approx(costs[0] / 2, rel=0.01)
+
+
+# --- offloading ---
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_offloaded_weights_give_the_same_image(zoo: Zoo, name: str, record: Record) -> None:
+    """The executor calls the UNet's parts, never its `forward`: the hooks must sit on the parts."""
+    device = torch.device("cpu")
+    extra = {} if name == "sdxl" else {"safety_checker": None}
+    pipeline = DiffusionPipeline.from_pretrained(zoo.folder(name), **extra)
+    offload_weights(pipeline, device)
+    modules = [one for one in pipeline.components.values() if isinstance(one, torch.nn.Module)]
+    assert {each.device.type for one in modules for each in one.parameters()} == {"meta"}
+    factor = pipeline.vae_scale_factor
+    model = zoo.model(name)
+    executor = UNetExecutor(pipeline.unet, vae_scale_factor=factor, device=device)
+    encoder, decoder = PipelineEncoder(pipeline, device), ImageDecoder(pipeline.vae, device)
+    one = request(num_steps=3, negative_prompt="blue")
+    expected = drive(engine_of(model), {0: [start(model, one)]}).latents("a")
+    with torch.inference_mode():
+        (conditioning,) = encoder.encode([one])
+        state = start(model, one)
+        assert difference(conditioning.prompt_embeds, state.conditioning.prompt_embeds) == 0
+        state.conditioning = conditioning
+        found = drive(engine_of(model, executor=executor), {0: [state]}).latents("a")
+        record("offloaded", difference(found, expected))
+        assert difference(found, expected) <= CALL_TOLERANCE
+        assert (decoder.decode([found])[0] == model.decoder.decode([expected])[0]).all()
+    # and the weights are away again
+    assert {each.device.type for one in modules for each in one.parameters()} == {"meta"}
