@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ray_cluster.cli.output import stderr, stdout, warn
-from ray_cluster.cli.plans import PlannedModel, PlansInBackground
+from ray_cluster.cli.plans import PlannedModel, PlansInBackground, profile_of
 from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.signals import StopSignals
@@ -57,9 +57,11 @@ def run_service(config: ClusterConfig, *, quiet: bool) -> None:
 def _closing(
     config: ClusterConfig, screen: StartScreen, signals: StopSignals
 ) -> Iterator[RayService]:
-    screen.show("Ray", "importing")
+    screen.show("program", "importing")
     from ray_cluster.cli.ray_service import RayService
 
+    screen.show("program", "imported", is_done=True)
+    signals.arm()
     service = RayService(config)
     try:
         yield service
@@ -73,9 +75,14 @@ def _start(
     service: RayService, screen: StartScreen, signals: StopSignals
 ) -> Sequence[PlannedModel]:
     config = service.config
+    pools = config.pools if config.ray.address is None else ()
+    screen.show("models", "checking files")
+    for pool in pools:
+        profile_of(pool)
+    screen.show("models", "planning memory")
+    # not before: two threads that import diffusers at once break its lazy modules
+    plans = PlansInBackground(pools)
     screen.show("Ray", "starting")
-    # only now: two threads that import diffusers at once break its lazy modules
-    plans = PlansInBackground(config.pools if config.ray.address is None else ())
     try:
         service.connect()
     except SystemExit:
@@ -84,7 +91,6 @@ def _start(
     finally:
         signals.arm()
     screen.show("Ray", "running", is_done=True)
-    screen.show("models", "checking files and memory")
     planned = plans.result()
     screen.show("models", "can be loaded", is_done=True)
     service.deploy()

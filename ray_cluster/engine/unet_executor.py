@@ -65,6 +65,8 @@ class UNetExecutor:
     ) -> None:
         check_unet_config(unet.config)
         self._device = device
+        # diffusers walks through all modules to answer this
+        self._dtype = unet.dtype
         self._unet = unet.eval()
         self._vae_scale_factor = vae_scale_factor
 
@@ -81,8 +83,7 @@ class UNetExecutor:
     def open(self, batch: StepBatch) -> Layout:
         """Lay the requests out as model rows."""
         guided = tuple(i for i, scale in enumerate(batch.guidance_scales) if scale > 1.0)
-        dtype = self._unet.dtype
-        latents = batch.latents.to(dtype)
+        latents = batch.latents.to(self._dtype)
         conditionings = batch.conditionings
         embeds = [_present(conditionings[i].negative_embeds) for i in guided]
         embeds += [conditioning.prompt_embeds for conditioning in conditionings]
@@ -129,11 +130,13 @@ class UNetExecutor:
         if residuals is not None:
             hidden = hidden + residuals.mid
             skips = tuple(skip + more for skip, more in zip(skips, residuals.down, strict=True))
+        # sides that do not halve evenly all the way need the next skip's size to upsample to
+        whole = 2**unet.num_upsamplers
+        is_uneven = any(side % whole for side in encoded.layout.latents.shape[-2:])
         for block in unet.up_blocks:
             count = len(block.resnets)
             passed, skips = skips[-count:], skips[:-count]
-            # sizes that halve unevenly need the next skip's size to upsample to
-            size = skips[-1].shape[2:] if skips else None
+            size = skips[-1].shape[2:] if skips and is_uneven else None
             hidden = block(
                 hidden_states=hidden,
                 temb=encoded.time_embeds,
