@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
@@ -14,22 +15,24 @@ from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
 
 _CARD = "README.md"
 _TIMEOUT_S = 30.0
+_LICENCE = re.compile(r"[Ll]icen[cs]e[:d]?\s+(?:under\s+)?\W*([A-Za-z]+-[\w.-]*\w)")
+_NO_PROSE = ("#", "```", "!", "|", "-", "<")
 
 
 def builtin_table() -> Table:
     """Return the models that ship with the package."""
-    table = Table("built-in", "folder", "size", "licence", "card", box=box.SIMPLE)
+    table = _table("built-in", "size", "licence", "card", "folder")
     for name in BUILTIN_MODELS:
         folder = builtin_folder(name)
         if folder is not None:
-            table.add_row(name, str(folder), _size(folder), *card_lines(folder))
+            table.add_row(name, _size(folder), *card_lines(folder), str(folder))
     return table
 
 
 def served_table(url: str, api_key: str | None) -> Table:
     """Return what a service has ready."""
     service = RemoteService.at(url, api_key, load_config(), _TIMEOUT_S)
-    table = Table("served", "family", "default size", "sides", "samplers", box=box.SIMPLE)
+    table = _table("served", "family", "default size", "sides", "samplers")
     for model in service.models():
         table.add_row(
             model.id,
@@ -42,7 +45,7 @@ def served_table(url: str, api_key: str | None) -> Table:
 
 
 def card_lines(folder: Path) -> tuple[str, str]:
-    """Return the licence and the first line of text of a model card; dashes where there is none."""
+    """Return the licence and the first sentence of a model card; dashes where there is none."""
     card = folder / _CARD
     if not card.is_file():
         return "-", "-"
@@ -51,9 +54,20 @@ def card_lines(folder: Path) -> tuple[str, str]:
     if text.startswith("---\n"):
         front, _, text = text.removeprefix("---\n").partition("\n---")
         head = yaml.safe_load(front)
-    licence = head.get("license", "-") if isinstance(head, dict) else "-"
-    lines = (line.strip("# ").strip() for line in text.splitlines() if line.strip())
-    return str(licence), next(lines, "-")
+    stated = _LICENCE.search(text)
+    licence = stated.group(1) if stated else "-"
+    if isinstance(head, dict) and "license" in head:
+        licence = str(head["license"])
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    prose = (part for part in paragraphs if part and not part.startswith(_NO_PROSE))
+    return licence, next(prose, "-").partition(". ")[0]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def _size(folder: Path) -> str:

@@ -63,10 +63,11 @@ class RayService:
             serve.status()
         except RayServeException:
             self._owns_serve = True
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        # ray.init raises Exception itself when a node starts too slowly
+        except Exception as error:
             where = self.config.ray.address or "on this machine"
             raise ServiceFailed(
-                f"Ray cannot start {where}: {short_reason(str(error))}; "
+                f"Ray cannot be started or reached ({where}): {short_reason(str(error))}; "
                 "'ray-cluster doctor' tells more"
             ) from error
 

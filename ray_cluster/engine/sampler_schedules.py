@@ -117,7 +117,9 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     kind = scheduler.config.prediction_type
     stride = scheduler.config.num_train_timesteps // num_steps
     steps = []
-    for timestep in scheduler.timesteps.tolist():
+    # trailing spacing can end with a timestep of -1 too many, by rounding: diffusers takes that for
+    # the noisiest one, and the image is lost (61 steps of 1000)
+    for timestep in (one for one in scheduler.timesteps.tolist() if one >= 0):
         before = timestep - stride
         kept = float(alphas[before] if before >= 0 else scheduler.final_alpha_cumprod)
         alpha, sigma = float(alphas[timestep]) ** 0.5, (1.0 - float(alphas[timestep])) ** 0.5
@@ -210,8 +212,9 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         weight = -alphas[index + 1] * float(torch.expm1(torch.tensor(-gap, dtype=torch.float64)))
         toward, history = weight, 0.0
         if index > 0 and not (index == count - 1 and euler_last):
-            ratio = (lambdas[index] - lambdas[index - 1]) / gap
-            toward, history = weight * (1.0 + 0.5 / ratio), -weight * 0.5 / ratio
+            # 0 where the schedule stands still, as the weight is then
+            inverse_ratio = gap / (lambdas[index] - lambdas[index - 1])
+            toward, history = weight * (1.0 + 0.5 * inverse_ratio), -weight * 0.5 * inverse_ratio
         from_latents, from_output = _denoised_from_vp(
             settings.prediction_type, alphas[index], spreads[index]
         )

@@ -32,7 +32,7 @@ from tests.engine.conftest import Zoo
 from tests.engine.harness import CALL_TOLERANCE, difference, drive, engine_of, pool, request, start
 
 Record = Callable[[str, object], None]
-SHARE = 0.10
+SHARE = 0.05
 MIB = 2**20
 
 

@@ -267,6 +267,23 @@ def without(table: SamplerTable, column: int) -> Tensor:
     return coefficients
 
 
+@pytest.mark.parametrize("num_steps", [61, 103, 122])
+def test_a_timestep_too_many_is_left_out_where_it_would_spoil_the_image(num_steps: int) -> None:
+    """diffusers schedules one more, -1, and DDIM takes that for the last one: pure noise."""
+    settings = config(
+        prediction_type="v_prediction", timestep_spacing="trailing", rescale_betas_zero_snr=True
+    )
+    theirs = DDIMScheduler.from_config(settings)
+    theirs.set_timesteps(num_steps)
+    assert int(theirs.timesteps[-1]) == -1
+    tables = SamplerTables(settings)
+    table = tables.table("ddim", num_steps)
+    assert table.num_steps == num_steps
+    neighbour = by_table(tables.table("ddim", num_steps - 1))
+    assert gap(by_table(table), neighbour) < 0.1
+    assert gap(by_diffusers(settings, "ddim", num_steps), neighbour) > 1.0
+
+
 # --- the update itself ---
 
 
@@ -354,7 +371,7 @@ def test_every_number_of_steps_up_to_the_limit_gives_a_finite_schedule(
         )
         most = tables.max_steps(sampler, 1000)
         assert most == (50 if sampler == "lcm" else 998)
-        for num_steps in (1, 2, 3, 7, 31, 49, 50, 77, 100, 333, 998):
+        for num_steps in (1, 2, 3, 7, 31, 49, 50, 77, 100, 333, 804, 998):
             if num_steps <= most:
                 table = tables.table(sampler, num_steps)
                 assert table.num_steps >= 1

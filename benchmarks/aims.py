@@ -1,0 +1,88 @@
+"""What the issue asks for, and whether the figures show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """One aim beside what was measured.
+
+    Attributes:
+        interval: 95 % bootstrap interval of the median.
+        verdict: ``unsure`` when the interval lies on both sides of the aim.
+    """
+
+    name: str
+    wanted: str
+    measured: float
+    unit: str
+    interval: tuple[float, float]
+    verdict: Literal["yes", "no", "unsure"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def check_aims(sections: dict[str, Any]) -> list[Aim]:
+    """Return the aims for which there are figures."""
+    found: list[Aim] = []
+    if "engine" in sections:
+        found += _speed(sections["engine"])
+    if "overhead" in sections:
+        found += _step(sections["overhead"])
+    if "service" in sections:
+        found += _service(sections["service"])
+    return found
+
+
+def _speed(section: Figures) -> Iterator[Aim]:
+    for cell in section["cells"]:
+        least = 1.6 if cell["guidance"] else 2.2
+        for row in cell["contenders"]:
+            is_aim = (row["kind"], row["in_flight"], cell["px"]) == ("engine", 8, 64)
+            if is_aim and row["images_equal"]:
+                figures = row["speed_up_cpu"]
+                name = f"engine, 8 in flight, 64 px, guidance {'on' if cell['guidance'] else 'off'}"
+                yield _at_least(name, least, figures["median"], figures["ci95"])
+
+
+def _step(section: Figures) -> Iterator[Aim]:
+    for case in section["cases"]:
+        if case["batch"] == 8:
+            low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
+            name = f"step over bare UNet, batch 8, guidance {'on' if case['guidance'] else 'off'}"
+            yield _at_most(name, 5.0, 100 * case["share"], (low, high), "%")
+
+
+def _service(section: Figures) -> Iterator[Aim]:
+    for run in section["runs"]:
+        for case in run["sequential"]:
+            figures = case["overhead"]
+            low, high = (1e3 * end for end in figures["ci95"])
+            name = f"service overhead p50, {run['replicas']} replica(s), {case['num_steps']} steps"
+            yield _at_most(name, 20.0, 1e3 * figures["median"], (low, high), "ms")
+
+
+def _at_least(name: str, least: float, measured: float, interval: list[float]) -> Aim:
+    low, high = interval
+    verdict: Literal["yes", "no", "unsure"] = (
+        "yes" if low >= least else "no" if high < least else "unsure"
+    )
+    return Aim(name, f"at least {least} x", measured, "x", (low, high), verdict)
+
+
+def _at_most(
+    name: str, most: float, measured: float, interval: tuple[float, float], unit: str
+) -> Aim:
+    low, high = interval
+    verdict: Literal["yes", "no", "unsure"] = (
+        "yes" if high <= most else "no" if low > most else "unsure"
+    )
+    return Aim(name, f"at most {most:g} {unit}", measured, unit, interval, verdict)

@@ -1,0 +1,1 @@
+"""The step engine against the diffusers pipeline and against the bare model."""

@@ -1,0 +1,72 @@
+"""Where and with what a measurement was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("torch", "diffusers", "transformers", "ray", "numpy", "httpx", "pillow")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return processor, cores and memory."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def load_now() -> dict[str, Any]:
+    """Return how busy the machine is: load averages, and the share of the cores in use."""
+    return {
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "cpu_percent": psutil.cpu_percent(interval=0.5),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that the figures depend on."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def commit() -> str:
+    """Return the commit of the working tree, with ``+changes`` if it is not clean."""
+    head = _git("rev-parse", "HEAD")
+    if not head:
+        return "none"
+    return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        reply = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
+        )
+    except OSError:
+        return ""
+    return reply.stdout.strip() if reply.returncode == 0 else ""
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else platform.machine()

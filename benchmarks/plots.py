@@ -1,0 +1,97 @@
+"""The engine figures as one PNG; needs matplotlib, and is left out without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, Any]
+
+_LOOKS = {
+    "engine": {"color": "#1b6ca8", "marker": "o", "label": "engine"},
+    "static": {"color": "#c98a1b", "marker": "s", "label": "static batches"},
+    "bare": {"color": "#888888", "marker": "^", "linestyle": "--", "label": "bare UNet (ceiling)"},
+}
+
+
+def save_plots(result: dict[str, Any], path: Path) -> bool:
+    """Draw what there is; returns whether a file was written."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return False
+    sections = result["sections"]
+    if "engine" not in sections:
+        return False
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    cells = sections["engine"]["cells"]
+    columns = max(1, len({cell["px"] for cell in cells}))
+    figure, axes = plt.subplots(
+        3, columns, figsize=(4 * columns, 9), squeeze=False, layout="constrained"
+    )
+    column_by_px = {px: i for i, px in enumerate(sorted({cell["px"] for cell in cells}))}
+    for cell in cells:
+        column = column_by_px[cell["px"]]
+        _draw_speed_up(axes[int(cell["guidance"])][column], cell)
+        _draw_step_time(axes[2][column], cell, sections["engine"]["num_steps"])
+    for axis in axes.flat:
+        axis.set_ylim(bottom=0)
+        axis.set_xticks(sorted({row["in_flight"] for row in cells[0]["contenders"]}))
+    axes[0][0].legend(fontsize=7)
+    axes[2][0].legend(fontsize=7)
+    machine = result["machine"]
+    figure.suptitle(
+        f"{machine['cpu']}, one thread, {result['started'][:10]}, {result['commit'][:12]}",
+        fontsize=9,
+    )
+    figure.savefig(path, dpi=70)
+    plt.close(figure)
+    return True
+
+
+def _draw_speed_up(axis: Any, cell: Figures) -> None:
+    for kind, look in _LOOKS.items():
+        rows = [r for r in cell["contenders"] if r["kind"] == kind and r["images_equal"]]
+        rows.sort(key=lambda row: row["in_flight"])
+        figures = [row["speed_up_cpu"] for row in rows]
+        medians = [one["median"] for one in figures]
+        around = [
+            [one["median"] - one["min"] for one in figures],
+            [one["max"] - one["median"] for one in figures],
+        ]
+        axis.errorbar([r["in_flight"] for r in rows], medians, yerr=around, capsize=3, **look)
+    axis.set_title(f"{cell['px']} px, guidance {'on' if cell['guidance'] else 'off'}", fontsize=9)
+    axis.set_ylabel("speed-up over one by one", fontsize=8)
+    _count_axis(axis)
+
+
+def _draw_step_time(axis: Any, cell: Figures, num_steps: int) -> None:
+    style = "-" if cell["guidance"] else ":"
+    for kind in ("engine", "bare"):
+        rows = sorted(
+            (row for row in cell["contenders"] if row["kind"] == kind),
+            key=lambda row: row["in_flight"],
+        )
+        step_ms = [
+            1e3 * row["seconds_per_image_cpu"]["median"] * row["in_flight"] / num_steps
+            for row in rows
+        ]
+        guidance = "guidance on" if cell["guidance"] else "guidance off"
+        axis.plot(
+            [row["in_flight"] for row in rows],
+            step_ms,
+            linestyle=style,
+            color=_LOOKS[kind]["color"],
+            marker=_LOOKS[kind]["marker"],
+            label=f"{_LOOKS[kind]['label']}, {guidance}",
+        )
+    axis.set_title(f"{cell['px']} px: time per step of the batch", fontsize=9)
+    axis.set_ylabel("CPU ms, encode and decode included", fontsize=8)
+    _count_axis(axis)
+
+
+def _count_axis(axis: Any) -> None:
+    axis.set_xlabel("in flight", fontsize=8)
+    axis.grid(visible=True, alpha=0.3)

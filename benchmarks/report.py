@@ -1,0 +1,165 @@
+"""The results as tables in the terminal, and the aims beside what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.aims import check_aims
+
+Figures = dict[str, Any]
+
+
+def print_report(console: Console, result: dict[str, Any]) -> None:
+    """Print every section that was measured, then the aims."""
+    sections = result["sections"]
+    for name, show in (
+        ("engine", _engine),
+        ("mixed_steps", _mixed_steps),
+        ("overhead", _overhead),
+        ("service", _service),
+        ("memory", _memory),
+    ):
+        if name in sections:
+            console.print()
+            show(console, sections[name])
+    console.print()
+    _aims(console, result)
+
+
+def spread(figures: Figures | None, *, factor: float = 1.0, digits: int = 2) -> str:
+    """Return median and range, like ``2.41 (2.30-2.55)``; a dash where there is nothing."""
+    if figures is None:
+        return "-"
+    median, low, high = (f"{figures[key] * factor:.{digits}f}" for key in ("median", "min", "max"))
+    return f"{median} ({low}-{high})"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+def _engine(console: Console, section: Figures) -> None:
+    table = _table(
+        "Speed-up over the pipeline one by one (CPU time, one thread; median and range)",
+        *("case", "in flight", "engine", "static batches", "bare UNet (ceiling)", "engine, wall"),
+    )
+    for cell in section["cells"]:
+        by_key = {(row["kind"], row["in_flight"]): row for row in cell["contenders"]}
+        for in_flight in sorted({row["in_flight"] for row in cell["contenders"]}):
+            rows = [by_key.get((kind, in_flight)) for kind in ("engine", "static", "bare")]
+            table.add_row(
+                f"{cell['px']} px, guidance {'on' if cell['guidance'] else 'off'}",
+                str(in_flight),
+                *(_speed_up(row) for row in rows),
+                spread((rows[0] or {}).get("speed_up_wall")),
+            )
+    console.print(table)
+
+
+def _speed_up(row: Figures | None) -> str:
+    if row is None:
+        return "-"
+    if not row["images_equal"]:
+        return f"images differ by {row['max_difference_255']}/255"
+    return spread(row["speed_up_cpu"])
+
+
+def _mixed_steps(console: Console, section: Figures) -> None:
+    table = _table(
+        section["what"],
+        *("guidance", "how", "over one by one", "over static", "mean batch", "latency, CPU s"),
+    )
+    for stream in section["streams"]:
+        for row in stream["contenders"]:
+            latencies = row["mean_latency_cpu_s_by_steps"].items()
+            table.add_row(
+                "on" if stream["guidance"] else "off",
+                row["kind"],
+                spread(row.get("speed_up_over_one_by_one_cpu")),
+                spread(row.get("speed_up_over_static_cpu")),
+                f"{row['mean_batch']:.1f}",
+                ", ".join(f"{steps}: {latency:.2f}" for steps, latency in latencies),
+            )
+    console.print(table)
+
+
+def _overhead(console: Console, section: Figures) -> None:
+    parts = list(section["cases"][0]["mean_parts_s"])[1:]
+    table = _table(
+        "One engine step over a plain UNet call (CPU ms, 64 px)",
+        *("batch", "guidance", "plain", "step", "overhead", "95 % interval", *parts),
+    )
+    for case in section["cases"]:
+        low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
+        table.add_row(
+            str(case["batch"]),
+            "on" if case["guidance"] else "off",
+            f"{1e3 * case['plain_s']['median']:.2f}",
+            f"{1e3 * case['step_s']['median']:.2f}",
+            f"{100 * case['share']:+.1f} %",
+            f"{low:+.1f} to {high:+.1f} %",
+            *(f"{1e3 * case['mean_parts_s'][part]:.2f}" for part in parts),
+        )
+    console.print(table)
+
+
+def _service(console: Console, section: Figures) -> None:
+    table = _table(
+        "Service over the engine, one client, wall ms: p50 / p95",
+        *("replicas", "steps", "total", "engine", "overhead", "http", "lease", "code+report"),
+    )
+    names = ("total", "engine", "overhead", "http", "lease", "code_and_report")
+    for run in section["runs"]:
+        for case in run["sequential"]:
+            cells = [f"{1e3 * case[n]['median']:.1f} / {1e3 * case[n]['p95']:.1f}" for n in names]
+            table.add_row(str(run["replicas"]), str(case["num_steps"]), *cells)
+    console.print(table)
+    for run in section["runs"]:
+        _service_details(console, run)
+
+
+def _service_details(console: Console, run: Figures) -> None:
+    console.print(f"[bold]{run['replicas']} replica(s)[/bold], ready after {run['start_s']} s")
+    for name, figures in run["parts"].items():
+        console.print(f"  {name}: {1e3 * figures['median']:.2f} / {1e3 * figures['p95']:.2f} ms")
+    for case in run["sequential"]:
+        used = ", ".join(f"{role} {ms}" for role, ms in case["cpu_ms_per_request_by_role"].items())
+        console.print(f"  CPU ms per request of {case['num_steps']} steps: {used}")
+    flow = run["throughput"]
+    console.print(
+        f"  {flow['clients']} clients: {spread(flow['service_images_per_s'])} images/s, "
+        f"in-process runner {spread(flow['runner_images_per_s'])}, "
+        f"ratio {spread(flow['service_over_runner'])}"
+    )
+
+
+def _memory(console: Console, section: Figures) -> None:
+    for run in section["runs"]:
+        table = _table(
+            f"Memory with {run['replicas']} replica(s), PSS in MiB", "process", "number", "sum"
+        )
+        for row in run["processes"]:
+            table.add_row(row["role"], str(row["processes"]), f"{row['sum_mib']:.0f}")
+        console.print(table)
+
+
+def _aims(console: Console, result: dict[str, Any]) -> None:
+    table = _table("Aims", "aim", "wanted", "measured", "95 % interval", "met")
+    for aim in check_aims(result["sections"]):
+        low, high = aim.interval
+        table.add_row(
+            aim.name,
+            aim.wanted,
+            f"{aim.measured:.2f} {aim.unit}",
+            f"{low:.2f} to {high:.2f}",
+            aim.verdict,
+        )
+    console.print(table)
+    if result["quick"]:
+        console.print("[yellow]a quick run: it shows that everything works, not how fast[/yellow]")

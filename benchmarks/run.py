@@ -1,0 +1,198 @@
+"""Runs the benchmarks: ``python -m benchmarks.run``; see benchmarks/README.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+# before torch is imported: what is compared is one thread with one thread
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks.aims import check_aims
+from benchmarks.machine import commit, describe_machine, load_now, versions
+from benchmarks.plots import save_plots
+from benchmarks.report import print_report
+from benchmarks.settings import Report, Settings, quick_settings
+
+SECTIONS = ("engine", "overhead", "service", "memory")
+RESULTS = Path(__file__).resolve().parent / "results"
+_FILE_WIDTH = 130
+_LINE_EVERY_S = 20.0
+# share of the whole run that a section takes, for the time left
+_WEIGHTS = {"engine": 60.0, "overhead": 8.0, "service": 32.0}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; returns the exit status."""
+    options = _parse(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    started = datetime.now(UTC)
+    result = {
+        "format": "ray-cluster benchmarks 1",
+        "quick": options.quick,
+        "started": started.isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "commit": commit(),
+        "versions": versions(),
+        "load_before": load_now(),
+    }
+    started_s = time.monotonic()
+    settings = quick_settings() if options.quick else Settings()
+    path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sections: dict[str, Any] = {}
+    try:
+        measure(settings, frozenset(options.only), console, sections)
+    finally:
+        # a section that fails does not cost the figures of those before it
+        result |= {
+            "load_after": load_now(),
+            "duration_s": round(time.monotonic() - started_s, 1),
+            "aims": [aim.as_dict() for aim in check_aims(sections)],
+            "sections": sections,
+        }
+        path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
+    print_report(console, result)
+    console.print(f"written: {path}")
+    if save_plots(result, path.with_suffix(".png")):
+        console.print(f"written: {path.with_suffix('.png')}")
+    return 0 if _images_equal(sections) else 1
+
+
+def measure(
+    settings: Settings, wanted: frozenset[str], console: Console, sections: dict[str, Any]
+) -> None:
+    """Put the results of the sections that are wanted into ``sections``, one by one."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    from benchmarks.engine.mixed_steps import MixedSteps
+    from benchmarks.engine.overhead import OverheadBenchmark
+    from benchmarks.engine.speed import SpeedBenchmark
+    from benchmarks.engine.subject import load_subject
+
+    with _progress(console) as progress:
+        reports = _Reports(progress, wanted)
+        reports.say("loading the model")
+        subject = load_subject()
+        if "engine" in wanted:
+            report = reports.of("engine")
+            sections["engine"] = SpeedBenchmark(subject, settings).run(
+                lambda done, text: report(0.9 * done, text)
+            )
+            sections["mixed_steps"] = MixedSteps(subject, settings).run(
+                lambda done, text: report(0.9 + 0.1 * done, text)
+            )
+        if "overhead" in wanted:
+            report = reports.of("overhead")
+            sections["overhead"] = OverheadBenchmark(subject, settings).run(report)
+        if wanted & {"service", "memory"}:
+            from benchmarks.serving.section import measure_service
+
+            report = reports.of("service")
+            sections |= measure_service(subject, settings, report, wanted=wanted)
+        reports.say("done", complete=True)
+
+
+class _Reports:
+    """Maps the progress of the sections to one bar.
+
+    The bar is drawn from the measuring thread: a thread of its own would take CPU time from it.
+    """
+
+    def __init__(self, progress: Progress, wanted: frozenset[str]) -> None:
+        names = {"service" if name == "memory" else name for name in wanted}
+        self._weights = {name: weight for name, weight in _WEIGHTS.items() if name in names}
+        self._progress = progress
+        self._task = progress.add_task("", total=sum(self._weights.values()))
+        self._printed_s = 0.0
+
+    def of(self, section: str) -> Report:
+        """Return the report of one section."""
+        names = list(self._weights)
+        before = sum(self._weights[name] for name in names[: names.index(section)])
+        weight = self._weights[section]
+
+        def report(done: float, text: str) -> None:
+            self._progress.update(
+                self._task, completed=before + weight * done, description=f"{section}: {text}"
+            )
+            self._progress.refresh()
+            self._print_line()
+
+        return report
+
+    def _print_line(self) -> None:
+        """Where no bar can be drawn (a log file), say now and then how far it is."""
+        console, task = self._progress.console, self._progress.tasks[0]
+        if console.is_terminal or time.monotonic() < self._printed_s + _LINE_EVERY_S:
+            return
+        self._printed_s = time.monotonic()
+        console.print(
+            f"{task.percentage:3.0f} % after {task.elapsed or 0:.0f} s: {task.description}"
+        )
+
+    def say(self, text: str, *, complete: bool = False) -> None:
+        """Show a text, and a full bar at the end."""
+        total = sum(self._weights.values())
+        self._progress.update(self._task, description=text)
+        if complete:
+            self._progress.update(self._task, completed=total)
+        self._progress.refresh()
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        # every report is one sample of the speed
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        auto_refresh=False,
+        speed_estimate_period=600,
+    )
+
+
+def _images_equal(sections: dict[str, Any]) -> bool:
+    """Whether every image was the pipeline's; the exit status says so."""
+    cells = sections.get("engine", {}).get("cells", [])
+    streams = sections.get("mixed_steps", {}).get("streams", [])
+    return all(row["images_equal"] for one in (*cells, *streams) for row in one["contenders"])
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a minute, to see that all works")
+    parser.add_argument(
+        "--only",
+        type=_sections,
+        default=SECTIONS,
+        metavar="LIST",
+        help=f"comma-separated: {', '.join(SECTIONS)}",
+    )
+    parser.add_argument("--out", type=Path, help="JSON file; the plot is written beside it")
+    return parser.parse_args(arguments)
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"{unknown or 'nothing'}; allowed: {', '.join(SECTIONS)}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

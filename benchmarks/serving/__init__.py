@@ -1,0 +1,1 @@
+"""The whole service: what it adds to the engine, and what memory it takes."""

@@ -1,0 +1,79 @@
+"""Memory and CPU time of the processes of a running service."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import psutil
+
+# what a process is called in tables, by a part of its command line; the first that is found
+_ROLES = (
+    ("BaseModel", "model replica"),
+    ("Dispatcher", "dispatcher"),
+    ("Gateway", "gateway"),
+    ("ProxyActor", "Serve proxy"),
+    ("ServeController", "Serve controller"),
+    ("ray_cluster.coder_process", "image coder"),
+    ("gcs_server", "Ray: gcs"),
+    ("raylet/raylet", "Ray: raylet"),
+    ("dashboard/agent", "Ray: dashboard agent"),
+    ("runtime_env/agent", "Ray: runtime-env agent"),
+    ("runtime_env_agent", "Ray: runtime-env agent"),
+    ("DashboardAgent", "Ray: dashboard agent"),
+    ("DashboardHead", "Ray: dashboard"),
+    ("dashboard", "Ray: dashboard"),
+    ("log_monitor", "Ray: log monitor"),
+    ("monitor.py", "Ray: autoscaler monitor"),
+    ("ray::IDLE", "Ray: idle worker"),
+)
+
+
+def service_processes() -> list[psutil.Process]:
+    """Return the processes that this one started, directly or not, and itself."""
+    this = psutil.Process()
+    return [this, *this.children(recursive=True)]
+
+
+def role_of(process: psutil.Process) -> str:
+    """Return what a process is to the service."""
+    if process.pid == os.getpid():
+        return "benchmark (not of the service)"
+    command = " ".join(process.cmdline()) or process.name()
+    for part, role in _ROLES:
+        if part in command:
+            return role
+    return f"other: {command[:40]}"
+
+
+def memory_by_role() -> list[dict[str, Any]]:
+    """Return the proportional set size of every process, grouped by role, largest first."""
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for process in service_processes():
+        try:
+            sizes[role_of(process)].append(process.memory_full_info().pss / 2**20)
+        except psutil.NoSuchProcess:
+            continue
+    rows = [
+        {
+            "role": role,
+            "processes": len(values),
+            "pss_mib": [round(value, 1) for value in values],
+            "sum_mib": round(sum(values), 1),
+        }
+        for role, values in sizes.items()
+    ]
+    return sorted(rows, key=lambda row: -row["sum_mib"])
+
+
+def cpu_s_by_role() -> dict[str, float]:
+    """Return the CPU seconds that the processes have used so far, by role."""
+    used: dict[str, float] = defaultdict(float)
+    for process in service_processes():
+        try:
+            times = process.cpu_times()
+            used[role_of(process)] += times.user + times.system
+        except psutil.NoSuchProcess:
+            continue
+    return dict(used)

@@ -1,0 +1,60 @@
+"""How much is measured: the full run, and a quick one that only shows that everything works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Report = Callable[[float, str], None]
+"""Told by a section how far it is, in [0, 1], and what it does at the moment."""
+
+MODEL = "shapes-sd"
+NUM_STEPS = 20
+GUIDANCE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes and repetitions of every section.
+
+    Attributes:
+        engine_s: wall seconds after which the engine section starts no further round.
+        min_rounds: rounds it makes even so.
+        step_pairs: engine steps compared with a bare model call, per batch.
+        short_requests: requests of 2 steps in the sequential service section.
+        long_requests: requests of 20 steps in it.
+        throughput_blocks: blocks of requests by 8 clients.
+    """
+
+    sizes_px: tuple[int, ...] = (64, 96, 128)
+    in_flight: tuple[int, ...] = (1, 4, 8, 16)
+    num_steps: int = NUM_STEPS
+    engine_s: float = 240.0
+    min_rounds: int = 2
+    max_rounds: int = 9
+    mixed_requests: int = 24
+    step_pairs: int = 40
+    short_requests: int = 100
+    long_requests: int = 40
+    throughput_blocks: int = 4
+    replica_counts: tuple[int, ...] = (1, 2)
+    aim_px: int = 64
+    guidance_scales: tuple[float, ...] = field(default=(1.0, GUIDANCE))
+
+
+def quick_settings() -> Settings:
+    """Return settings of about a minute and no worth as a measurement."""
+    return Settings(
+        sizes_px=(64,),
+        in_flight=(1, 4),
+        num_steps=3,
+        engine_s=0.0,
+        min_rounds=1,
+        max_rounds=1,
+        mixed_requests=6,
+        step_pairs=4,
+        short_requests=6,
+        long_requests=2,
+        throughput_blocks=1,
+        replica_counts=(1,),
+    )

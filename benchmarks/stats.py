@@ -1,0 +1,91 @@
+"""Summaries of repeated measurements on a machine that is shared with others.
+
+A figure is never one number: it is its samples, their median, their range and a bootstrap interval
+of the median. What is compared was measured in turns, and is compared pair by pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_NUM_RESAMPLES = 2000
+_SEED = 20251121
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Repeated measurements of one quantity.
+
+    Attributes:
+        ci_low: lower end of the 95 % bootstrap interval of the median.
+        ci_high: its upper end.
+    """
+
+    samples: tuple[float, ...]
+    median: float
+    low: float
+    high: float
+    ci_low: float
+    ci_high: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON, rounded to seven digits."""
+        figures = {
+            "n": len(self.samples),
+            "median": self.median,
+            "min": self.low,
+            "max": self.high,
+            "ci95": [self.ci_low, self.ci_high],
+            "samples": list(self.samples),
+        }
+        return {name: _rounded(value) for name, value in figures.items()}
+
+
+def summarise(samples: Sequence[float]) -> Summary:
+    """Return the summary of at least one sample.
+
+    Raises:
+        ValueError: there are no samples, or some are not finite.
+    """
+    values = np.asarray(samples, dtype=float)
+    if values.size == 0 or not np.isfinite(values).all():
+        raise ValueError(f"need at least one sample and only finite ones, given {list(samples)}")
+    draws = np.random.default_rng(_SEED).integers(0, values.size, (_NUM_RESAMPLES, values.size))
+    medians = np.median(values[draws], axis=1)
+    ci_low, ci_high = np.percentile(medians, [2.5, 97.5])
+    return Summary(
+        samples=tuple(values.tolist()),
+        median=float(np.median(values)),
+        low=float(values.min()),
+        high=float(values.max()),
+        ci_low=float(ci_low),
+        ci_high=float(ci_high),
+    )
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Summary:
+    """Return the summary of the ratios of measurements that were taken in pairs.
+
+    Raises:
+        ValueError: the lengths differ, or a denominator is not positive.
+    """
+    if len(numerators) != len(denominators):
+        raise ValueError(f"{len(numerators)} numerators for {len(denominators)} denominators")
+    if any(value <= 0 for value in denominators):
+        raise ValueError("every denominator must be positive")
+    return summarise([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Return a percentile of the samples, interpolated."""
+    return float(np.percentile(np.asarray(samples, dtype=float), percent))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
