@@ -17,6 +17,7 @@ help: ## show this list
 venv: $(STAMP) ## make .venv and install the project into it
 
 $(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
+	@echo 'Installing into $(VENV): 2.4 GB, some two minutes.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	cd $(ROOT) && $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	# the older client that the API is tested with, beside the current one

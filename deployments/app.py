@@ -24,6 +24,9 @@ from ray_cluster.errors import ConfigError
 _SHUTDOWN_S = 30.0
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
+# images travel in messages between deployments: ten of the largest in one reply
+_MESSAGE_BYTES = 256 << 20
+_ENVIRONMENT = {"env_vars": {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(_MESSAGE_BYTES)}}
 # calls are held open by design: Serve must neither queue nor refuse them
 _UNBOUNDED = 100_000
 
@@ -60,7 +63,7 @@ def _front(config: ClusterConfig) -> Application:
     dispatcher = serve.deployment(
         name=DISPATCHER,
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": _ENVIRONMENT},
         max_ongoing_requests=_UNBOUNDED,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
@@ -69,7 +72,7 @@ def _front(config: ClusterConfig) -> Application:
     gateway = serve.deployment(
         name="Gateway",
         num_replicas=config.http.num_gateways,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": _ENVIRONMENT},
         max_ongoing_requests=_UNBOUNDED,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_SHUTDOWN_S,
@@ -83,7 +86,11 @@ def _pool(config: ClusterConfig, pool: PoolConfig) -> Application:
     deployment = serve.deployment(
         name="BaseModel",
         num_replicas=pool.replicas,
-        ray_actor_options={"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
+        ray_actor_options={
+            "num_cpus": pool.num_cpus,
+            "num_gpus": pool.num_gpus,
+            "runtime_env": _ENVIRONMENT,
+        },
         max_ongoing_requests=_UNBOUNDED,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,

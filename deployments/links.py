@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from grpc import RpcError  # type: ignore[import-untyped]
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -73,8 +74,12 @@ class DispatcherHandle:
     async def _call(self, method: str, *args: object, held_s: float = 0.0) -> object:
         try:
             if self._handle is None:
-                self._handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+                # over gRPC: by reference, Ray blocks the dispatcher's event loop at the end of
+                # every call until the caller has acknowledged it, so that one frozen caller
+                # would stop the whole cell
+                handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+                self._handle = handle.options(_by_reference=False)
             async with asyncio.timeout(held_s + self._patience_s):
                 return await cast(Awaitable[object], getattr(self._handle, method).remote(*args))
-        except (RayError, RayServeException, TimeoutError) as error:
+        except (RayError, RayServeException, RpcError, TimeoutError) as error:
             raise DispatcherUnavailable(f"{method}: {type(error).__name__}: {error}") from error

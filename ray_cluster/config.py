@@ -211,7 +211,12 @@ def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
 
 def _describe(error: ValidationError) -> str:
     rows = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    nested = {item["loc"][0] for item in items if len(item["loc"]) > 1}
+    for item in items:
+        if item["type"] == "too_short" and item["loc"][0] in nested:
+            # pydantic counts only the valid ones
+            continue
         key = ".".join(str(part) for part in item["loc"]) or "(top level)"
         given = item.get("input")
         shown = "" if isinstance(given, dict | list | tuple) else f" (given {given!r})"

@@ -16,13 +16,13 @@ from typing import Protocol
 from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.runner import EngineRunner
-from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import (
     MODEL_ERRORS,
     DispatcherUnavailable,
     InvalidRequest,
     RequestFailed,
 )
+from ray_cluster.lease_ends import failure_of, restored_state, returned
 from ray_cluster.leases import (
     DispatcherLink,
     Failed,
@@ -31,10 +31,9 @@ from ray_cluster.leases import (
     Poll,
     Registration,
     ReplicaEvent,
-    Returned,
 )
 from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
-from ray_cluster.requests import Failure, ImageResult, OutputSpec
+from ray_cluster.requests import ImageResult, OutputSpec
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ class ReplicaAgent:
         await asyncio.gather(*self._loops, *self._codings, return_exceptions=True)
         state_by_id = {item.request.request_id: item.state for item in exported}
         self._ended += [
-            _Ended(lease, _returned(lease, state_by_id.get(request_id)))
+            _Ended(lease, returned(lease, state_by_id.get(request_id)))
             for request_id, lease in self._leases.items()
         ]
         self._leases.clear()
@@ -218,27 +217,13 @@ class ReplicaAgent:
             request,
             deadline_s=deadline_s,
             queued_s=lease.queued_s,
-            state=self._restored(lease, now_s, deadline_s),
-        )
-
-    def _restored(self, lease: Lease, now_s: float, deadline_s: float) -> RequestState | None:
-        """Return the state to go on from, if there is one and it can be read."""
-        if lease.state is None:
-            return None
-        request = lease.request
-        try:
-            state = RequestState.from_bytes(
-                lease.state,
+            state=restored_state(
+                lease,
                 device=self._runner.device,
                 arrival_s=now_s - lease.queued_s,
                 deadline_s=deadline_s,
-            )
-            if state.request != request:
-                raise ValueError(f"the state is of {state.request}")
-        except ValueError as error:
-            logger.warning("request %s starts over: %s", request.request_id, error)
-            return None
-        return state
+            ),
+        )
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
@@ -306,16 +291,3 @@ class ReplicaAgent:
     async def _report(self, ended: Sequence[_Ended]) -> None:
         events = tuple(one.event for one in ended)
         await self._link.report(self._registration.replica_id, events)
-
-
-def _returned(lease: Lease, state: RequestState | None) -> Returned:
-    data = state.to_bytes() if state is not None else None
-    steps_done = state.step_index if state is not None else 0
-    return Returned(lease.request.request_id, lease.fence, data, steps_done)
-
-
-def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:
-    """Return what the client is told of an error."""
-    if isinstance(error, InvalidRequest):
-        return Failure(request_id, "invalid", error.message, "encode", error.param)
-    return Failure(request_id, "error", error.message, error.stage)

@@ -18,15 +18,14 @@ _ROLES = (
     ("ray_cluster.coder_process", "image coder"),
     ("gcs_server", "Ray: gcs"),
     ("raylet/raylet", "Ray: raylet"),
-    ("dashboard/agent", "Ray: dashboard agent"),
-    ("runtime_env/agent", "Ray: runtime-env agent"),
-    ("runtime_env_agent", "Ray: runtime-env agent"),
+    ("RuntimeEnvAgent", "Ray: runtime-env agent"),
     ("DashboardAgent", "Ray: dashboard agent"),
     ("DashboardHead", "Ray: dashboard"),
     ("dashboard", "Ray: dashboard"),
     ("log_monitor", "Ray: log monitor"),
     ("monitor.py", "Ray: autoscaler monitor"),
     ("ray::IDLE", "Ray: idle worker"),
+    ("multiprocessing.forkserver", "Ray: dashboard"),
 )
 
 

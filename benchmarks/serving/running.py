@@ -40,27 +40,21 @@ def running_service(replicas: int) -> Iterator[tuple[ClusterConfig, float]]:
     try:
         service.deploy(config)
         service.wait_running(config, timeout_s=_START_TIMEOUT_S)
-        wait_for_replicas(config, replicas)
+        wait_for_replicas(replicas)
         yield config, time.monotonic() - started_s
     finally:
         service.stop(owns_ray=owns_ray)
 
 
-def wait_for_replicas(config: ClusterConfig, replicas: int) -> None:
-    """Wait until as many model replicas have registered with the dispatcher."""
-    import asyncio
+def wait_for_replicas(replicas: int) -> None:
+    """Wait until that many model replicas have registered with the dispatcher."""
+    from ray import serve
 
-    from ray_cluster.deployments.links import DispatcherHandle
+    from ray_cluster.deployments.links import DISPATCHER, FRONT
 
-    async def count() -> int:
-        handle = DispatcherHandle(
-            patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
-        )
-        snapshot: Any = await handle._call("snapshot")
-        return len(snapshot.replicas)
-
+    handle: Any = serve.get_deployment_handle(DISPATCHER, FRONT)
     deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while asyncio.run(count()) < replicas:
+    while len(handle.snapshot.remote().result(timeout_s=60).replicas) < replicas:
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{replicas} replicas did not register in {_START_TIMEOUT_S:.0f} s")
         time.sleep(0.2)

@@ -19,6 +19,7 @@ from ray_cluster.requests import ImageRequest, OutputSpec
 
 _MAGIC = b"ray-cluster request state 1\n"
 _CHECKSUM_BYTES = 4
+_UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
 
 
@@ -134,7 +135,7 @@ class RequestState:
         body = _checked(data)
         try:
             return cls._unpack(body, device, arrival_s, deadline_s)
-        except (*MODEL_ERRORS, SafetensorError) as error:
+        except _UNPACK_ERRORS as error:
             raise ValueError(f"not a request state of this version: {error!r}") from error
 
     @classmethod

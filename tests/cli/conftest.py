@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from ray_cluster.api.app import create_app
 from ray_cluster.cli.app import app

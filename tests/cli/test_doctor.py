@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from ray_cluster.cli.checks.finding import Finding
@@ -16,6 +17,7 @@ from ray_cluster.cli.checks.machine import check_machine
 from ray_cluster.cli.checks.service import check_service
 from ray_cluster.cli.checks.software import check_software
 from ray_cluster.config import ClusterConfig, PoolConfig, RayConfig, load_config
+from ray_cluster.engine.memory import model_need
 from tests.cli.conftest import Cli
 
 
@@ -73,9 +75,11 @@ def test_a_pool_that_cannot_run_is_a_problem(
     assert any(sentence in finding.found for finding in found)
 
 
-def test_smaller_batches_are_a_warning(tiny_config: Path) -> None:
-    findings = check_service(config_of(tiny_config, memory_gib=0.019))
-    assert any(item.level == "warning" and "capped" in item.found for item in findings)
+def test_smaller_batches_are_a_warning(tiny_config: Path, tiny_model: Path) -> None:
+    need = model_need(tiny_model, [(96, 96)], torch.float32, max_batch=8)
+    budget_bytes = need.weights_bytes + need.activation_by_size[96, 96].at(3)
+    config = config_of(tiny_config, memory_gib=budget_bytes / 2**30)
+    assert any(item.level == "warning" and "capped" in item.found for item in check_service(config))
 
 
 def test_a_hub_model_is_not_downloaded(tiny_config: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.reference_models.registry import builtin_folder
+from tests.engine.failing import requests_with_a_bad_one
 from tests.engine.harness import Reference, pool
 from tests.engine.random_models import save_sd, save_sdxl
+from tests.engine.staged import StagedModel
 
 FAMILIES = ("sd", "sd15", "sdxl", "shapes")
 
@@ -91,3 +93,24 @@ def sd(zoo: Zoo) -> LoadedModel:
 def record(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
     """Notes a measured value in the test's report."""
     return lambda name, value: request.node.user_properties.append((name, value))
+
+
+@pytest.fixture(scope="module")
+def staged(zoo: Zoo) -> StagedModel:
+    return StagedModel(zoo.model("sd"), requests_with_a_bad_one())
+
+
+@pytest.fixture(scope="module")
+def pixels(staged: StagedModel) -> dict[str, Any]:
+    return dict(staged.pixels())
+
+
+@pytest.fixture
+def model(staged: StagedModel) -> Iterator[StagedModel]:
+    """The staged model as if nothing had been done to it."""
+    staged.calls.clear()
+    staged.before.clear()
+    staged.nan_in.clear()
+    yield staged
+    staged.before.clear()
+    staged.nan_in.clear()

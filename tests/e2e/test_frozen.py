@@ -1,0 +1,35 @@
+"""A process that freezes (a paused machine, a swapping host) costs its own leases and no more."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.service import Service
+from tests.e2e.test_service import post
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def test_a_frozen_replica_does_not_stop_the_cell(service: Service) -> None:
+    _wait_until_served(service)
+    frozen = service.replicas()[0]
+    frozen.suspend()
+    try:
+        time.sleep(8.0)
+        started_s = time.monotonic()
+        reply = post(service, num_inference_steps=2)
+        took_s = time.monotonic() - started_s
+    finally:
+        frozen.resume()
+    assert reply.status_code == 200, reply.text
+    assert took_s < 5.0, took_s
+
+
+def _wait_until_served(service: Service) -> None:
+    """Both replicas pull work: they may have been started a moment ago."""
+    deadline_s = time.monotonic() + 90
+    while len(service.replicas()) < 2 or post(service, num_inference_steps=2).status_code != 200:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.5)

@@ -1,0 +1,124 @@
+"""Batches that run out of memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.memory import BatchCaps
+from ray_cluster.requests import SAMPLER_NAMES
+from tests.engine.conftest import Zoo
+from tests.engine.failing import FailsWith
+from tests.engine.harness import (
+    RUN_TOLERANCE,
+    difference,
+    drive,
+    engine_of,
+    request,
+    run_alone,
+    start_all,
+)
+
+Record = Callable[[str, object], None]
+
+# --- memory that runs out ---
+
+
+class RoomFor(FailsWith):
+    """Runs out of memory with more than so many rows, or with a certain row."""
+
+    def __init__(self, inner: Any, room: int, marked: Any = None) -> None:
+        super().__init__(inner, torch.OutOfMemoryError("CUDA out of memory"), marked, [])
+        self.room = room
+
+    def encode_half(self, batch: Any) -> Any:
+        if len(batch.conditionings) > self.room:
+            self.sizes.append(len(batch.conditionings))
+            raise self._error
+        return super().encode_half(batch)
+
+
+def engine_with_caps(zoo: Zoo, executor: Any, caps: BatchCaps) -> Any:
+    from dataclasses import replace
+
+    model = replace(zoo.model("sd"), executor=executor, max_batch_by_size=caps)
+    return build_engine(model, clock=lambda: 0.0)
+
+
+def test_a_batch_that_runs_out_of_memory_is_not_tried_again_at_that_size(
+    zoo: Zoo, caplog: pytest.LogCaptureFixture, record: Record
+) -> None:
+    model = zoo.model("sd")
+    requests = [request(f"r{i}", sampler=SAMPLER_NAMES[i % 5], seed=i) for i in range(8)]
+    executor, caps = RoomFor(model.executor, 3), BatchCaps({(64, 64): 8, (128, 128): 4})
+    with caplog.at_level(logging.WARNING):
+        run = drive(engine_with_caps(zoo, executor, caps), {0: start_all(model, requests)})
+    assert not run.failed
+    # the first step finds out; nothing larger than what ran then is tried again
+    assert executor.sizes[:7] == [8, 4, 2, 2, 4, 2, 2]
+    assert set(executor.sizes[7:]) == {2}
+    assert caps == {(64, 64): 2, (128, 128): 2}
+    assert "batches of 64x64 are capped at 2" in caplog.text
+    errors = [difference(run.latents(one.request_id), run_alone(model, one)) for one in requests]
+    record("after running out of memory", max(errors))
+    assert max(errors) <= RUN_TOLERANCE
+
+
+def test_one_request_that_needs_too_much_fails_alone_and_lowers_no_cap(zoo: Zoo) -> None:
+    model = zoo.model("sd")
+    states = start_all(model, [request(f"r{i}", seed=i) for i in range(4)])
+    caps = BatchCaps({(64, 64): 8})
+    executor = RoomFor(model.executor, 8, states[2].conditioning)
+    run = drive(engine_with_caps(zoo, executor, caps), {0: states})
+    assert run.failed.keys() == {"r2"}
+    assert run.finished.keys() == {"r0", "r1", "r3"}
+    assert caps == {(64, 64): 8}
+    assert executor.sizes[5:] == [3] * 5
+
+
+def test_any_other_error_of_a_batch_lowers_no_cap(zoo: Zoo) -> None:
+    model = zoo.model("sd")
+    states = start_all(model, [request(f"r{i}", seed=i) for i in range(4)])
+    caps = BatchCaps({(64, 64): 8})
+    executor = FailsWith(model.executor, RuntimeError("once"), states[0].conditioning, [1])
+    assert not drive(engine_with_caps(zoo, executor, caps), {0: states}).failed
+    assert caps == {(64, 64): 8}
+
+
+def test_a_lowered_cap_holds_for_larger_sizes_and_not_for_planned_smaller_ones() -> None:
+    caps = BatchCaps({(64, 64): 8, (96, 96): 6, (128, 128): 4})
+    caps.lower((80, 80), 5)
+    assert [caps[size] for size in ((64, 64), (80, 80), (96, 96), (128, 128))] == [8, 5, 5, 4]
+    caps.lower((96, 96), 0)
+    assert [caps[size] for size in ((64, 64), (80, 80), (96, 96), (128, 128))] == [8, 5, 1, 1]
+    caps.lower((96, 96), 7)
+    assert caps[96, 96] == 1
+
+
+def test_memory_of_a_failed_call_is_free_before_the_next_try(zoo: Zoo) -> None:
+    """An exception's traceback keeps the call's tensors: the retry must come after it is gone."""
+    import weakref
+
+    inner = zoo.model("sd").executor
+    alive: list[weakref.ref[Any]] = []
+    seen: list[int] = []
+
+    class Hungry(FailsWith):
+        def encode_half(self, batch: Any) -> Any:
+            seen.append(sum(one() is not None for one in alive))
+            activations = torch.zeros(1000)
+            alive.append(weakref.ref(activations))
+            if len(batch.conditionings) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return inner.encode_half(batch)
+
+    model = zoo.model("sd")
+    states = start_all(model, [request(f"r{i}", num_steps=1) for i in range(4)])
+    engine = engine_of(model, executor=Hungry(inner, ValueError(), None, []))
+    assert not drive(engine, {0: states}).failed
+    assert seen == [0] * 7

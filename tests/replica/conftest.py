@@ -1,0 +1,44 @@
+"""What the tests of the replica share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.image_coding import ImageCoder
+from tests.engine.harness import pool
+from tests.engine.random_models import save_sd
+from tests.engine.staged import StagedModel
+from tests.replica.setup import (
+    REQUESTS,
+)
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> StagedModel:
+    prepare_threads(1)
+    folder = save_sd(tmp_path_factory.mktemp("replica") / "sd")
+    return StagedModel(load_model(pool(folder)), REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def pixels(staged: StagedModel) -> dict[str, Any]:
+    return dict(staged.pixels())
+
+
+@pytest.fixture(scope="module")
+def coder() -> Iterator[ImageCoder]:
+    with ImageCoder() as coder:
+        yield coder
+
+
+@pytest.fixture
+def model(staged: StagedModel) -> Iterator[StagedModel]:
+    staged.calls.clear()
+    staged.before.clear()
+    yield staged
+    staged.before.clear()

@@ -1,0 +1,157 @@
+"""A replica agent beside a real dispatch service, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.engine.building import build_runner
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.leases import Completed, Outcome, Registration
+from ray_cluster.policies.types import StepCost
+from ray_cluster.replica import ReplicaAgent
+from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
+from tests.engine.harness import pool, request
+from tests.engine.staged import StagedModel
+
+CONFIG = DispatchConfig(
+    poll_s=0.3,
+    replica_timeout_s=60.0,
+    attached_timeout_s=120.0,
+    default_slo_s=600.0,
+    max_attempts=50,
+)
+PATIENCE_S = 120.0
+REQUESTS = [
+    request(f"r{i}", sampler=SAMPLER_NAMES[i % 5], seed=i, num_steps=3 + i % 5) for i in range(12)
+]
+BY_ID = {one.request_id: one for one in REQUESTS}
+
+
+def new_service(epoch: int = 1) -> DispatchService:
+    core = DispatchCore(config=CONFIG, limits=LimitsConfig(), epoch=epoch)
+    return DispatchService(core, config=CONFIG, clock=time.monotonic)
+
+
+class Link:
+    """The way to a dispatcher, which may fail before a call is delivered, or after.
+
+    Attributes:
+        service: whom the calls reach; may be exchanged, as by a restart.
+        fails: asked with the call's name and the side; true loses the call, or its answer.
+    """
+
+    def __init__(self, service: DispatchService) -> None:
+        self.service = service
+        self.fails: Callable[[str, str], bool] = lambda _name, _side: False
+        self.num_lost = 0
+        self.reported: list[Any] = []
+        self.epochs: list[int] = []
+
+    async def register(self, registration: Registration) -> int:
+        epoch: int = await self._call("register", registration)
+        self.epochs.append(epoch)
+        return epoch
+
+    async def unregister(self, replica_id: str) -> None:
+        await self._call("unregister", replica_id)
+
+    async def poll(self, poll: Any) -> Any:
+        return await self._call("poll", poll)
+
+    async def report(self, replica_id: str, events: Sequence[Any]) -> Any:
+        self.reported += events
+        return await self._call("report", replica_id, events)
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        self._maybe_fail(name, "before")
+        answer = await getattr(self.service, name)(*arguments)
+        self._maybe_fail(name, "after")
+        return answer
+
+    def _maybe_fail(self, name: str, side: str) -> None:
+        if self.fails(name, side):
+            self.num_lost += 1
+            raise DispatcherUnavailable(f"{name} lost {side} it was delivered")
+
+
+def new_agent(
+    model: StagedModel, link: Link, coder: Any, replica_id: str = "one", max_in_flight: int = 6
+) -> ReplicaAgent:
+    profile = model.inner.profile
+    return ReplicaAgent(
+        Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1)),
+        make_runner=partial(
+            build_runner, model.loaded, pool("unused", max_batch=4), clock=time.monotonic
+        ),
+        coder=coder,
+        link=link,
+        clock=time.monotonic,
+    )
+
+
+@asynccontextmanager
+async def serving(
+    model: StagedModel, coder: Any, *replica_ids: str, link: Link | None = None
+) -> AsyncIterator[tuple[Link, list[ReplicaAgent]]]:
+    link = link or Link(new_service())
+    agents = [new_agent(model, link, coder, name) for name in replica_ids]
+    for agent in agents:
+        agent.start()
+    try:
+        yield link, agents
+    finally:
+        link.fails = lambda _name, _side: False
+        for agent in agents:
+            await agent.drain()
+        await link.service.close()
+
+
+async def until(condition: Callable[[], Any], what: str = "the condition") -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, f"waited in vain for {what}"
+        await asyncio.sleep(0.01)
+
+
+async def offer(service: DispatchService, requests: Sequence[ImageRequest]) -> None:
+    """Offer the requests once a replica has registered."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not await service.models():
+        assert time.monotonic() < end_s, "no replica has registered"
+        await asyncio.sleep(0.01)
+    for one in requests:
+        assert (await service.offer([one])).accepted
+
+
+async def outcomes(
+    service: DispatchService, requests: Sequence[ImageRequest]
+) -> dict[str, Outcome]:
+    """Wait for the end of all requests; each ends once."""
+    found: dict[str, Outcome] = {}
+    left = {one.request_id for one in requests}
+    async with asyncio.timeout(PATIENCE_S):
+        while left:
+            new = await service.wait(left, 5.0)
+            assert found.keys().isdisjoint(new)
+            found |= new
+            left -= new.keys()
+    return found
+
+
+def check_image(outcome: Outcome, pixels: dict[str, Any]) -> None:
+    assert isinstance(outcome, Completed), outcome
+    found = np.asarray(Image.open(io.BytesIO(outcome.result.data)))
+    gap = np.abs(found.astype(int) - pixels[outcome.request_id].astype(int)).max()
+    assert gap <= 1
