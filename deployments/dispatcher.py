@@ -34,6 +34,10 @@ class Dispatcher:
         """See :meth:`DispatchService.offer`."""
         return await self._service.offer(requests)
 
+    async def close_admission(self) -> None:
+        """See :meth:`DispatchService.close_admission`."""
+        await self._service.close_admission()
+
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         """See :meth:`DispatchService.wait`."""
         return await self._service.wait(request_ids, timeout_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RefusalReason = Literal[
-    "queue_full", "never_fits", "model_not_ready", "unknown_model", "duplicate_id"
+    "queue_full", "never_fits", "model_not_ready", "unknown_model", "duplicate_id", "closing"
 ]
 
 
@@ -130,7 +130,8 @@ class Offer:
         reason: why not, when not accepted: ``queue_full`` now, ``never_fits`` because the group is
             larger than the whole queue may be, ``model_not_ready`` because no replica of a
             configured model has registered yet, ``unknown_model`` because it is not configured,
-            ``duplicate_id`` because a request of that id is still in the system.
+            ``duplicate_id`` because a request of that id is still in the system, ``closing``
+            because the service is about to stop.
     """
 
     accepted: bool

@@ -142,6 +142,13 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
         return model_not_found(model, known)
     if offer.reason == "model_not_ready":
         return model_not_ready(model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S)
+    if offer.reason == "closing":
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "The service is stopping and takes no more requests. Try again once it is back.",
+            code="shutting_down",
+            retry_after_s=DEFAULT_RETRY_AFTER_S,
+        )
     if offer.reason == "never_fits":
         return ApiError(
             HTTPStatus.BAD_REQUEST,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,13 @@ class RayService:
             for name in names
             if name in applications
         }
+
+    def close_admission(self) -> None:
+        """Have the dispatcher refuse new images; without an answer from it nothing changes."""
+        if self._is_deployed:
+            handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+            with suppress(RayError, RayServeException, TimeoutError):
+                handle.close_admission.remote().result(timeout_s=_ANSWER_S)
 
     def num_in_flight(self) -> int:
         """Return the images that wait or are being made; 0 if the dispatcher does not say."""

@@ -140,6 +140,7 @@ def _drain(service: RayService, *, quiet: bool) -> None:
     deadline_s = time.monotonic() + _DRAIN_S
     is_told = quiet
     with suppress(KeyboardInterrupt):
+        service.close_admission()
         while (num_images := service.num_in_flight()) and time.monotonic() < deadline_s:
             if not is_told:
                 stderr().print(

@@ -50,6 +50,7 @@ class DispatchCore:
         self._limits = limits
         self._epoch = epoch
         self._configured = frozenset(configured)
+        self._is_closing = False
         self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
         self._replicas: dict[str, ReplicaRecord] = {}
         self._profiles: dict[str, ModelProfile] = {}
@@ -88,6 +89,10 @@ class DispatchCore:
         for record in list(replica.held.values()):
             self._ledger.lose(record, now_s)
 
+    def close_admission(self) -> None:
+        """Refuse every offer from now on; what was accepted is seen to its end."""
+        self._is_closing = True
+
     def offer(self, requests: Sequence[ImageRequest], now_s: float) -> Offer:
         """Decide over an API call's images, and queue all of them if accepted, else none.
 
@@ -97,7 +102,9 @@ class DispatchCore:
         if len({request.model for request in requests}) > 1:
             raise ValueError("an offer is for one model; offer the requests of each on their own")
         ids = [request.request_id for request in requests]
-        if len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
+        if self._is_closing:
+            offer = Offer(accepted=False, reason="closing")
+        elif len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
             offer = Offer(accepted=False, reason="duplicate_id")
         else:
             views = [self._view(request, now_s) for request in requests]

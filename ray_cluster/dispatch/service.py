@@ -104,6 +104,10 @@ class DispatchService:
             self._wake_polls()
         return offer
 
+    async def close_admission(self) -> None:
+        """Refuse every offer from now on; see :meth:`DispatchCore.close_admission`."""
+        self._core.close_admission()
+
     async def wait(self, request_ids: Iterable[str], timeout_s: float) -> dict[str, Outcome]:
         """Return the outcomes that there are, as soon as there is one; empty after a while.
 

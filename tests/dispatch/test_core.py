@@ -103,6 +103,15 @@ def test_an_offer_names_every_reason_to_refuse(core: DispatchCore) -> None:
     assert core.num_waiting == 1
 
 
+def test_a_closed_dispatcher_admits_nothing_and_finishes_what_it_has(core: DispatchCore) -> None:
+    core.offer([image_request("a")], 0.0)
+    core.close_admission()
+    assert core.offer([image_request("b")], 0.0).reason == "closing"
+    [outcome] = core.report("r", [finished(lease_one(core))], 1.0)[0]
+    assert isinstance(outcome, Completed)
+    assert not core.knows("b")
+
+
 def test_an_id_is_free_again_once_its_request_has_ended(core: DispatchCore) -> None:
     core.offer([image_request("a")], 0.0)
     core.abort(["a"])
