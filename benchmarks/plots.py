@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 Figures = dict[str, Any]
 
 _LOOKS = {
@@ -46,7 +48,10 @@ def save_plots(result: dict[str, Any], path: Path) -> bool:
         f"{machine['cpu']}, one thread, {result['started'][:10]}, {result['commit'][:12]}",
         fontsize=9,
     )
+    # few colours: a third of the bytes
     figure.savefig(path, dpi=70)
+    with Image.open(path) as drawn:
+        drawn.convert("P", palette=Image.Palette.ADAPTIVE, colors=24).save(path, optimize=True)
     plt.close(figure)
     return True
 

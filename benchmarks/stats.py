@@ -33,16 +33,15 @@ class Summary:
     ci_high: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON, rounded to seven digits."""
-        figures = {
+        """Return it for JSON, figures to six digits and samples to four."""
+        return {
             "n": len(self.samples),
-            "median": self.median,
-            "min": self.low,
-            "max": self.high,
-            "ci95": [self.ci_low, self.ci_high],
-            "samples": list(self.samples),
+            "median": _rounded(self.median, 6),
+            "min": _rounded(self.low, 6),
+            "max": _rounded(self.high, 6),
+            "ci95": [_rounded(self.ci_low, 6), _rounded(self.ci_high, 6)],
+            "samples": [_rounded(sample, 4) for sample in self.samples],
         }
-        return {name: _rounded(value) for name, value in figures.items()}
 
 
 def summarise(samples: Sequence[float]) -> Summary:
@@ -85,7 +84,5 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(samples, dtype=float), percent))
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")

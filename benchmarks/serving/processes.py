@@ -25,7 +25,7 @@ _ROLES = (
     ("log_monitor", "Ray: log monitor"),
     ("monitor.py", "Ray: autoscaler monitor"),
     ("ray::IDLE", "Ray: idle worker"),
-    ("multiprocessing.forkserver", "Ray: dashboard"),
+    ("multiprocessing.", "Ray: dashboard"),
 )
 
 

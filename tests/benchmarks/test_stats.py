@@ -51,9 +51,9 @@ def test_paired_ratio_refuses_what_is_no_pair(first: list[float], second: list[f
         paired_ratio(first, second)
 
 
-def test_summary_for_json_keeps_every_sample_to_seven_digits() -> None:
+def test_summary_for_json_keeps_every_sample_to_four_digits() -> None:
     figures = summarise([1 / 3, 2.0]).as_dict()
-    assert figures["samples"] == [0.3333333, 2.0]
+    assert figures["samples"] == [0.3333, 2.0]
     assert figures["n"] == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,15 @@ from tests.engine.random_models import save_sd
 from tests.fakes import FakeDispatcherClient, model_profile
 
 Cli = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Undo what a command does to the logging of its process."""
+    ours = logging.getLogger("ray_cluster")
+    before = ours.level
+    yield
+    ours.setLevel(before)
 
 
 @pytest.fixture
