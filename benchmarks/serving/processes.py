@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -43,7 +44,8 @@ def role_of(process: psutil.Process) -> str:
     for part, role in _ROLES:
         if part in command:
             return role
-    return f"other: {command[:40]}"
+    # results are shared: names of programs, no paths of this machine
+    return f"other: {Path(command.split()[0]).name}"
 
 
 def memory_by_role() -> list[dict[str, Any]]:
