@@ -12,8 +12,7 @@ from ray_cluster.config import ClusterConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import ClusterSnapshot
-from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
-from ray_cluster.policies.types import Offer
+from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 
@@ -30,9 +29,9 @@ class Dispatcher:
         )
         self._service = DispatchService(core, config=config.dispatch, clock=time.monotonic)
 
-    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
-        """See :meth:`DispatchService.offer`."""
-        return await self._service.offer(requests)
+    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+        """See :meth:`DispatchService.submit`."""
+        return await self._service.submit(requests, wait_s)
 
     async def close_admission(self) -> None:
         """See :meth:`DispatchService.close_admission`."""

@@ -13,8 +13,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
-from ray_cluster.policies.types import Offer
+from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 FRONT = "front"
@@ -38,9 +37,10 @@ class DispatcherHandle:
         self._poll_s = poll_s
         self._handle: DeploymentHandle[Any] | None = None
 
-    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
-        """Ask for admission of the whole group."""
-        return cast(Offer, await self._call("offer", tuple(requests)))
+    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+        """Ask for admission of the whole group, and wait for its first outcomes."""
+        reply = await self._call("submit", tuple(requests), wait_s, held_s=wait_s)
+        return cast(Submission, reply)
 
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         """Return the outcomes that are there, as soon as there is one."""

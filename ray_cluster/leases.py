@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ray_cluster.policies.types import StepCost
+from ray_cluster.policies.types import Offer, StepCost
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
 
 
@@ -142,6 +142,19 @@ class Completed:
 
 
 Outcome = Completed | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The dispatcher's answer to a group of requests.
+
+    Attributes:
+        outcomes: those that came up while the call was held, by request id; the group's others
+            are to be waited for.
+    """
+
+    offer: Offer
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
 class DispatcherLink(Protocol):

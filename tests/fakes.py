@@ -8,7 +8,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.leases import Completed, Failed, Finished, Lease, Outcome, Poll, Registration
+from ray_cluster.leases import (
+    Completed,
+    Failed,
+    Finished,
+    Lease,
+    Outcome,
+    Poll,
+    Registration,
+    Submission,
+)
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
 
@@ -179,13 +188,15 @@ class FakeDispatcherClient:
         self.num_waits = 0
         self._accepted: dict[str, ImageRequest] = {}
 
-    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
+    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
         self._check()
         self.offered.append(tuple(requests))
         offer = self.offers.pop(0) if len(self.offers) > 1 else self.offers[0]
         if offer.accepted or offer.reason == "duplicate_id":
             self._accepted.update({request.request_id: request for request in requests})
-        return offer
+        if not offer.accepted:
+            return Submission(offer)
+        return Submission(offer, await self.wait([one.request_id for one in requests], wait_s))
 
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         self._check()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ray_cluster.leases import Outcome
-from ray_cluster.policies.types import Offer
+from ray_cluster.leases import Outcome, Submission
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 
@@ -17,8 +16,11 @@ class DispatcherClient(Protocol):
     the dispatcher is starting, dead or unreachable: the caller gets 503 and may try again.
     """
 
-    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
-        """Ask for admission of the whole group; accepted means that all of it is queued."""
+    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+        """Ask for admission of the whole group, and wait for its first outcomes if accepted.
+
+        Accepted means that all of the group is queued. Not accepted is answered at once.
+        """
         ...
 
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:

@@ -46,11 +46,12 @@ class GroupRunner:
         pending = {request.request_id: None for request in requests}
         completed: dict[str, Completed] = {}
         try:
-            offer = await self._client.offer(requests)
+            reply = await self._client.submit(requests, self._poll_s)
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
-            if not offer.accepted and offer.reason != "duplicate_id":
+            if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 pending.clear()
-                raise from_refusal(offer, requests, known_models)
+                raise from_refusal(reply.offer, requests, known_models)
+            _sort(reply.outcomes, pending, completed)
             while pending:
                 outcomes = await self._client.wait(tuple(pending), self._poll_s)
                 _sort(outcomes, pending, completed)

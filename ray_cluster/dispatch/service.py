@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from ray_cluster.config import DispatchConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.state import ClusterSnapshot
-from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Returned
+from ray_cluster.leases import (
+    Outcome,
+    Poll,
+    PollReply,
+    Registration,
+    ReplicaEvent,
+    Returned,
+    Submission,
+)
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest, ModelProfile
 
@@ -93,6 +101,14 @@ class DispatchService:
         if any(isinstance(event, Returned) for event in events):
             self._wake_polls()
         return stale
+
+    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+        """Offer a group and, if it is accepted, wait for its first outcomes in the same call."""
+        offer = await self.offer(requests)
+        if not offer.accepted:
+            return Submission(offer)
+        ids = [request.request_id for request in requests]
+        return Submission(offer, await self.wait(ids, wait_s))
 
     async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
         """Queue all of an API call's images or none; see :meth:`DispatchCore.offer`."""

@@ -229,6 +229,27 @@ def test_a_client_hears_of_each_image_as_it_is_done() -> None:
     run_virtually(main())
 
 
+def test_one_call_submits_and_waits() -> None:
+    async def main() -> None:
+        service = await make_service("r")
+        client = asyncio.create_task(service.submit([image_request("a")], 3.0))
+        lease = await lease_one(service)
+        await asyncio.sleep(1.0)
+        await service.report("r", [finished(lease)])
+        submission = await client
+        assert submission.offer.accepted
+        assert submission.outcomes.keys() == {"a"}
+        assert now() == pytest.approx(1.0)
+        refused = await service.submit([image_request("b", model="what")], 3.0)
+        assert (refused.offer.reason, refused.outcomes) == ("unknown_model", {})
+        assert now() == pytest.approx(1.0)
+        assert (await service.submit([image_request("c")], 2.0)).outcomes == {}
+        assert now() == pytest.approx(3.0)
+        await service.close()
+
+    run_virtually(main())
+
+
 def test_waiting_returns_empty_after_its_time_and_unknown_ids_as_lost() -> None:
     async def main() -> None:
         service = await make_service("r")
