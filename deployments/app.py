@@ -20,24 +20,12 @@ from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.gateway import Gateway
 from ray_cluster.deployments.links import DISPATCHER, FRONT
 from ray_cluster.errors import ConfigError
+from ray_cluster.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 
 # a replica hands its rows back at a step boundary, well within this
 _SHUTDOWN_S = 30.0
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
-# images travel in messages between deployments: ten of the largest in one reply
-_MESSAGE_BYTES = 256 << 20
-_MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(_MESSAGE_BYTES)}
-_MODEL_ENVIRONMENT = {"env_vars": _MESSAGES}
-# neither gateway nor dispatcher computes on its event loop, so Serve's own tasks may share it:
-# without the hops between threads a request is some milliseconds faster
-_FRONT_ENVIRONMENT = {
-    "env_vars": {
-        **_MESSAGES,
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    }
-}
 # a line per call of the dispatcher costs more than the call
 _LOGGING = LoggingConfig(enable_access_log=False)
 # calls are held open by design: Serve must neither queue nor refuse them
@@ -76,7 +64,7 @@ def _front(config: ClusterConfig) -> Application:
     dispatcher = serve.deployment(
         name=DISPATCHER,
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "runtime_env": _FRONT_ENVIRONMENT},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
         max_ongoing_requests=_UNBOUNDED,
         logging_config=_LOGGING,
         health_check_period_s=_HEALTH_PERIOD_S,
@@ -86,7 +74,7 @@ def _front(config: ClusterConfig) -> Application:
     gateway = serve.deployment(
         name="Gateway",
         num_replicas=config.http.num_gateways,
-        ray_actor_options={"num_cpus": 0, "runtime_env": _FRONT_ENVIRONMENT},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
         max_ongoing_requests=_UNBOUNDED,
         logging_config=_LOGGING,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
@@ -104,7 +92,7 @@ def _pool(config: ClusterConfig, pool: PoolConfig) -> Application:
         ray_actor_options={
             "num_cpus": pool.num_cpus,
             "num_gpus": pool.num_gpus,
-            "runtime_env": _MODEL_ENVIRONMENT,
+            "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
         },
         max_ongoing_requests=_UNBOUNDED,
         logging_config=_LOGGING,

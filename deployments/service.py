@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,10 @@ from ray_cluster.deployments.links import FRONT
 from ray_cluster.errors import RayClusterError
 
 _POLL_S = 0.2
+_DELETE_S = 40.0
+
+# what a process has started, and so ends: the applications alone, or more
+Owned = Literal["applications", "serve", "ray"]
 
 
 class StartFailed(RayClusterError):
@@ -123,8 +127,46 @@ def wait_running(
         time.sleep(_POLL_S)
 
 
-def stop(*, owns_ray: bool) -> None:
-    """Take the applications down, handing rows back first, and the local Ray with them."""
-    serve.shutdown()
-    if owns_ray:
+def stop(
+    config: ClusterConfig,
+    *,
+    owned: Owned,
+    on_change: Callable[[str, str], None] = lambda _name, _state: None,
+) -> None:
+    """Take the applications down, and what else was started here with them.
+
+    Pools go first: their replicas hand rows back to a dispatcher that still lives, and the API
+    still says why it takes no more. ``front`` goes last; a Ray of our own ends with it still up, so
+    that no caller ever meets a proxy without an application.
+
+    Args:
+        owned: the outermost of what was started here.
+        on_change: hears the name and the state of each thing that stops.
+    """
+    _delete([pool.name for pool in config.pools], on_change)
+    if owned == "ray":
+        # not serve.shutdown: the controller would die in its own call, which Ray reports as failed
+        on_change("Ray", "stopping")
         ray.shutdown()
+        return
+    _delete([FRONT], on_change)
+    if owned == "serve":
+        serve.shutdown()
+
+
+def _delete(names: Collection[str], on_change: Callable[[str, str], None]) -> None:
+    """Have Serve stop applications, and wait until they are gone, but not for ever."""
+    for name in names:
+        serve.delete(name, _blocking=False)
+    deadline_s = time.monotonic() + _DELETE_S
+    left = set(names)
+    while left and time.monotonic() < deadline_s:
+        known = serve.status().applications
+        for name in names:
+            if name in known:
+                on_change(name, "its replicas hand back what they have")
+            elif name in left:
+                left.remove(name)
+                on_change(name, "stopped")
+        if left:
+            time.sleep(_POLL_S)

@@ -5,11 +5,12 @@ All reads of the environment happen here and nowhere else.
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -218,22 +219,35 @@ def _describe(error: ValidationError) -> str:
             # pydantic counts only the valid ones
             continue
         key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        if item["type"] == "extra_forbidden":
+            rows.append(f"{key}: {_unknown_key(item['loc'])}")
+            continue
         given = item.get("input")
         shown = "" if isinstance(given, dict | list | tuple) else f" (given {given!r})"
         rows.append(f"{key}: {item['msg']}{shown}")
     return "; ".join(rows)
 
 
-def apply_ray_environment(config: RayConfig) -> None:
-    """Set what Ray reads from the environment of this process; call before ray is imported.
+def _unknown_key(place: Sequence[str | int]) -> str:
+    """Return what to write instead of a key that does not exist."""
+    known = list(_section_at(place[:-1]).model_fields)
+    near = difflib.get_close_matches(str(place[-1]), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"there is no such key; {hint}allowed: {', '.join(known)}"
 
-    Ray keeps its token in the home folder and asks for it at its own ports and in its dashboard
-    (``ray get-auth-token`` prints it). What is set already is left alone.
-    """
-    settings = {
-        "RAY_AUTH_MODE": config.auth,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    }
+
+def _section_at(place: Sequence[str | int]) -> type[BaseModel]:
+    """Return the section that stands at a place of the configuration, as pydantic names it."""
+    section: type[BaseModel] = ClusterConfig
+    for part in place:
+        # a number is the place in a list of sections, whose type the key before has given
+        if isinstance(part, str):
+            annotation: Any = section.model_fields[part].annotation
+            section = next(iter(get_args(annotation)), annotation)
+    return section
+
+
+def set_environment(settings: Mapping[str, str]) -> None:
+    """Set variables of this process for the processes that it starts; what is set is left alone."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)

@@ -14,7 +14,8 @@ import httpx
 
 from benchmarks.machine import ROOT
 from benchmarks.settings import GUIDANCE, MODEL
-from ray_cluster.config import ClusterConfig, apply_ray_environment, load_config
+from ray_cluster.config import ClusterConfig, load_config
+from ray_cluster.ray_environment import apply_ray_environment
 
 _FIRST_PORT = 18700
 _START_TIMEOUT_S = 600.0
@@ -28,22 +29,20 @@ def running_service(replicas: int) -> Iterator[tuple[ClusterConfig, float]]:
     """
     config = _config(replicas)
     apply_ray_environment(config.ray)
-    # Ray's workers are at nice 15 otherwise: any other job of the machine then starves them
-    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's workers import this package from the working tree
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     from ray_cluster.deployments import service
 
     started_s = time.monotonic()
-    owns_ray = service.start_ray(config.ray)
+    owned: service.Owned = "ray" if service.start_ray(config.ray) else "serve"
     try:
         service.deploy(config)
         service.wait_running(config, timeout_s=_START_TIMEOUT_S)
         wait_for_replicas(replicas)
         yield config, time.monotonic() - started_s
     finally:
-        service.stop(owns_ray=owns_ray)
+        service.stop(config, owned=owned)
 
 
 def wait_for_replicas(replicas: int) -> None:

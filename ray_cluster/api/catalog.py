@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from contextvars import Context
@@ -12,13 +13,15 @@ from ray_cluster.api.errors import model_not_found, model_not_ready
 from ray_cluster.config import ClusterConfig, DefaultsConfig
 from ray_cluster.requests import ModelProfile
 
+logger = logging.getLogger(__name__)
+
 
 class Catalog:
     """Profiles of the registered models, kept for a short while to spare the dispatcher a call.
 
     Args:
         clock: seconds; only differences count.
-        max_age_s: age at which the profiles are asked for again.
+        max_age_s: age at which a call has the profiles asked for again.
     """
 
     def __init__(
@@ -54,11 +57,15 @@ class Catalog:
 
     async def refresh(self) -> dict[str, ModelProfile]:
         """Return the profiles that are registered now; callers at the same time share one read."""
+        await asyncio.shield(self._start_reading())
+        return self._profile_by_model
+
+    def _start_reading(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
             # in a context of its own: Serve cancels what a cancelled request has called, by context
             self._reading = asyncio.create_task(self._read(), context=Context())
-        await asyncio.shield(self._reading)
-        return self._profile_by_model
+            self._reading.add_done_callback(_note_failure)
+        return self._reading
 
     async def _read(self) -> None:
         self._profile_by_model = dict(await self._client.models())
@@ -71,8 +78,12 @@ class Catalog:
             ApiError: 404 for an unknown model, 503 for one that has not registered yet.
         """
         name = self.configured[0] if model is None else model
-        if name not in self._profile_by_model or self._is_old:
+        if name not in self._profile_by_model:
             await self.refresh()
+        elif self._is_old:
+            # no call waits for this: what a model is changes next to never, and whether it can be
+            # served now is the dispatcher's to say
+            self._start_reading()
         if name in self._profile_by_model:
             return self._profile_by_model[name]
         if name in self._defaults_by_model:
@@ -83,3 +94,9 @@ class Catalog:
     def _is_old(self) -> bool:
         # a wall clock may be set back: then what is kept is from the future, and old
         return not 0 <= self._clock() - self._read_at_s < self._max_age_s
+
+
+def _note_failure(reading: asyncio.Task[None]) -> None:
+    """Look at the error of a read that perhaps nobody waits for any more."""
+    if not reading.cancelled() and (error := reading.exception()) is not None:
+        logger.warning("the models could not be asked for: %s", error)

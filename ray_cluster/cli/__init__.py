@@ -5,9 +5,15 @@ Nothing heavy is imported before a command needs it, so that ``--help`` answers 
 
 from __future__ import annotations
 
+import gc
+
 
 def main() -> None:
     """Run the command line and exit with its code."""
     from ray_cluster.cli.app import app
 
-    app(prog_name="ray-cluster")
+    try:
+        app(prog_name="ray-cluster")
+    finally:
+        # the interpreter's last collection would take seconds for what torch and Ray leave behind
+        gc.freeze()

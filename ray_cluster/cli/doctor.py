@@ -66,9 +66,10 @@ def examine(path: Path | None) -> list[Finding]:
 
 def _print(findings: list[Finding]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from ray_cluster.cli.output import print_table, stdout
 
     styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
     table = Table("", "what", "found", box=box.SIMPLE)
@@ -78,8 +79,8 @@ def _print(findings: list[Finding]) -> None:
             found.append(f"\n→ {finding.advice}", style="bold")
         style = styles[finding.level]
         table.add_row(Text(finding.level, style=style), Text(finding.subject), found)
-    console = Console(highlight=False)
-    console.print(table)
+    console = stdout()
+    print_table(console, table)
     counts = {level: sum(item.level == level for item in findings) for level in styles}
     if counts["problem"]:
         console.print(f"{counts['problem']} problem(s): this cannot run here", style="bold red")

@@ -79,9 +79,13 @@ def run(options: Mapping[str, Any], files: Files, place: Place) -> None:
 def _make(body: Mapping[str, Any], place: Place) -> MadeImages:
     config = load_config(place.config)
     if place.url is None:
+        from ray_cluster.cli.call_check import check_call
+
+        call = check_call(body, config, place.pool)
+        # torch and diffusers take seconds to import
         from ray_cluster.cli.local_images import generate_here
 
-        return generate_here(body, config, place.pool, stderr())
+        return generate_here(call, config, stderr())
     from ray_cluster.cli.remote_images import RemoteService
 
     timeout_s = _TIMEOUT_S if place.timeout_s is None else place.timeout_s

@@ -21,7 +21,7 @@ _NO_PROSE = ("#", "```", "!", "|", "-", "<")
 
 def builtin_table() -> Table:
     """Return the models that ship with the package."""
-    table = _table("built-in", "size", "licence", "card", "folder")
+    table = Table("built-in", "size", "licence", "card", "folder", box=box.SIMPLE)
     for name in BUILTIN_MODELS:
         folder = builtin_folder(name)
         if folder is not None:
@@ -32,7 +32,7 @@ def builtin_table() -> Table:
 def served_table(url: str, api_key: str | None) -> Table:
     """Return what a service has ready."""
     service = RemoteService.at(url, api_key, load_config(), _TIMEOUT_S)
-    table = _table("served", "family", "default size", "sides", "samplers")
+    table = Table("served", "family", "default size", "sides", "samplers", box=box.SIMPLE)
     for model in service.models():
         table.add_row(
             model.id,
@@ -61,13 +61,6 @@ def card_lines(folder: Path) -> tuple[str, str]:
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     prose = (part for part in paragraphs if part and not part.startswith(_NO_PROSE))
     return licence, next(prose, "-").partition(". ")[0]
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 def _size(folder: Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ray_cluster.cli.commands import command
 from ray_cluster.cli.output import stdout
 from ray_cluster.errors import ConfigError
 from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
@@ -61,7 +62,7 @@ def train_model(options: TrainingOptions) -> str:
         return f"stopped; the same command goes on from the checkpoint in {run}"
     if options.export is None:
         return f"finished: {run}"
-    return f'finished: ray-cluster generate "a red circle" --model {options.export.absolute()}'
+    return f'finished: {command()} generate "a red circle" --model {options.export.absolute()}'
 
 
 def steer(name: str, out: Path | None, *, wait: bool) -> str:
@@ -79,6 +80,24 @@ def steer(name: str, out: Path | None, *, wait: bool) -> str:
         return f"the run in {run} waits from its next step on; --resume-run lets it go on"
     pause.unlink(missing_ok=True)
     return f"the run in {run} goes on"
+
+
+def publish_model(name: str, run: Path | None) -> None:
+    """Write a run's weights and cards into the package, and print the measured shares.
+
+    Raises:
+        ConfigError: there is no such model, or no finished run in the folder.
+    """
+    from ray_cluster.reference_models.evaluate import print_evaluation
+    from ray_cluster.reference_models.publish import publish
+
+    folder = run_folder(name, run)
+    if not folder.is_dir():
+        raise ConfigError(f"there is no run in {folder}; give its folder with --run")
+    try:
+        print_evaluation(publish(folder))
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
 
 
 def evaluate_model(name: str, options: Mapping[str, Any], report: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""``ray-cluster models``: list, train and evaluate."""
+"""``ray-cluster models``: list, train, publish and evaluate."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ray_cluster.cli.output import fail, plain_errors, stdout
+from ray_cluster.cli.output import fail, plain_errors, print_table, stdout
 
-models = typer.Typer(help="The models: list them, train a built-in one, measure it.")
+models = typer.Typer(help="The models: list them, train a built-in one, publish and measure it.")
 
 _Name = Annotated[str, typer.Argument(help="A built-in model, such as shapes-sd.")]
 
@@ -34,9 +34,9 @@ def list_models(
     with plain_errors():
         if api_key is not None and url is None:
             fail("--api-key changes nothing without --url; leave it out")
-        stdout().print(builtin_table())
+        print_table(stdout(), builtin_table())
         if url is not None:
-            stdout().print(served_table(url, api_key))
+            print_table(stdout(), served_table(url, api_key))
 
 
 @models.command()
@@ -83,6 +83,27 @@ def train(  # noqa: PLR0917 - one argument per option is how typer declares them
             return
         options = TrainingOptions(name, out, minutes, seed, tuple(stage or ()), export)
         stdout().print(train_model(options), markup=False)
+
+
+@models.command()
+def publish(
+    name: _Name,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of a finished run; .runs/NAME if absent.")
+    ] = None,
+) -> None:
+    """Replace a built-in model by a run: export it, measure it, and write the model cards.
+
+    [bold]Examples[/bold]
+
+      ray-cluster models publish shapes-sd
+
+      ray-cluster models publish shapes-sd --run /tmp/run
+    """
+    from ray_cluster.cli.model_training import publish_model
+
+    with plain_errors():
+        publish_model(name, run)
 
 
 @models.command()

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ray_cluster.errors import InvalidRequest, RayClusterError
 
@@ -30,6 +31,14 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Return a console for progress, warnings and errors."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Write a table within the console's width: its cells wrap, and lose nothing."""
+    for column in table.columns:
+        # a word that is wider than its column is broken
+        column.overflow = "fold"
+    console.print(table, soft_wrap=False)
 
 
 def warn(message: str) -> None:

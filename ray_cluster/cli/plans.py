@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.errors import MODEL_ERRORS, RayClusterError
@@ -25,7 +24,6 @@ class PlannedModel:
         memory: None where only the replica can tell (a GPU's free memory).
     """
 
-    folder: Path
     profile: ModelProfile
     memory: MemoryPlan | None
 
@@ -42,17 +40,9 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
         ConfigError: the model cannot be found, or the pool's sizes do not suit it.
         ModelUnsupported: it is not covered.
     """
-    # the parts of load_model that come before the weights
-    from ray_cluster.engine import loading
-    from ray_cluster.engine.folders import component_config, resolve_folder
-    from ray_cluster.engine.samplers import SamplerTables
-    from ray_cluster.engine.unet_executor import check_unet_config
+    from ray_cluster.engine.loading import inspect_model
 
-    folder = resolve_folder(pool.model)
-    family = loading._family(folder)
-    check_unet_config(component_config(folder, "unet"))
-    tables = SamplerTables(component_config(folder, "scheduler"))
-    return loading._profile(pool, folder, family, tables)
+    return inspect_model(pool).profile
 
 
 def plan_pool(pool: PoolConfig) -> PlannedModel:
@@ -64,15 +54,14 @@ def plan_pool(pool: PoolConfig) -> PlannedModel:
         ConfigError, ModelUnsupported: see :func:`profile_of`.
         MemoryRefused: there is no room for it.
     """
-    from ray_cluster.engine import loading
-    from ray_cluster.engine.folders import resolve_folder
+    from ray_cluster.engine.loading import inspect_model, plan_model
     from ray_cluster.engine.warmup import prepare_threads
 
     prepare_threads(pool.num_threads)
-    folder, profile = resolve_folder(pool.model), profile_of(pool)
+    model = inspect_model(pool)
     is_plannable = pool.device == "cpu" or pool.memory_gib is not None
-    memory = loading._plan(pool, folder, profile) if is_plannable else None
-    return PlannedModel(folder, profile, memory)
+    memory = plan_model(pool, model) if is_plannable else None
+    return PlannedModel(model.profile, memory)
 
 
 class PlansInBackground:

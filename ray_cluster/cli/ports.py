@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
 
 from ray_cluster.config import ClusterConfig
 from ray_cluster.errors import ConfigError
+
+# a raylet's command line has thousands
+_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,14 @@ def _holder(port: int) -> str:
                 continue
             if connection.laddr.port == port and connection.pid is not None:
                 process = psutil.Process(connection.pid)
-                command = " ".join(process.cmdline())[:80] or process.name()
+                command = _shown(process.cmdline()) or process.name()
                 return f"process {connection.pid} ({command})"
     except psutil.Error:
         return "a process that this user may not see"
     return "another process"
+
+
+def _shown(command: Sequence[str]) -> str:
+    """Return a command line without the blanks that Ray pads its own with, or its beginning."""
+    text = " ".join(" ".join(command).split())
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 4]} ..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,24 +15,25 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
 
+from ray_cluster.cli.commands import command
 from ray_cluster.cli.failure_text import own_error, short_reason
 from ray_cluster.config import ClusterConfig
 from ray_cluster.deployments.links import DISPATCHER, FRONT
 from ray_cluster.deployments.service import (
     ApplicationState,
+    Owned,
     StartFailed,
     application_states,
     deploy,
     start_ray,
+    stop,
     wait_running,
 )
 from ray_cluster.errors import RayClusterError
 
 # a model that is downloaded by its replicas may take its time
 _START_S = 3600.0
-_DELETE_S = 40.0
 _LEAVE_S = 10.0
-_POLL_S = 0.2
 _ANSWER_S = 5.0
 
 
@@ -64,12 +64,13 @@ class RayService:
             serve.status()
         except RayServeException:
             self._owns_serve = True
-        # ray.init raises Exception itself when a node starts too slowly
+        # nothing narrower holds: ray.init raises Exception itself, not a kind of it, when a node or
+        # its dashboard starts too slowly (ray/_private/node.py and services.py)
         except Exception as error:
             where = self.config.ray.address or "on this machine"
             raise ServiceFailed(
                 f"Ray cannot be started or reached ({where}): {short_reason(str(error))}; "
-                "'ray-cluster doctor' tells more"
+                f"'{command()} doctor' tells more"
             ) from error
 
     def deploy(self) -> None:
@@ -124,20 +125,23 @@ class RayService:
     def close_admission(self) -> None:
         """Have the dispatcher refuse new images; without an answer from it nothing changes."""
         if self._is_deployed:
-            handle = serve.get_deployment_handle(DISPATCHER, FRONT)
             with suppress(RayError, RayServeException, TimeoutError):
+                handle = serve.get_deployment_handle(DISPATCHER, FRONT)
                 handle.close_admission.remote().result(timeout_s=_ANSWER_S)
 
-    def num_in_flight(self) -> int:
-        """Return the images that wait or are being made; 0 if the dispatcher does not say."""
-        if not self._has_run:
-            return 0
+    def num_in_flight(self) -> int | None:
+        """Return the images that wait or are being made; None if the dispatcher does not say."""
         try:
             handle = serve.get_deployment_handle(DISPATCHER, FRONT)
             snapshot = handle.snapshot.remote().result(timeout_s=_ANSWER_S)
         except (RayError, RayServeException, TimeoutError):
-            return 0
+            return None
         return int(snapshot.num_waiting + snapshot.num_leased)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether all applications have run: before, nothing can be in flight."""
+        return self._has_run
 
     @property
     def dashboard_url(self) -> str | None:
@@ -153,37 +157,38 @@ class RayService:
         context = ray.get_runtime_context()
         return str(Path(context.get_temp_dir()) / context.get_session_name() / "logs")
 
-    def close(self) -> None:
-        """Take the applications down, then the Ray that was started here, and all its processes."""
+    def close(self, show: Callable[..., None]) -> None:
+        """Take the applications down, then the Ray that was started here, and all its processes.
+
+        ``show(name, state, is_done=)`` hears of each thing that stops.
+        """
+
+        def on_change(name: str, state: str) -> None:
+            show(name, state, is_done=state == "stopped")
+
         processes = psutil.Process().children(recursive=True) if self._owns_ray else []
         try:
             # in a Ray of our own, replicas that never ran have nothing to hand back
             must_delete = self._has_run or (self._is_deployed and not self._owns_ray)
             if must_delete and ray.is_initialized():
-                self._delete_applications()
-        finally:
-            ray.shutdown()
-            _end(processes)
-
-    def _delete_applications(self) -> None:
-        """Have Serve stop the replicas, which hand their rows back, without an end of Serve itself.
-
-        ``serve.shutdown`` kills the controller within its own call, which Ray reports as a failed
-        task; a local Serve ends with its Ray.
-        """
-        names = {pool.name for pool in self.config.pools} | {FRONT}
-        try:
-            for name in names:
-                serve.delete(name, _blocking=False)
-            deadline_s = time.monotonic() + _DELETE_S
-            while names & serve.status().applications.keys() and time.monotonic() < deadline_s:
-                time.sleep(_POLL_S)
-            if self._owns_serve and not self._owns_ray:
-                serve.shutdown()
+                stop(self.config, owned=self._owned, on_change=on_change)
         except (RayError, RayServeException, ConnectionError, TimeoutError) as error:
             logging.getLogger(__name__).warning(
                 "the applications could not be stopped: %s", short_reason(str(error))
             )
+        finally:
+            if self._owns_ray:
+                on_change("Ray", "stopping")
+            ray.shutdown()
+            _end(processes)
+            if self._owns_ray:
+                on_change("Ray", "stopped")
+
+    @property
+    def _owned(self) -> Owned:
+        if self._owns_ray:
+            return "ray"
+        return "serve" if self._owns_serve else "applications"
 
 
 def _raise_own_error(name: str, status: ApplicationStatusOverview | None) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ray_cluster.api.schema import ErrorResponse, ImagesResponse, ModelCard, ModelList
+from ray_cluster.cli.commands import command
 from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages
 from ray_cluster.config import ClusterConfig
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
@@ -91,8 +92,8 @@ class RemoteService:
             ) from error
         except httpx.HTTPError as error:
             raise GenerateFailed(
-                f"{self._base} cannot be reached ({error}); start the service with 'ray-cluster "
-                "serve', or leave --url out to make the image in this process"
+                f"{self._base} cannot be reached ({error}); start the service with "
+                f"'{command()} serve', or leave --url out to make the image in this process"
             ) from error
         if not reply.is_success:
             raise _error_of(reply)

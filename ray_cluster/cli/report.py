@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ray_cluster.cli.commands import command
+from ray_cluster.cli.output import print_table
 from ray_cluster.cli.plans import PlannedModel
 from ray_cluster.config import ClusterConfig, HttpConfig, PoolConfig
 
@@ -17,8 +19,13 @@ EXAMPLE_PROMPT = "a large red circle in the center on a white background"
 
 def base_url(http: HttpConfig) -> str:
     """Return a URL at which this machine reaches the API."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(http.host, http.host)
-    return f"http://[{host}]:{http.port}" if ":" in host else f"http://{host}:{http.port}"
+    return url_of(http.host, http.port)
+
+
+def url_of(listens_at: str, port: int) -> str:
+    """Return a URL at which this machine reaches what listens at an address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens_at, listens_at)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def open_service_warnings(config: ClusterConfig) -> list[str]:
@@ -54,11 +61,15 @@ def print_report(
         replicas: running replicas by application and deployment.
         logs: folder of all logs.
     """
-    console.print(_table(config, planned, replicas))
+    print_table(console, _table(config, planned, replicas))
     url = base_url(config.http)
     rows = {"API": f"{url}/v1", "docs": f"{url}/docs"}
     if dashboard_url is not None:
-        ask = " (asks for what 'ray get-auth-token' prints)" if config.ray.auth == "token" else ""
+        ask = (
+            f" (asks for what '{command('ray')} get-auth-token' prints)"
+            if config.ray.auth == "token"
+            else ""
+        )
         rows["dashboard"] = dashboard_url + ask
     for name, value in (rows | {"logs": logs}).items():
         console.print(f"  [bold]{name:<10}[/bold] {value}")
@@ -113,7 +124,8 @@ def _print_example(console: Console, title: str, text: str) -> None:
 def generate_example(config: ClusterConfig) -> str:
     """Return a command line that makes an image."""
     key = "" if config.http.is_open else " --api-key $KEY"
-    return f'ray-cluster generate "{EXAMPLE_PROMPT}" --url {base_url(config.http)}{key} -o red.png'
+    call = f'{command()} generate "{EXAMPLE_PROMPT}"'
+    return f"{call} --url {base_url(config.http)}{key} -o red.png"
 
 
 def curl_example(config: ClusterConfig) -> str:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 import httpx
 
+from ray_cluster.cli.drain import drain
 from ray_cluster.cli.output import stderr, stdout, warn
 from ray_cluster.cli.plans import PlannedModel, PlansInBackground, profile_of
 from ray_cluster.cli.ports import check_ports
+from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.signals import StopSignals
-from ray_cluster.cli.start_screen import StartScreen
-from ray_cluster.config import ClusterConfig, apply_ray_environment
+from ray_cluster.cli.state_screen import StateScreen
+from ray_cluster.config import ClusterConfig
+from ray_cluster.ray_environment import apply_ray_environment
 
 if TYPE_CHECKING:
     from ray_cluster.cli.ray_service import RayService
 
 _READY_S = 30.0
 _WATCH_S = 2.0
-# what images that are being made may still take after a signal
-_DRAIN_S = 10.0
 
 
 def run_service(config: ClusterConfig, *, quiet: bool) -> None:
@@ -39,23 +40,20 @@ def run_service(config: ClusterConfig, *, quiet: bool) -> None:
     with (
         StopSignals() as signals,
         suppress(KeyboardInterrupt),
-        StartScreen(stderr(), quiet=quiet) as screen,
-        _closing(config, screen, signals) as service,
+        StateScreen(stderr(), quiet=quiet) as screen,
+        _closing(config, screen, signals, quiet=quiet) as service,
     ):
-        try:
-            planned = _start(service, screen, signals)
-            screen.stop()
-            if not quiet:
-                _report(service, planned)
+        planned = _start(service, screen, signals)
+        screen.stop()
+        if not quiet:
+            _report(service, planned)
+        with redirect_stdout(RayMessages()):
             _watch(service)
-        except KeyboardInterrupt:
-            screen.stop()
-            _drain(service, quiet=quiet)
 
 
 @contextmanager
 def _closing(
-    config: ClusterConfig, screen: StartScreen, signals: StopSignals
+    config: ClusterConfig, screen: StateScreen, signals: StopSignals, *, quiet: bool
 ) -> Iterator[RayService]:
     screen.show("program", "importing")
     from ray_cluster.cli.ray_service import RayService
@@ -63,16 +61,25 @@ def _closing(
     screen.show("program", "imported", is_done=True)
     signals.arm()
     service = RayService(config)
+    stopping = StateScreen(stderr(), quiet=quiet)
     try:
         yield service
+    except KeyboardInterrupt:
+        screen.stop()
+        stopping.start()
+        drain(service, stopping.show)
+        raise
     finally:
         # from here on everything is bounded in time
         signals.ignore()
-        service.close()
+        screen.stop()
+        stopping.start()
+        service.close(stopping.show)
+        stopping.stop()
 
 
 def _start(
-    service: RayService, screen: StartScreen, signals: StopSignals
+    service: RayService, screen: StateScreen, signals: StopSignals
 ) -> Sequence[PlannedModel]:
     config = service.config
     pools = config.pools if config.ray.address is None else ()
@@ -133,21 +140,3 @@ def _watch(service: RayService) -> None:
                 warn(f"{row.name} is {row.state}: {row.message}".strip(": "))
             known[row.name] = row.state
         time.sleep(_WATCH_S)
-
-
-def _drain(service: RayService, *, quiet: bool) -> None:
-    """Let the images in flight be finished; a second signal ends the wait."""
-    deadline_s = time.monotonic() + _DRAIN_S
-    is_told = quiet
-    with suppress(KeyboardInterrupt):
-        service.close_admission()
-        while (num_images := service.num_in_flight()) and time.monotonic() < deadline_s:
-            if not is_told:
-                stderr().print(
-                    f"finishing {num_images} image(s), at most {_DRAIN_S:.0f} s; "
-                    "Ctrl-C again drops them"
-                )
-                is_told = True
-            time.sleep(0.2)
-    if not quiet:
-        stderr().print("stopping")

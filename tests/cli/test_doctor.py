@@ -59,6 +59,19 @@ def test_a_taken_port_is_a_problem(tiny_config: Path) -> None:
     assert "the port is taken by process" in found.found
 
 
+def test_a_port_of_a_running_service_of_ours_is_none(
+    cli: Cli, tiny_config: Path, service_url: str
+) -> None:
+    port = int(service_url.rpartition(":")[2])
+    content = yaml.safe_load(tiny_config.read_text())
+    content["http"] = {"port": port}
+    tiny_config.write_text(yaml.safe_dump(content))
+    result = cli("doctor", tiny_config, "--json")
+    by_subject = {item["subject"]: item for item in json.loads(result.output)}
+    assert "in use by a running ray-cluster, fine" in by_subject[f"port {port}"]["found"]
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("pool", "sentence"),
     [

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,7 @@ from PIL import Image
 from ray_cluster.image_coding import read_recipe
 from tests.cli.conftest import Cli
 
-# diffusers' DPM++ tables, on a torch whose tensors do not know numpy 2's `copy` yet
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
+ROOT = Path(__file__).parents[2]
 
 
 def opened(path: Path) -> Image.Image:
@@ -100,6 +101,37 @@ def test_a_wrong_option_is_one_sentence(
     assert sentence in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_wrong_option_is_said_before_anything_heavy_is_imported(
+    tiny_config: Path, tmp_path: Path
+) -> None:
+    script = """
+import json, sys
+from typer.testing import CliRunner
+from ray_cluster.cli.app import app
+for arguments in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, ["generate", *arguments])
+    heavy = [name for name in ("torch", "diffusers", "transformers", "ray") if name in sys.modules]
+    print(json.dumps([result.exit_code, result.stderr, heavy]))
+"""
+    commands = [[*arguments, "--config", str(tiny_config)] for arguments, _ in WRONG.values()]
+    commands.append(["x", "--size", "65x65"])
+    answer = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    for line in answer.stdout.splitlines():
+        code, message, heavy = json.loads(line)
+        assert code == 1, message
+        assert message.startswith("error: ")
+        assert heavy == [], message
+    assert len(answer.stdout.splitlines()) == len(commands)
 
 
 def test_a_png_made_elsewhere_has_no_recipe(cli: Cli, tiny_config: Path, tmp_path: Path) -> None:

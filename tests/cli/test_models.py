@@ -10,6 +10,7 @@ import pytest
 
 from ray_cluster.cli.model_tables import card_lines
 from ray_cluster.reference_models import export, train
+from ray_cluster.reference_models.registry import builtin_folder
 from tests.cli.conftest import Cli
 
 
@@ -17,6 +18,22 @@ def test_built_in_models_are_listed(cli: Cli) -> None:
     result = cli("models", "list")
     assert result.exit_code == 0, result.output
     assert "shapes-sd" in result.output
+    assert "apache-2.0" in result.output
+
+
+def test_a_narrow_terminal_loses_nothing_of_a_table(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = cli("models", "list").output.splitlines()
+    assert max(len(line) for line in lines) <= 60
+    # the last column alone, its pieces joined again
+    folder = "".join(line.split()[-1] for line in lines[3:] if line.strip())
+    assert "shapes-sd" in folder
+    card = builtin_folder("shapes-sd")
+    assert card is not None
+    first_sentence = card_lines(card)[1]
+    assert set(first_sentence.split()) <= set(" ".join(lines).split())
 
 
 def test_served_models_are_listed(cli: Cli, service_url: str) -> None:
@@ -100,6 +117,8 @@ def test_a_run_can_be_made_to_wait(cli: Cli, tmp_path: Path) -> None:
         (["train", "shapes-sd", "--stage", "vae"], "there is no stage vae; the stages are"),
         (["train", "shapes-sd", "--pause", "--resume-run"], "contradict each other"),
         (["train", "shapes-sd", "--pause", "--out", "nosuch"], "there is no run in nosuch"),
+        (["publish", "sdxl"], "'sdxl' cannot be trained here"),
+        (["publish", "shapes-sd", "--run", "nosuch"], "there is no run in nosuch"),
         (["evaluate", "nosuch"], "'nosuch' is neither a built-in model"),
         (["list", "--api-key", "k"], "changes nothing without --url"),
     ],

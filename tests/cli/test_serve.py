@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import socket
 import subprocess
@@ -12,14 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from ray_cluster.cli.commands import command
 from ray_cluster.cli.failure_text import own_error, short_reason
-from ray_cluster.cli.plans import PlansInBackground
+from ray_cluster.cli.plans import PlansInBackground, plan_pool
+from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.report import (
     base_url,
     curl_example,
+    generate_example,
     open_service_warnings,
     openai_example,
+    print_report,
 )
 from ray_cluster.cli.serve import with_options
 from ray_cluster.config import ClusterConfig, HttpConfig, PoolConfig, load_config
@@ -51,6 +57,21 @@ def test_a_taken_port_is_said_before_ray_starts(
     assert f"taken by process {os.getpid()} (" in result.stderr
     assert option in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_holder_of_a_port_is_shown_without_padding(tiny_config: Path, free_port: int) -> None:
+    listen = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    # Ray's processes fill the rest of their command line with blanks
+    words = [sys.executable, "-c", listen, str(free_port), "ray::Holder" + 40 * " "]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        changed = with_options(load_config(tiny_config), {"http": {"port": free_port}}, None)
+        with pytest.raises(ConfigError, match=rf"process {process.pid} \(.* ray::Holder\); stop"):
+            check_ports(changed)
 
 
 def test_a_taken_port_ends_the_program_with_a_code(tiny_config: Path, taken_port: int) -> None:
@@ -85,7 +106,16 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
     ("content", "sentence"),
     [
         ("pools: []", "pools: Tuple should have at least 1 item"),
-        ("pools: [{name: a, model: b, replica: 2}]", "pools.0.replica: Extra inputs"),
+        (
+            "pools: [{name: a, model: b, replica: 2}]",
+            "pools.0.replica: there is no such key; did you mean 'replicas'? allowed: name, model,",
+        ),
+        ("{http: {prot: 1}, pools: [{name: a, model: b}]}", "http.prot: there is no such key; did"),
+        (
+            "pools: [{name: a, model: b, defaults: {sampelr: ddim}}]",
+            "pools.0.defaults.sampelr: there is no such key; did you mean 'sampler'? allowed: size",
+        ),
+        ("{zzz: 1, pools: [{name: a, model: b}]}", "no such key; allowed: http, ray, limits"),
         ("a: [", "is not YAML"),
     ],
 )
@@ -137,6 +167,42 @@ def test_an_open_service_is_warned_of(http: dict[str, object], is_warned: bool) 
 )
 def test_the_printed_url_can_be_called(host: str, url: str) -> None:
     assert base_url(HttpConfig(host=host)) == url
+
+
+def test_the_report_loses_nothing_in_a_narrow_terminal(tiny_model: Path) -> None:
+    config = load_config({"pools": [{"name": "tiny", "model": str(tiny_model), "memory_gib": 4}]})
+    planned = [plan_pool(config.pools[0])]
+    text = io.StringIO()
+    console = Console(file=text, width=60, soft_wrap=True)
+    replicas = {"tiny": {"BaseModel": 2}}
+    print_report(console, config, planned, replicas, dashboard_url=None, logs="/logs")
+    report = "".join(text.getvalue().split())
+    words = planned[0].memory_words
+    assert words.count("fits") == 1
+    # the other columns are empty beside the last one
+    for word in (*words.split(), str(tiny_model)):
+        assert word in report
+
+
+def test_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = tmp_path / "my env" / "bin"
+    ours.mkdir(parents=True)
+    for name in ("python", "ray-cluster"):
+        (ours / name).write_text("")
+        (ours / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(ours / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    assert command() == "'my env/bin/ray-cluster'"
+    assert generate_example(config_with()).startswith("'my env/bin/ray-cluster' generate ")
+    monkeypatch.chdir("/")
+    assert command() == f"'{tmp_path.relative_to('/')}/my env/bin/ray-cluster'"
+    monkeypatch.chdir(ours)
+    assert command() == "./ray-cluster"
+    monkeypatch.setenv("PATH", f"/usr/bin:{ours}")
+    assert command() == "ray-cluster"
+    # run from a folder that was not installed
+    assert command("ray") == "ray"
 
 
 def test_the_examples_are_valid_and_hold_no_key() -> None:

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -80,6 +83,31 @@ class Served:
                 process.kill()
 
 
+class CallsMeanwhile:
+    """Asks for images again and again while the service stops, and notes the answers."""
+
+    def __init__(self, url: str) -> None:
+        self.statuses: set[int] = set()
+        self._url = f"{url}/v1/images/generations"
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._call)
+
+    def __enter__(self) -> CallsMeanwhile:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _call(self) -> None:
+        body = {"prompt": "x", "num_inference_steps": 1}
+        while not self._ends.is_set():
+            with suppress(httpx.HTTPError):
+                self.statuses.add(httpx.post(self._url, json=body, timeout=30).status_code)
+            time.sleep(0.05)
+
+
 def test_serve_makes_images_and_stops_cleanly(
     cli: Cli, tiny_config: Path, tmp_path: Path, ray_folder: Path
 ) -> None:
@@ -99,8 +127,16 @@ def test_serve_makes_images_and_stops_cleanly(
         assert result.exit_code == 0, result.output
         assert here.read_bytes() == image.read_bytes(), "the service and this process differ"
         _check_report(served.out, url, tmp_path)
-        assert served.stop() == 0
-        assert served.err.splitlines()[-1] == "stopping"
+        with CallsMeanwhile(url) as calls:
+            assert served.stop() == 0
+        # images until admission is closed, then the reason; never a proxy without an application
+        assert calls.statuses <= {200, 503}
+        assert 503 in calls.statuses
+        told = served.err.partition("closing admission")[2]
+        states = ("none in flight", "tiny: its replicas", "tiny: stopped", "Ray: stopped")
+        places = [told.find(state) for state in states]
+        assert places == sorted(places)
+        assert min(places) >= 0, told
         assert not [word for word in ("raylet", "INFO", "Traceback") if word in served.err]
         assert not [process for process in served.family if process.is_running()]
     finally:

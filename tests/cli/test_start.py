@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 COMMANDS = [(), ("serve",), ("generate",), ("models",), ("doctor",)]
-COMMANDS += [("models", name) for name in ("list", "train", "evaluate")]
+COMMANDS += [("models", name) for name in ("list", "train", "publish", "evaluate")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

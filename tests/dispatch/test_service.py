@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.leases import Lease, Poll, PollReply, Returned
+from ray_cluster.leases import Poll, PollReply, Returned
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import Failure
-from tests.fakes import finished, image_request, poll_of, registration, run_virtually
-
-CONFIG = DispatchConfig(
-    default_slo_s=30.0, poll_s=1.0, replica_timeout_s=6.0, attached_timeout_s=15.0, max_attempts=3
-)
-BOUND = 6
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def make_service(*replica_ids: str) -> DispatchService:
-    core = DispatchCore(config=CONFIG, limits=LimitsConfig(max_queued_images=BOUND), epoch=1)
-    service = DispatchService(core, config=CONFIG, clock=now)
-    for replica_id in replica_ids:
-        assert await service.register(registration(replica_id)) == 1
-    return service
-
-
-async def held(call: Coroutine[Any, Any, PollReply]) -> asyncio.Task[PollReply]:
-    """Start a poll and let it get as far as it can without time passing."""
-    task = asyncio.create_task(call)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return task
-
-
-async def lease_one(service: DispatchService, replica_id: str = "r") -> Lease:
-    (lease,) = (await service.poll(poll_of(replica_id))).leases
-    return lease
+from tests.dispatch.virtual_service import held, lease_one, make_service, now
+from tests.fakes import finished, image_request, poll_of, run_virtually
 
 
 def test_an_idle_poll_is_held_for_poll_s_and_an_unknown_one_not_at_all() -> None:
@@ -205,91 +171,6 @@ def test_a_returned_lease_wakes_the_others() -> None:
         poll = await held(service.poll(poll_of("s")))
         await service.report("r", [Returned("a", lease.fence, b"latents", 3)])
         assert (await poll).leases[0].state == b"latents"
-        await service.close()
-
-    run_virtually(main())
-
-
-def test_a_client_hears_of_each_image_as_it_is_done() -> None:
-    async def main() -> None:
-        service = await make_service("r")
-        await service.offer([image_request("a"), image_request("b")])
-        leases = (await service.poll(poll_of())).leases
-        for lease in leases:
-            client = asyncio.create_task(service.wait(["a", "b"], 10.0))
-            await asyncio.sleep(0.2)
-            await service.report("r", [finished(lease)])
-            if lease is leases[0]:
-                assert (await client).keys() == {"a"}
-            else:
-                # what was handed out before is not known any more
-                assert isinstance((await client)["a"], Failure)
-        await service.close()
-
-    run_virtually(main())
-
-
-def test_one_call_submits_and_waits() -> None:
-    async def main() -> None:
-        service = await make_service("r")
-        client = asyncio.create_task(service.submit([image_request("a")], 3.0))
-        lease = await lease_one(service)
-        await asyncio.sleep(1.0)
-        await service.report("r", [finished(lease)])
-        submission = await client
-        assert submission.offer.accepted
-        assert submission.outcomes.keys() == {"a"}
-        assert now() == pytest.approx(1.0)
-        refused = await service.submit([image_request("b", model="what")], 3.0)
-        assert (refused.offer.reason, refused.outcomes) == ("unknown_model", {})
-        assert now() == pytest.approx(1.0)
-        assert (await service.submit([image_request("c")], 2.0)).outcomes == {}
-        assert now() == pytest.approx(3.0)
-        await service.close()
-
-    run_virtually(main())
-
-
-def test_waiting_returns_empty_after_its_time_and_unknown_ids_as_lost() -> None:
-    async def main() -> None:
-        service = await make_service("r")
-        await service.offer([image_request("a")])
-        assert await service.wait(["a"], 0.5) == {}
-        assert now() == pytest.approx(0.5)
-        assert await service.wait(["a"], 1000.0) == {}
-        assert now() == pytest.approx(5.5)
-        (outcome,) = (await service.wait(["nobody"], 1.0)).values()
-        assert isinstance(outcome, Failure)
-        assert outcome.kind == "lost"
-        assert await service.wait([], 1.0) == {}
-        await service.close()
-
-    run_virtually(main())
-
-
-def test_a_client_that_waits_is_kept_and_one_that_went_away_is_not() -> None:
-    async def main() -> None:
-        service = await make_service("r")
-        await service.offer([image_request("waits"), image_request("gone")])
-        while now() < 40.0:
-            assert await service.wait(["waits"], 3.0) == {}
-        assert (await service.snapshot()).num_waiting == 1
-        assert (await service.snapshot()).totals["aborted"] == 1
-        await service.close()
-
-    run_virtually(main())
-
-
-def test_outcomes_that_nobody_fetches_are_forgotten() -> None:
-    async def main() -> None:
-        service = await make_service("r")
-        await service.offer([image_request("a")])
-        await service.report("r", [finished(await lease_one(service))])
-        assert (await service.offer([image_request("a")])).reason == "duplicate_id"
-        await asyncio.sleep(17.0)
-        assert not service._outcomes
-        assert not service._forget_s
-        assert not service._clients
         await service.close()
 
     run_virtually(main())

@@ -10,8 +10,9 @@ import psutil
 
 from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
 from ray_cluster.cli.plans import PlannedModel, plan_pool
-from ray_cluster.cli.ports import port_problem, wanted_listeners
+from ray_cluster.cli.ports import Listener, port_problem, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
+from ray_cluster.cli.running_service import running_ports
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.errors import RayClusterError
 
@@ -22,11 +23,9 @@ _WORKER_BYTES = 400 * 2**20
 
 def check_service(config: ClusterConfig) -> Iterator[Finding]:
     """Yield what there is to say of ports, pools and processors."""
+    running = running_ports(config) if config.ray.address is None else set()
     for listener in wanted_listeners(config):
-        found = port_problem(listener)
-        subject = f"port {listener.port}"
-        # the sentence says what to change
-        yield problem(subject, found, "") if found else ok(subject, f"free for {listener.purpose}")
+        yield _check_port(listener, is_ours=listener.port in running)
     for message in open_service_warnings(config):
         yield warning("access", message, "")
     plans = []
@@ -37,7 +36,16 @@ def check_service(config: ClusterConfig) -> Iterator[Finding]:
             plans.append((pool, plan))
     if config.ray.address is None:
         yield _processors(config)
-        yield _all_replicas(plans)
+        yield _all_replicas(plans, is_running=bool(running))
+
+
+def _check_port(listener: Listener, *, is_ours: bool) -> Finding:
+    subject = f"port {listener.port}"
+    if is_ours:
+        return ok(subject, f"{listener.purpose}: in use by a running ray-cluster, fine")
+    found = port_problem(listener)
+    # the sentence says what to change
+    return problem(subject, found, "") if found else ok(subject, f"free for {listener.purpose}")
 
 
 def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
@@ -97,8 +105,10 @@ def _processors(config: ClusterConfig) -> Finding:
     return ok("processors", found)
 
 
-def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]]) -> Finding:
+def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]], *, is_running: bool) -> Finding:
     """Add up what all replicas take: each plans as if it were alone."""
+    if is_running:
+        return ok("memory of all replicas", "a running ray-cluster has its share already")
     needed = sum(
         pool.replicas
         * (

@@ -1,4 +1,4 @@
-"""Shows what is starting and for how long: live on a terminal, one line per change elsewhere."""
+"""Shows what starts or stops and for how long: live on a terminal, else one line per change."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
-class StartScreen:
-    """Rows of things that start, each with its state and the seconds it took.
+class StateScreen:
+    """Rows of things that start or stop, each with its state and the seconds it took.
 
     Args:
         console: where to write.
@@ -34,7 +34,7 @@ class StartScreen:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first row."""
+        """Seconds since the start."""
         return time.monotonic() - self._started_s
 
     def show(self, name: str, state: str, *, is_done: bool = False) -> None:
@@ -48,12 +48,18 @@ class StartScreen:
         if not self._quiet and not self._console.is_terminal:
             self._console.print(f"{self.elapsed_s:6.1f} s  {name}: {state}", markup=False)
 
+    def start(self) -> None:
+        """Begin to show rows; harmless a second time."""
+        if not self._rows:
+            self._started_s = time.monotonic()
+        self._progress.start()
+
     def stop(self) -> None:
         """Leave the rows as they are; harmless a second time."""
         self._progress.stop()
 
-    def __enter__(self) -> StartScreen:
-        self._progress.start()
+    def __enter__(self) -> StateScreen:
+        self.start()
         return self
 
     def __exit__(

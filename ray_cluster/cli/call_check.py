@@ -1,0 +1,124 @@
+"""Checks a call for this process before torch and the model's libraries are imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_cluster.api.resolve import resolve
+from ray_cluster.api.schema import ImageGenerationRequest
+from ray_cluster.api.validate import validate
+from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.errors import ConfigError, InvalidRequest
+from ray_cluster.model_sizes import ModelSizes, model_sizes
+from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
+from ray_cluster.requests import SAMPLER_NAMES, ModelProfile
+
+# where nothing is known before the model is downloaded, every size passes
+_ANY_SIZE = ModelSizes(1, 1, 1 << 30, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """A call whose parameters are right, as far as can be said without the model's libraries.
+
+    Attributes:
+        pool: the configuration's, or one that was made for a model of its own.
+    """
+
+    fields: ImageGenerationRequest
+    pool: PoolConfig
+
+
+def check_call(
+    body: Mapping[str, Any], config: ClusterConfig, pool_name: str | None
+) -> CheckedCall:
+    """Say what is wrong with a call, in a fraction of the time that the imports take.
+
+    Args:
+        body: the parameters of the call, by the API's names.
+        pool_name: the configured pool to take; None finds it by the body's model.
+
+    Raises:
+        InvalidRequest: a parameter is wrong.
+        ConfigError: there is no such pool.
+    """
+    fields = validate(body)
+    if fields.priority is not None:
+        raise InvalidRequest(
+            "The parameter 'priority' changes nothing without other requests; leave it out, or "
+            "give --url.",
+            "priority",
+        )
+    pool = choose_pool(config, fields.model, pool_name)
+    # the requests themselves are made once the model is there
+    resolve(fields, _profile(pool), pool.defaults, config.limits)
+    return CheckedCall(fields, pool)
+
+
+def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None) -> PoolConfig:
+    """Return the pool to take: by name, by the model it serves, or made for a model of its own.
+
+    Raises:
+        InvalidRequest: no pool serves such a model, and it is no model itself.
+        ConfigError: there is no pool of that name, or it serves another model.
+    """
+    if pool_name is not None:
+        pool = config.pool(pool_name)
+        if model not in {None, pool.model_name}:
+            raise ConfigError(
+                f"pool {pool_name} serves {pool.model_name}, not {model}; leave out --pool or "
+                "--model"
+            )
+        return pool
+    if model is None:
+        return config.pools[0]
+    for pool in config.pools:
+        if pool.model_name == model:
+            return pool
+    if model in BUILTIN_MODELS or "/" in model:
+        return PoolConfig(name="local", model=model, served_as=model)
+    served = sorted({pool.model_name for pool in config.pools})
+    raise InvalidRequest(
+        f"The parameter 'model' is {model!r}; the configuration serves {', '.join(served)}, and "
+        f"built-in are {', '.join(BUILTIN_MODELS)}. Give one of these, a folder, or a hub id of "
+        "the form owner/name.",
+        "model",
+    )
+
+
+def _profile(pool: PoolConfig) -> ModelProfile:
+    """Return what the model accepts, or a little more where only its libraries can tell."""
+    sizes = _sizes(pool)
+    defaults = pool.defaults
+    return ModelProfile(
+        model=pool.model_name,
+        family="",
+        size_multiple_px=sizes.multiple_px,
+        min_px=sizes.min_px,
+        max_px=sizes.max_px,
+        default_width_px=sizes.default_width_px,
+        default_height_px=sizes.default_height_px,
+        default_num_steps=defaults.num_inference_steps or 1,
+        default_guidance_scale=5.0,
+        default_sampler="dpmpp_2m",
+        max_steps_by_sampler=dict.fromkeys(SAMPLER_NAMES, pool.max_num_inference_steps),
+        max_prompt_tokens=0,
+        created_s=0,
+    )
+
+
+def _sizes(pool: PoolConfig) -> ModelSizes:
+    folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
+    try:
+        unet, vae = (
+            json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
+            for part in ("unet", "vae")
+        )
+        return model_sizes(pool, unet, vae)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        # not downloaded yet, or damaged: loading it says what is wrong
+        return _ANY_SIZE

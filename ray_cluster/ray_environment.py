@@ -1,0 +1,36 @@
+"""What Ray and Ray Serve read from the environment of their processes."""
+
+from __future__ import annotations
+
+from ray_cluster.config import RayConfig, set_environment
+
+# images travel in messages between deployments: ten of the largest in one reply
+_MESSAGE_BYTES = 256 << 20
+
+MODEL_ENVIRONMENT = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(_MESSAGE_BYTES)}
+# neither gateway nor dispatcher computes on its event loop, so Serve's own tasks may share it:
+# without the hops between threads a request is some milliseconds faster
+FRONT_ENVIRONMENT = {
+    **MODEL_ENVIRONMENT,
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+
+
+def apply_ray_environment(config: RayConfig) -> None:
+    """Set what a local Ray takes over from this process; call before ray is imported.
+
+    Ray keeps its token in the home folder and asks for it at its own ports and in its dashboard
+    (``ray get-auth-token`` prints it). What is set already is left alone.
+    """
+    settings = {
+        **MODEL_ENVIRONMENT,
+        "RAY_AUTH_MODE": config.auth,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # from the proxy to the gateways: faster, and a frozen gateway can't stop the proxy
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        # at Ray's own 15, any other busy process of the machine starves the service
+        "RAY_worker_niceness": "0",
+    }
+    set_environment(settings)

@@ -1,0 +1,119 @@
+"""How ``serve`` stops: what it waits for, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import pytest
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from rich.console import Console
+
+from ray_cluster.cli.drain import drain
+from ray_cluster.cli.ray_messages import RayMessages
+from ray_cluster.cli.ray_service import RayService
+from ray_cluster.cli.state_screen import StateScreen
+from ray_cluster.config import load_config
+
+
+class FakeService:
+    """Answers with the given counts, the last one for ever."""
+
+    def __init__(self, counts: Sequence[int | None], *, has_run: bool = True) -> None:
+        self._counts = list(counts)
+        self.has_run = has_run
+        self.is_closed = False
+
+    def close_admission(self) -> None:
+        self.is_closed = True
+
+    def num_in_flight(self) -> int | None:
+        assert self.is_closed, "more could come"
+        return self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
+
+
+class Shown:
+    def __init__(self) -> None:
+        self.states: list[str] = []
+
+    def __call__(self, _name: str, state: str, *, is_done: bool = False) -> None:
+        self.states.append(state)
+
+
+def test_draining_goes_on_while_the_dispatcher_is_silent() -> None:
+    shown = Shown()
+    drain(FakeService([2, None, None, 1, 0]), shown)
+    words = [state.partition(" being")[0] for state in shown.states]
+    assert words == [
+        "closing admission",
+        "2",
+        "an unknown number",
+        "an unknown number",
+        "1",
+        "none in flight",
+    ]
+
+
+@pytest.mark.parametrize("count", [3, None])
+def test_draining_has_a_limit(count: int | None) -> None:
+    shown = Shown()
+    drain(FakeService([count]), shown, limit_s=0.3)
+    assert shown.states[-1].endswith("dropped after 0 s")
+
+
+def test_a_second_signal_ends_the_draining() -> None:
+    class Impatient(FakeService):
+        def num_in_flight(self) -> int | None:
+            raise KeyboardInterrupt
+
+    shown = Shown()
+    with pytest.raises(KeyboardInterrupt):
+        drain(Impatient([1]), shown)
+    assert shown.states[-1] == "dropped"
+
+
+def test_a_service_that_never_ran_has_nothing_in_flight() -> None:
+    shown, service = Shown(), FakeService([7], has_run=False)
+    drain(service, shown)
+    assert service.is_closed
+    assert shown.states == []
+
+
+def test_silence_of_the_dispatcher_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_deployment: str, _application: str) -> object:
+        raise RayServeException("no answer")
+
+    monkeypatch.setattr(serve, "get_deployment_handle", silent)
+    config = load_config({"pools": [{"name": "a", "model": "shapes-sd"}]})
+    assert RayService(config).num_in_flight() is None
+
+
+def test_every_state_is_a_line_where_there_is_no_terminal() -> None:
+    text = io.StringIO()
+    with StateScreen(Console(file=text), quiet=False) as screen:
+        screen.show("images", "2 being finished")
+        screen.show("images", "2 being finished")
+        screen.show("images", "none in flight", is_done=True)
+    lines = [line.split("  ", maxsplit=2)[-1] for line in text.getvalue().splitlines()]
+    assert lines == ["images: 2 being finished", "images: none in flight"]
+
+
+# as Ray 2.60 writes it
+WORKER_DIED = (
+    "\x1b[33m(raylet)\x1b[0m A worker died or was killed while executing a task by an unexpected "
+    "system error. To troubleshoot the problem, check the logs for the dead worker. Lease ID: 01\n"
+    "Worker ID: 5f Node ID: 22 Worker IP address: 10.0.0.1 Worker port: 1 Worker PID: 7\n"
+)
+
+
+def test_a_message_of_ray_is_one_sentence_on_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print(WORKER_DIED, end="", file=RayMessages())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "warning: Ray: A worker died or was killed while executing a task by an unexpected system "
+        "error\n"
+    )
