@@ -139,7 +139,7 @@ def _advice(
     elif capped:
         allowed = f"batches of at most {allowed}"
     else:
-        return "all of it fits"
+        return f"at most {_mib(full)} are taken"
     return f"{allowed}; {_mib(full)} (memory_gib) would take all of it"
 
 

@@ -67,6 +67,8 @@ class CoderProcess:
             RequestFailed: the function raised.
             ProcessDied: the child ended; close this and start another.
         """
+        if self._to_child.closed:
+            raise ProcessDied(f"process {self.pid} was ended before the job")
         try:
             _write(self._to_child, header, payload)
             reply, result = _read(self._from_child)

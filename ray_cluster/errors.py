@@ -8,6 +8,7 @@ Every message says what was given, what is allowed and what to change. The tree:
     ├── MemoryRefused            the memory plan has no room for the model
     ├── InvalidRequest           a request parameter is wrong (names the parameter)
     ├── RequestFailed            one request failed while it was worked on (names the stage)
+    ├── DeviceBroken             the accelerator is lost to this process (ends the engine)
     └── DispatcherUnavailable    the dispatcher is starting, dead or unreachable
 
 Infeasibility (a full queue, a missed deadline) is never an exception: it is a field of
@@ -71,6 +72,10 @@ class RequestFailed(RayClusterError):
 
     def __str__(self) -> str:
         return f"{self.stage}: {self.message}"
+
+
+class DeviceBroken(RayClusterError):
+    """Every call on the accelerator fails until the process ends; no fault of one request."""
 
 
 class DispatcherUnavailable(RayClusterError):

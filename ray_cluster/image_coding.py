@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import queue
 import struct
 import zlib
@@ -29,6 +30,8 @@ from ray_cluster.coder_process import CoderProcess, ProcessDied
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.requests import OutputSpec
 
+logger = logging.getLogger(__name__)
+
 Pixels = npt.NDArray[np.uint8]
 
 KEY_PREFIX = "ray_cluster:"
@@ -37,6 +40,8 @@ PNG_COMPRESS_LEVEL = 2
 # from here on jpeg keeps colour at full resolution
 FULL_CHROMA_QUALITY = 90
 
+# the second one in a fresh process: the first may have died of an earlier image
+_ATTEMPTS = 2
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -152,8 +157,8 @@ def code_task(header: dict[str, Any], payload: bytes) -> bytes:
 class ImageCoder:
     """Codes images in processes of its own, which import numpy and Pillow and nothing larger.
 
-    A process that dies is replaced once per image. The processes end with this one, however it
-    ends: they read its pipe until that is closed.
+    An image whose process dies is coded once more, in a fresh process. The processes end with this
+    one, however it ends: they read its pipe until that is closed.
 
     Args:
         num_processes: images coded at the same time.
@@ -206,16 +211,21 @@ class ImageCoder:
         job = json.dumps(header).encode(), np.ascontiguousarray(pixels).tobytes()
         process = self._idle.get()
         try:
-            try:
-                return process.run(*job)
-            except ProcessDied:
-                process = self._replace(process)
-                return process.run(*job)
-        except ProcessDied as error:
-            process = self._replace(process)
-            raise RequestFailed(f"the image coder died twice: {error}", "coding") from error
+            for _attempt in range(_ATTEMPTS):
+                try:
+                    return process.run(*job)
+                except ProcessDied as error:
+                    logger.warning("a %s was not coded: %s", spec.image_format, error)
+                    process = self._replace(process)
         finally:
             self._idle.put(process)
+        raise RequestFailed(
+            f"the image was made, but the process that turns it into a {spec.image_format} ended "
+            f"{_ATTEMPTS} times at it. Send the request again, with the same seed for the same "
+            "image; if that fails too, ask for another output_format or a smaller size, and tell "
+            "the operator: the machine may be out of memory.",
+            "coding",
+        )
 
     def _replace(self, process: CoderProcess) -> CoderProcess:
         process.close()

@@ -1,17 +1,92 @@
-"""What a replica makes of a lease's state, and what it says when a lease ends."""
+"""What a replica makes of a lease's state, and how it says that a lease has ended."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ray_cluster.engine.state import RequestState
-from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.leases import Lease, Returned
+from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.leases import DispatcherLink, Lease, ReplicaEvent, Returned
 from ray_cluster.requests import Failure
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S = (0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaseEnd:
+    """The end of a lease."""
+
+    lease: Lease
+    event: ReplicaEvent
+
+
+class LeaseEnds:
+    """The ends of a replica's leases, each until the dispatcher has acknowledged it.
+
+    Args:
+        link: the dispatcher.
+    """
+
+    def __init__(self, link: DispatcherLink, replica_id: str) -> None:
+        self._link = link
+        self._replica_id = replica_id
+        self._pending: list[LeaseEnd] = []
+        self._has_news = asyncio.Event()
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases whose end is not acknowledged yet."""
+        return [end.lease for end in self._pending]
+
+    def add(self, lease: Lease, event: ReplicaEvent) -> None:
+        """Have the end of a lease reported."""
+        self._pending.append(LeaseEnd(lease, event))
+        self._has_news.set()
+
+    def drop(self, request_id: str) -> None:
+        """Say nothing more of earlier leases on a request."""
+        self._pending = [end for end in self._pending if end.event.request_id != request_id]
+
+    async def report_forever(self) -> None:
+        """Report what is added, each until it is acknowledged."""
+        failures = 0
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            try:
+                await self.report()
+            except DispatcherUnavailable as error:
+                self._has_news.set()
+                await back_off(failures, error)
+                failures += 1
+            else:
+                failures = 0
+
+    async def report(self) -> None:
+        """Report what is pending, once.
+
+        Raises:
+            DispatcherUnavailable: it remains pending.
+        """
+        reported: Sequence[LeaseEnd] = tuple(self._pending)
+        if not reported:
+            return
+        await self._link.report(self._replica_id, tuple(end.event for end in reported))
+        self._pending = [end for end in self._pending if end not in reported]
+
+
+async def back_off(failures: int, error: DispatcherUnavailable) -> None:
+    """Wait before the dispatcher is tried again, after so many failures before this one."""
+    if failures == 0:
+        logger.warning("the dispatcher cannot be reached (%s); trying again", error)
+    await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
 
 
 def restored_state(

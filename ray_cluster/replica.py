@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
+from ray_cluster.engine.events import Broken, Decoded, Died, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.errors import (
@@ -22,7 +22,7 @@ from ray_cluster.errors import (
     InvalidRequest,
     RequestFailed,
 )
-from ray_cluster.lease_ends import failure_of, restored_state, returned
+from ray_cluster.lease_ends import LeaseEnds, back_off, failure_of, restored_state, returned
 from ray_cluster.leases import (
     DispatcherLink,
     Failed,
@@ -37,7 +37,6 @@ from ray_cluster.requests import ImageResult, OutputSpec
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = (0.1, 0.3, 1.0)
 _CODING_GRACE_S = 2.0
 
 
@@ -59,18 +58,10 @@ class ReplicaLimits:
     max_silence_s: float = 120.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ended:
-    """The end of a lease, until the dispatcher has acknowledged it."""
-
-    lease: Lease
-    event: ReplicaEvent
-
-
 class ReplicaAgent:
     """Keeps one runner busy with leases.
 
-    Owns the leases it holds and the events not yet acknowledged. Everything but
+    Owns the leases it holds and the ends not yet acknowledged. Everything but
     :meth:`on_runner_event` runs on one event loop, and nothing computes there.
 
     Args:
@@ -99,12 +90,13 @@ class ReplicaAgent:
         self._limits = limits
         self._residual = CostResidual()
         self._leases: dict[str, Lease] = {}
-        self._ended: list[_Ended] = []
-        self._has_events = asyncio.Event()
+        self._ends = LeaseEnds(link, registration.replica_id)
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
+        self._death: Died | None = None
+        self._giving_up: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the runner's threads and the polling and reporting tasks on the running loop."""
@@ -112,11 +104,13 @@ class ReplicaAgent:
         self._runner.start()
         self._loops = [
             asyncio.create_task(self._poll_forever(), name="the polling task"),
-            asyncio.create_task(self._report_forever(), name="the reporting task"),
+            asyncio.create_task(self._ends.report_forever(), name="the reporting task"),
         ]
 
     def check_alive(self) -> None:
         """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
+        if self._death is not None:
+            raise RuntimeError(str(self._death))
         self._runner.check_alive(self._limits.max_silence_s)
         for task in self._loops:
             if task.done() and not task.cancelled():
@@ -128,21 +122,46 @@ class ReplicaAgent:
         Images that are being coded are finished first; other replicas go on from the rest.
         """
         self._is_draining = True
+        if self._giving_up is not None:
+            await self._giving_up
+            return
         exported = await asyncio.to_thread(self._runner.export_all)
+        await self._end_tasks()
+        state_by_id = {item.request.request_id: item.state for item in exported}
+        for request_id, lease in self._leases.items():
+            self._ends.add(lease, returned(lease, state_by_id.get(request_id)))
+        await self._sign_off()
+
+    def _on_death(self, death: Died) -> None:
+        """Leave for good: without its engine a replica would only hold leases up."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        self._death = death
+        logger.error("%s; this replica lets its leases go", death)
+        self._giving_up = asyncio.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        """Have the dispatcher count the leases as lost: one of them may be what ended the engine.
+
+        A request that ends every engine is thus tried a bounded number of times.
+        """
+        await self._end_tasks()
+        await self._sign_off()
+
+    async def _end_tasks(self) -> None:
+        for task in self._loops:
+            task.cancel()
         if self._codings:
             await asyncio.wait(self._codings, timeout=_CODING_GRACE_S)
-        for task in (*self._loops, *self._codings):
+        for task in self._codings:
             task.cancel()
         await asyncio.gather(*self._loops, *self._codings, return_exceptions=True)
-        state_by_id = {item.request.request_id: item.state for item in exported}
-        self._ended += [
-            _Ended(lease, returned(lease, state_by_id.get(request_id)))
-            for request_id, lease in self._leases.items()
-        ]
+
+    async def _sign_off(self) -> None:
         self._leases.clear()
         with contextlib.suppress(DispatcherUnavailable):
-            if self._ended:
-                await self._report(self._ended)
+            await self._ends.report()
             await self._link.unregister(self._registration.replica_id)
         await asyncio.to_thread(self._runner.stop)
 
@@ -164,7 +183,7 @@ class ReplicaAgent:
             try:
                 reply = await self._link.poll(self._poll(epoch))
             except DispatcherUnavailable as error:
-                await self._back_off(failures, error)
+                await back_off(failures, error)
                 failures += 1
                 continue
             failures = 0
@@ -184,13 +203,8 @@ class ReplicaAgent:
             try:
                 return await self._link.register(self._registration)
             except DispatcherUnavailable as error:
-                await self._back_off(failures, error)
+                await back_off(failures, error)
                 failures += 1
-
-    async def _back_off(self, failures: int, error: DispatcherUnavailable) -> None:
-        if failures == 0:
-            logger.warning("the dispatcher cannot be reached (%s); trying again", error)
-        await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
 
     def _poll(self, epoch: int) -> Poll:
         steps_done = self._runner.steps_done_by_id
@@ -202,7 +216,7 @@ class ReplicaAgent:
                 lease.request.request_id: steps_done.get(
                     lease.request.request_id, lease.request.num_steps
                 )
-                for lease in (*(ended.lease for ended in self._ended), *self._leases.values())
+                for lease in (*self._ends.leases, *self._leases.values())
             },
             step_cost=corrected(self._registration.step_cost, self._residual),
         )
@@ -229,13 +243,16 @@ class ReplicaAgent:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
         self._leases.pop(request_id, None)
         self._runner.abort(request_id)
-        self._ended = [ended for ended in self._ended if ended.event.request_id != request_id]
+        self._ends.drop(request_id)
 
     def _drop_all(self) -> None:
         for request_id in list(self._leases):
             self._drop(request_id)
 
-    def _settle(self, event: Decoded | Broken) -> None:
+    def _settle(self, event: Decoded | Broken | Died) -> None:
+        if isinstance(event, Died):
+            self._on_death(event)
+            return
         lease = self._leases.get(event.request.request_id)
         if lease is None or lease.request is not event.request:
             return
@@ -267,27 +284,4 @@ class ReplicaAgent:
     def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
         if self._leases.get(lease.request.request_id) is lease:
             del self._leases[lease.request.request_id]
-            self._ended.append(_Ended(lease, event))
-            self._has_events.set()
-
-    async def _report_forever(self) -> None:
-        failures = 0
-        while True:
-            await self._has_events.wait()
-            self._has_events.clear()
-            reported = tuple(self._ended)
-            if not reported:
-                continue
-            try:
-                await self._report(reported)
-            except DispatcherUnavailable as error:
-                self._has_events.set()
-                await self._back_off(failures, error)
-                failures += 1
-                continue
-            failures = 0
-            self._ended = [ended for ended in self._ended if ended not in reported]
-
-    async def _report(self, ended: Sequence[_Ended]) -> None:
-        events = tuple(one.event for one in ended)
-        await self._link.report(self._registration.replica_id, events)
+            self._ends.add(lease, event)

@@ -160,20 +160,45 @@ class TestCoder:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = CoderProcess.run
+        tried: list[int] = []
 
         def deadly(self: CoderProcess, header: bytes, payload: bytes) -> bytes:
             if b"poison" in header:
+                tried.append(self.pid)
                 os.kill(self.pid, signal.SIGKILL)
                 raise ProcessDied("killed")
             return run(self, header, payload)
 
         monkeypatch.setattr(CoderProcess, "run", deadly)
         with ImageCoder() as coder:
+            (first,) = coder.process_ids
             poison = coder.submit(gradient(), OutputSpec(), {"prompt": "poison"})
             good = coder.submit(gradient(), OutputSpec(), RECIPE)
-            with pytest.raises(RequestFailed, match="died twice"):
+            with pytest.raises(RequestFailed) as caught:
                 poison.result(30)
+            assert tried[0] == first
+            assert len(set(tried)) == len(tried) == 2
             assert read_recipe(good.result(30)) == RECIPE
+        message = caught.value.message
+        assert caught.value.stage == "coding"
+        assert "Send the request again" in message
+        assert "output_format" in message
+        assert not any(str(pid) in message for pid in tried)
+
+    def test_a_process_that_cannot_be_started_costs_one_image(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_process() -> CoderProcess:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        with ImageCoder() as coder:
+            os.kill(coder.process_ids[0], signal.SIGKILL)
+            with monkeypatch.context() as patch:
+                patch.setattr("ray_cluster.image_coding._start", no_process)
+                with pytest.raises(BlockingIOError):
+                    coder.submit(gradient(), OutputSpec(), RECIPE).result(30)
+            again = coder.submit(gradient(), OutputSpec(), RECIPE)
+            assert read_recipe(again.result(30)) == RECIPE
 
     def test_its_processes_end_when_their_parent_is_killed(self) -> None:
         code = (

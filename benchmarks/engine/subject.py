@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,8 +34,9 @@ class Subject:
 
     Attributes:
         pipeline: as ``StableDiffusionPipeline.from_pretrained`` returns it.
-        model: the engine's stages around the very modules of ``pipeline``, so that neither side
-            has warmer caches.
+        model: the engine's stages around the very text encoder and UNet of ``pipeline``, so that
+            neither side has warmer caches, and a copy of its autoencoder, whose memory format the
+            engine changes.
     """
 
     pipeline: Any
@@ -72,7 +74,7 @@ def load_subject(max_batch: int = 16) -> Subject:
         executor=UNetExecutor(
             pipeline.unet, vae_scale_factor=pipeline.vae_scale_factor, device=_CPU
         ),
-        decoder=ImageDecoder(pipeline.vae, _CPU),
+        decoder=ImageDecoder(copy.deepcopy(pipeline.vae), _CPU),
     )
     return Subject(pipeline, model)
 

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import REQUEST_ERRORS
 
@@ -61,7 +62,11 @@ class BatchStage(Generic[ResultT]):
         self._queue.put(None)
 
     def run(self) -> None:
-        """Work until closed; the body of the stage's thread."""
+        """Work until closed; the body of the stage's thread.
+
+        Raises:
+            DeviceBroken: no later piece of work can succeed in this process.
+        """
         # no local of this loop may keep a ticket alive while the stage waits for the next
         while self._work_off(self._next()):
             self._busy_since_s = None
@@ -96,6 +101,7 @@ class BatchStage(Generic[ResultT]):
         try:
             results = self._work(tickets)
         except REQUEST_ERRORS as error:
+            raise_if_broken(error)
             # the traceback holds the tensors of the failed call
             failure = error.with_traceback(None)
         else:

@@ -20,7 +20,7 @@ def build_engine(model: LoadedModel, *, clock: Callable[[], float]) -> StepEngin
     def policy(rows: Sequence[RowView], now_s: float) -> BatchDecision:
         return choose_batch(rows, max_batch_by_size=caps, now_s=now_s)
 
-    return StepEngine(model.executor, policy, model.tables, clock, on_out_of_memory=caps.lower)
+    return StepEngine(model.executor, policy, model.tables, clock, limits=caps)
 
 
 def build_runner(

@@ -35,7 +35,18 @@ class Stepped:
     report: StepReport
 
 
-RunnerEvent = Decoded | Broken | Stepped
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A thread of the runner has ended of an error; what is in flight will not be finished."""
+
+    thread: str
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"the {self.thread} thread has died of {type(self.error).__name__}: {self.error}"
+
+
+RunnerEvent = Decoded | Broken | Stepped | Died
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.memory_format import in_decoders_format
+
 Pixels = npt.NDArray[np.uint8]
 
 # as many as one image of 1024 x 1024 pixels with the usual autoencoder has
 _LATENT_PIXELS_TOGETHER = 128 * 128
+# more leave the caches: 8 images of 128 x 128 take 1.3 times, 16 take 1.7 times as long each
+_LATENT_PIXELS_TOGETHER_ON_CPU = 64 * 64
 
 
 class ImageDecoder:
     """Decodes with the model's autoencoder, as the diffusers pipelines do.
 
     Args:
-        vae: ``AutoencoderKL`` or ``AutoencoderTiny`` in its dtype.
+        vae: ``AutoencoderKL`` or ``AutoencoderTiny`` in its dtype; its memory format may be
+            changed.
         device: where it computes.
     """
 
     def __init__(self, vae: Any, device: torch.device) -> None:
-        self._vae = vae.eval()
+        self._vae: Any = in_decoders_format(vae.eval(), device)
+        # diffusers walks through all modules to answer this
+        self._dtype = vae.dtype
         self._device = device
         config = vae.config
         self._scale = float(config.scaling_factor)
@@ -35,12 +42,13 @@ class ImageDecoder:
     def decode(self, latents: Sequence[Tensor]) -> list[Pixels]:
         """Return ``[H, W, 3]`` uint8 pixels for each ``[C, h, w]``, all of one size.
 
-        Large images are decoded in several goes, so that the memory it takes is bounded.
+        Many or large images are decoded in several goes, so that the memory it takes is bounded.
 
         Raises:
             ArithmeticError: the autoencoder returned NaN or infinite pixels.
         """
-        together = decode_batch(latents[0].shape[-2] * latents[0].shape[-1], len(latents))
+        num_pixels = latents[0].shape[-2] * latents[0].shape[-1]
+        together = decode_batch(num_pixels, len(latents), self._device)
         images: list[Pixels] = []
         for start in range(0, len(latents), together):
             images += self._decode(latents[start : start + together])
@@ -55,7 +63,7 @@ class ImageDecoder:
             batch = batch * std / self._scale + mean
         else:
             batch = batch / self._scale
-        images = self._vae.decode(batch.to(self._vae.dtype), return_dict=False)[0].float()
+        images = self._vae.decode(batch.to(self._dtype), return_dict=False)[0].float()
         if not bool(torch.isfinite(images).all()):
             raise ArithmeticError("the autoencoder returned NaN or infinite pixels")
         images = (images / 2 + 0.5).clamp(0, 1)
@@ -63,6 +71,8 @@ class ImageDecoder:
         return list((scaled * 255).round().astype(np.uint8))
 
 
-def decode_batch(num_latent_pixels: int, num_images: int) -> int:
+def decode_batch(num_latent_pixels: int, num_images: int, device: torch.device) -> int:
     """Return how many images of a latent size are decoded together."""
-    return max(1, min(num_images, _LATENT_PIXELS_TOGETHER // num_latent_pixels))
+    on_cpu = device.type == "cpu"
+    limit = _LATENT_PIXELS_TOGETHER_ON_CPU if on_cpu else _LATENT_PIXELS_TOGETHER
+    return max(1, min(num_images, limit // num_latent_pixels))

@@ -12,19 +12,20 @@ from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
 
 from ray_cluster.config import PoolConfig
+from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.folders import (
     component_config,
     max_prompt_tokens,
     pipeline_name,
     resolve_folder,
-    vae_scale_factor,
 )
 from ray_cluster.engine.image_decoder import ImageDecoder
-from ray_cluster.engine.memory import BatchCaps, offload_weights, plan_model_memory
+from ray_cluster.engine.memory import offload_weights, plan_model_memory
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.unet_executor import UNetExecutor, check_unet_config
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
+from ray_cluster.model_sizes import model_sizes
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.requests import ModelProfile
 
@@ -39,6 +40,19 @@ DTYPE_BY_NAME = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedModel:
+    """What the files of a model say, before any weight is loaded.
+
+    Attributes:
+        profile: what the model accepts, for validation at the gateway.
+    """
+
+    folder: Path
+    tables: SamplerTables
+    profile: ModelProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +74,47 @@ class LoadedModel:
     max_batch_by_size: BatchCaps
 
 
-def load_model(pool: PoolConfig) -> LoadedModel:
-    """Plan the memory, then load the model of a pool.
+def inspect_model(pool: PoolConfig) -> InspectedModel:
+    """Find the model of a pool and read what its files say; a hub model is downloaded.
 
     Raises:
         ConfigError: the model cannot be found, or the pool's sizes do not suit it.
         ModelUnsupported: its pipeline, UNet or scheduler is not covered.
-        MemoryRefused: there is no room for it.
     """
     folder = resolve_folder(pool.model)
     family = _family(folder)
     check_unet_config(component_config(folder, "unet"))
     tables = SamplerTables(component_config(folder, "scheduler"))
-    profile = _profile(pool, folder, family, tables)
-    plan = _plan(pool, folder, profile)
+    return InspectedModel(folder, tables, _profile(pool, folder, family, tables))
+
+
+def plan_model(pool: PoolConfig, model: InspectedModel) -> MemoryPlan:
+    """Plan the memory of a pool's model, without loading a weight.
+
+    Raises:
+        MemoryRefused: there is no room for it.
+    """
+    profile = model.profile
+    default = (profile.default_width_px, profile.default_height_px)
+    sizes = sorted({default, (profile.max_px, profile.max_px)})
+    plan = plan_model_memory(model.folder, pool, sizes, DTYPE_BY_NAME[pool.dtype])
+    if plan.verdict == "refused":
+        raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
+    logger.info("pool %s: memory %s", pool.name, plan.explanation)
+    return plan
+
+
+def load_model(pool: PoolConfig) -> LoadedModel:
+    """Plan the memory, then load the model of a pool.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`inspect_model`.
+        MemoryRefused: see :func:`plan_model`.
+    """
+    model = inspect_model(pool)
+    plan = plan_model(pool, model)
     device = torch.device(pool.device)
-    pipeline = _load_pipeline(folder, DTYPE_BY_NAME[pool.dtype])
+    pipeline = _load_pipeline(model.folder, DTYPE_BY_NAME[pool.dtype])
     if plan.verdict == "offload":
         offload_weights(pipeline, device)
     else:
@@ -86,8 +125,8 @@ def load_model(pool: PoolConfig) -> LoadedModel:
             pipeline.unet, vae_scale_factor=pipeline.vae_scale_factor, device=device
         ),
         decoder=ImageDecoder(pipeline.vae, device),
-        tables=tables,
-        profile=profile,
+        tables=model.tables,
+        profile=model.profile,
         memory=plan,
         max_batch_by_size=BatchCaps(plan.max_batch_by_size),
     )
@@ -100,16 +139,6 @@ def _family(folder: Path) -> str:
             f"{folder.name} is a {name}; covered pipelines: {sorted(FAMILY_BY_PIPELINE)}"
         )
     return FAMILY_BY_PIPELINE[name]
-
-
-def _plan(pool: PoolConfig, folder: Path, profile: ModelProfile) -> MemoryPlan:
-    default = (profile.default_width_px, profile.default_height_px)
-    sizes = sorted({default, (profile.max_px, profile.max_px)})
-    plan = plan_model_memory(folder, pool, sizes, DTYPE_BY_NAME[pool.dtype])
-    if plan.verdict == "refused":
-        raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
-    logger.info("pool %s: memory %s", pool.name, plan.explanation)
-    return plan
 
 
 def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
@@ -127,23 +156,16 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables) -> ModelProfile:
-    unet = component_config(folder, "unet")
-    factor = vae_scale_factor(component_config(folder, "vae"))
-    multiple = factor * 2 ** (len(unet["block_out_channels"]) - 1)
-    sample = unet["sample_size"]
-    rows, columns = (sample, sample) if isinstance(sample, int) else sample
-    width, height = columns * factor, rows * factor
+    sizes = model_sizes(pool, component_config(folder, "unet"), component_config(folder, "vae"))
     defaults = pool.defaults
-    if defaults.size is not None:
-        width, height = (int(part) for part in defaults.size.split("x"))
     profile = ModelProfile(
         model=pool.model_name,
         family=family,
-        size_multiple_px=multiple,
-        min_px=pool.min_px or multiple,
-        max_px=pool.max_px or 2 * max(width, height),
-        default_width_px=width,
-        default_height_px=height,
+        size_multiple_px=sizes.multiple_px,
+        min_px=sizes.min_px,
+        max_px=sizes.max_px,
+        default_width_px=sizes.default_width_px,
+        default_height_px=sizes.default_height_px,
         default_num_steps=defaults.num_inference_steps or 30,
         default_guidance_scale=5.0 if defaults.guidance_scale is None else defaults.guidance_scale,
         default_sampler=defaults.sampler or "dpmpp_2m",

@@ -8,7 +8,6 @@ for any architecture that the executor covers.
 from __future__ import annotations
 
 import json
-import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +27,12 @@ from ray_cluster.config import PoolConfig
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config, component_names, vae_scale_factor
 from ray_cluster.engine.image_decoder import decode_batch
+from ray_cluster.engine.memory_format import in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet_executor import UNetExecutor
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
-logger = logging.getLogger(__name__)
-
+_CPU = torch.device("cpu")
 _TOKENS = 77
 # of what is free; the rest is for the allocator's slack and the other processes
 _USABLE_SHARE = 0.85
@@ -58,7 +57,7 @@ class PeakBytes(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
-        if "conv" in str(func):
+        if "conv" in str(func) and not all(map(_is_channels_last, args[:2])):
             # while it runs, a convolution copies its input into a layout of its own
             self.peak = max(self.peak, self._alive + args[0].nbytes)
         return result
@@ -75,6 +74,10 @@ class PeakBytes(TorchDispatchMode):
     def _release(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self._alive -= size
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
@@ -106,17 +109,20 @@ def step_bytes(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) ->
     """Return the peak bytes of one float32 step with ``rows`` model rows of a latent size."""
     with _fake() as peak:
         unet = UNet2DConditionModel.from_config(config)
-        executor = UNetExecutor(unet, vae_scale_factor=1, device=torch.device("cpu"))
+        executor = UNetExecutor(unet, vae_scale_factor=1, device=_CPU)
         batch = _fake_batch(config, latent_hw, rows)
         with peak:
             executor.decode_half(executor.encode_half(batch))
     return peak.peak
 
 
-def decode_bytes(config: dict[str, Any], latent_hw: tuple[int, int]) -> int:
+def decode_bytes(
+    config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
+) -> int:
     """Return the peak bytes of decoding one image of a latent size in float32."""
     with _fake() as peak:
         vae = getattr(diffusers, config["_class_name"]).from_config(config)
+        in_decoders_format(vae, device)
         latents = torch.zeros(1, config["latent_channels"], *latent_hw)
         with peak:
             vae.decode(latents, return_dict=False)
@@ -147,30 +153,12 @@ def _fake_batch(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -
     )
 
 
-class BatchCaps(dict[SizePx, int]):
-    """Most requests in one batch by image size; a size not planned for gets a larger one's cap."""
-
-    def __missing__(self, size: SizePx) -> int:
-        """Return the cap of the smallest planned size that has at least as many pixels."""
-        pixels = size[0] * size[1]
-        larger = [planned for planned in self if planned[0] * planned[1] >= pixels]
-        pick = min(larger or self, key=lambda planned: abs(planned[0] * planned[1] - pixels))
-        return self[pick]
-
-    def lower(self, size: SizePx, batch: int) -> None:
-        """Allow at most ``batch`` images of this size, and of larger ones, from now on."""
-        pixels = size[0] * size[1]
-        self.setdefault(size, self[size])
-        for planned in self:
-            if planned[0] * planned[1] >= pixels:
-                self[planned] = max(1, min(self[planned], batch))
-        logger.warning(
-            "batches of %dx%d are capped at %d: a larger one ran out of memory", *size, batch
-        )
-
-
 def model_need(
-    folder: Path, sizes: Sequence[SizePx], dtype: torch.dtype, max_batch: int
+    folder: Path,
+    sizes: Sequence[SizePx],
+    dtype: torch.dtype,
+    max_batch: int,
+    device: torch.device = _CPU,
 ) -> MemoryNeed:
     """Return what a model needs for images of each size, from its files alone.
 
@@ -185,8 +173,8 @@ def model_need(
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
         one, two = (step_bytes(unet, latent_hw, rows) for rows in (2, 4))
-        together = decode_batch(latent_hw[0] * latent_hw[1], max_batch)
-        fixed = max(0, 2 * one - two) + together * decode_bytes(vae, latent_hw)
+        together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
+        fixed = max(0, 2 * one - two) + together * decode_bytes(vae, latent_hw, device)
         activation[size] = ActivationCost(
             fixed_bytes=int(share * fixed), per_row_bytes=int(share * (two - one))
         )
@@ -198,7 +186,7 @@ def plan_model_memory(
 ) -> MemoryPlan:
     """Decide how a pool's model runs on its device, before any weight is loaded."""
     return plan_memory(
-        model_need(folder, sizes, dtype, pool.max_batch),
+        model_need(folder, sizes, dtype, pool.max_batch, torch.device(pool.device)),
         budget_bytes=free_bytes(pool),
         max_batch=pool.max_batch,
         can_offload=pool.device == "cuda" and pool.offload == "auto",
@@ -219,6 +207,7 @@ def offload_weights(pipeline: Any, device: torch.device) -> None:
     """Keep the weights in host memory and bring each layer to the device when it runs."""
     from accelerate import cpu_offload
 
+    in_decoders_format(pipeline.vae, device)
     for component in pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             cpu_offload(component, execution_device=device, offload_buffers=True)

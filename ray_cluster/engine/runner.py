@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ray_cluster.engine.batch_stage import BatchStage
-from ray_cluster.engine.events import Broken, Decoded, Exported, RunnerEvent, Stepped
+from ray_cluster.engine.events import Broken, Decoded, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.state import RequestState
@@ -186,8 +186,12 @@ class EngineRunner:
     def _run(self, loop: Callable[[], None]) -> None:
         # both settings are per thread
         torch.set_num_threads(self._num_threads)
-        with torch.inference_mode():
-            loop()
+        try:
+            with torch.inference_mode():
+                loop()
+        except Exception as error:
+            self._on_event(Died(threading.current_thread().name, error))
+            raise
 
     def _break(self, ticket: Ticket, error: Exception, stage: Stage) -> None:
         if not isinstance(error, RequestFailed | InvalidRequest):
@@ -281,8 +285,7 @@ class EngineRunner:
             ticket.state.denoise_s += self._clock() - ticket.entered_s
 
     def _decode_latents(self, tickets: Sequence[Ticket]) -> list[Pixels]:
-        states = [ticket.state for ticket in tickets]
-        return self._model.decoder.decode([s.latents for s in states if s is not None])
+        return self._model.decoder.decode([t.state.latents for t in tickets if t.state is not None])
 
     def _deliver(self, ticket: Ticket, pixels: Pixels) -> None:
         state = ticket.state

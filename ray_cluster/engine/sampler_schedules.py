@@ -6,7 +6,7 @@ Computed in float64, kept in float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class SamplerTable:
         coefficients: ``[n, 8]`` float32, see ``sampler_update``.
         takes_noise: per step, whether the sampler draws noise from the request's generator.
         init_noise_sigma: factor on the initial noise.
+        packed: per step ``[10]``, its timestep, input scale and coefficients in one tensor, so
+            that a batch gathers them, and moves them to the device, at once.
     """
 
     timesteps: Tensor
@@ -42,6 +44,11 @@ class SamplerTable:
     coefficients: Tensor
     takes_noise: tuple[bool, ...]
     init_noise_sigma: float
+    packed: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        columns = [self.timesteps[:, None], self.input_scale[:, None], self.coefficients]
+        object.__setattr__(self, "packed", torch.cat(columns, dim=1).unbind())
 
     @property
     def num_steps(self) -> int:

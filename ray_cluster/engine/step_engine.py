@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.device_errors import is_out_of_memory, raise_if_broken
 from ray_cluster.engine.executor import Executor, StepBatch
+from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
-from ray_cluster.kernels.sampler_update.reference import sampler_update
+from ray_cluster.kernels.sampler_update.reference import NUM_COEFFICIENTS, sampler_update
 from ray_cluster.policies.types import BatchDecision, RowView
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,16 @@ logger = logging.getLogger(__name__)
 SizePx = tuple[int, int]
 BatchPolicy = Callable[[Sequence[RowView], float], BatchDecision]
 """Chooses the next batch among the rows, at an instant on the engine's clock."""
+
+
+class BatchLimits(Protocol):
+    """Learns from the batches that ran how large a batch may be."""
+
+    def lower(self, size: SizePx, batch: int) -> None:
+        """Note that a larger batch ran out of memory, and that one of this many rows did not."""
+
+    def confirm(self, size: SizePx, batch: int) -> None:
+        """Note that a batch of this many rows ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +75,7 @@ class StepEngine:
         policy: chooses the rows of the next batch.
         tables: sampler schedules of the model.
         clock: monotonic seconds.
-        on_out_of_memory: called with an image size and the rows of it that still ran together,
-            after a larger batch ran out of memory.
+        limits: told of every batch that ran, and of those that ran out of memory.
     """
 
     def __init__(
@@ -74,13 +85,13 @@ class StepEngine:
         tables: SamplerTables,
         clock: Callable[[], float],
         *,
-        on_out_of_memory: Callable[[SizePx, int], None] | None = None,
+        limits: BatchLimits | None = None,
     ) -> None:
         self._executor = executor
         self._policy = policy
         self._tables = tables
         self._clock = clock
-        self._on_out_of_memory = on_out_of_memory
+        self._limits = limits
         self._rows: dict[str, RequestState] = {}
         self._last_step_by_id: dict[str, int] = {}
         self._num_steps = 0
@@ -158,50 +169,63 @@ class StepEngine:
         return row.step_index >= table.num_steps
 
     def _advance(self, rows: Sequence[RequestState]) -> list[FailedRow]:
-        """Step the rows together; if that fails, in halves, so that only the culprit fails."""
-        generator_states = [row.generator.get_state() for row in rows]
+        """Step the rows together; if that fails, in halves, so that only the culprit fails.
+
+        Raises:
+            DeviceBroken: no later step can succeed in this process.
+        """
+        tables = [self._tables.table(r.request.sampler, r.request.num_steps) for r in rows]
+        generators = [
+            row.generator
+            for row, table in zip(rows, tables, strict=True)
+            if table.takes_noise[row.step_index]
+        ]
+        generator_states = [generator.get_state() for generator in generators]
+        size = (rows[0].request.width_px, rows[0].request.height_px)
         try:
-            advanced, denoised = self._compute(rows)
+            advanced, denoised = self._compute(rows, tables)
+            failed = _commit(rows, advanced, denoised)
         except MODEL_ERRORS as error:
+            raise_if_broken(error)
             message = f"{type(error).__name__}: {error}"
-            is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            is_memory = is_out_of_memory(error)
         else:
-            return _commit(rows, advanced, denoised)
+            if self._limits is not None:
+                self._limits.confirm(size, len(rows))
+            return failed
         # only out of the except block is the memory free that the traceback held
-        for row, generator_state in zip(rows, generator_states, strict=True):
-            row.generator.set_state(generator_state)
+        for generator, generator_state in zip(generators, generator_states, strict=True):
+            generator.set_state(generator_state)
         if len(rows) == 1:
             return [FailedRow(rows[0], RequestFailed(message, "denoise"))]
         logger.warning("step of %d rows failed (%s); trying halves", len(rows), message)
         larger = -(-len(rows) // 2)
         failed = [*self._advance(rows[:larger]), *self._advance(rows[larger:])]
-        if is_memory and not failed and self._on_out_of_memory is not None:
-            request = rows[0].request
-            self._on_out_of_memory((request.width_px, request.height_px), larger)
+        if is_memory and not failed and self._limits is not None:
+            self._limits.lower(size, larger)
         return failed
 
-    def _compute(self, rows: Sequence[RequestState]) -> tuple[Tensor, Tensor]:
-        tables = [self._tables.table(r.request.sampler, r.request.num_steps) for r in rows]
-        at = [row.step_index for row in rows]
-        device = self._executor.device
-        scale = torch.stack([t.input_scale[i] for t, i in zip(tables, at, strict=True)])
+    def _compute(
+        self, rows: Sequence[RequestState], tables: Sequence[SamplerTable]
+    ) -> tuple[Tensor, Tensor]:
+        packed = [table.packed[row.step_index] for table, row in zip(tables, rows, strict=True)]
+        timesteps, input_scale, coefficients = (
+            torch.stack(packed).to(self._executor.device).split([1, 1, NUM_COEFFICIENTS], dim=1)
+        )
         latents = torch.stack([row.latents for row in rows])
         batch = StepBatch(
-            latents=latents * scale.to(device).reshape(-1, 1, 1, 1),
-            timesteps=torch.stack([t.timesteps[i] for t, i in zip(tables, at, strict=True)]).to(
-                device
-            ),
+            latents=latents * input_scale[:, :, None, None],
+            timesteps=timesteps[:, 0],
             conditionings=tuple(row.conditioning for row in rows),
             guidance_scales=tuple(row.request.guidance_scale for row in rows),
         )
         output = self._executor.decode_half(self._executor.encode_half(batch))
-        coefficients = torch.stack([t.coefficients[i] for t, i in zip(tables, at, strict=True)])
         return sampler_update(
             latents,
             output,
             torch.stack([row.denoised for row in rows]),
             _noise(rows, tables),
-            coefficients.to(device),
+            coefficients,
         )
 
 
@@ -219,11 +243,14 @@ def _commit(rows: Sequence[RequestState], advanced: Tensor, denoised: Tensor) ->
     return failed
 
 
-def _noise(rows: Sequence[RequestState], tables: Sequence[Any]) -> Tensor:
+def _noise(rows: Sequence[RequestState], tables: Sequence[SamplerTable]) -> Tensor | None:
     """Draw each row's noise from its own generator, as the request alone would draw it."""
+    draws = [table.takes_noise[row.step_index] for row, table in zip(rows, tables, strict=True)]
+    if not any(draws):
+        return None
     noise = torch.zeros((len(rows), *rows[0].latents.shape))
-    for index, (row, table) in enumerate(zip(rows, tables, strict=True)):
-        if table.takes_noise[row.step_index]:
+    for index, row in enumerate(rows):
+        if draws[index]:
             noise[index] = torch.randn((1, *row.latents.shape), generator=row.generator)[0]
     return noise.to(rows[0].latents.device)
 

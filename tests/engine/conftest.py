@@ -19,16 +19,6 @@ from tests.engine.staged import StagedModel
 FAMILIES = ("sd", "sd15", "sdxl", "shapes")
 
 
-# diffusers' schedulers hand torch tensors to numpy in a way that numpy 2 is about to drop
-NUMPY_COPY = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.filterwarnings(NUMPY_COPY))
-
-
 class Zoo:
     """Folders, loaded models and diffusers references by name, made when first asked for."""
 

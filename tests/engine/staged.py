@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
+from ray_cluster.engine.events import Broken, Decoded, Died, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.runner import EngineRunner
@@ -157,7 +157,11 @@ class Events:
 
     @property
     def ends(self) -> list[Decoded | Broken]:
-        return [event for event in self.all if not isinstance(event, Stepped)]
+        return [event for event in self.all if isinstance(event, Decoded | Broken)]
+
+    @property
+    def deaths(self) -> list[Died]:
+        return [event for event in self.all if isinstance(event, Died)]
 
     @property
     def ended_ids(self) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from ray_cluster.engine.loading import load_model
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.conftest import Zoo
+from tests.engine.exactness import check, variety
 from tests.engine.harness import (
     CONTROL_FACTOR,
     PIXEL_TOLERANCE,
@@ -27,7 +28,6 @@ from tests.engine.harness import (
     start,
     start_all,
 )
-from tests.engine.test_whole_runs import check, variety
 
 Record = Callable[[str, object], None]
 

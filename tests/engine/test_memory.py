@@ -11,12 +11,12 @@ import torch
 from diffusers import DiffusionPipeline
 from torch.profiler import ProfilerActivity, profile
 
+from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.image_decoder import ImageDecoder
+from ray_cluster.engine.image_decoder import ImageDecoder, decode_batch
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.memory import (
-    BatchCaps,
     decode_bytes,
     model_need,
     offload_weights,
@@ -88,7 +88,7 @@ def test_the_planned_bytes_of_decoding_are_those_of_the_allocator(
     zoo: Zoo, name: str, record: Record
 ) -> None:
     config = component_config(zoo.folder(name), "vae")
-    vae = zoo.reference(name).pipeline.vae
+    vae = zoo.model(name).decoder._vae
     for side in (32, 64):
         latents = torch.randn(1, 4, side, side)
         with torch.inference_mode():
@@ -125,22 +125,22 @@ def plan(zoo: Zoo, gib: float, **changes: Any) -> Any:
     return plan_model_memory(zoo.folder("sdxl"), config, [(64, 64), (128, 128)], torch.float32)
 
 
-def need_gib(zoo: Zoo, batch: int) -> float:
-    need = model_need(zoo.folder("sdxl"), [(128, 128)], torch.float32, 8)
+def need_gib(zoo: Zoo, batch: int, device: str = "cpu") -> float:
+    need = model_need(zoo.folder("sdxl"), [(128, 128)], torch.float32, 8, torch.device(device))
     return (need.weights_bytes + need.activation_by_size[128, 128].at(batch)) / 2**30
 
 
 def test_every_verdict_is_reached_by_some_budget(zoo: Zoo) -> None:
     on_gpu = {"device": "cuda", "num_gpus": 1}
-    just_one = need_gib(zoo, 1)
+    just_one, just_one_on_gpu = need_gib(zoo, 1), need_gib(zoo, 1, "cuda")
     assert plan(zoo, 1.01 * need_gib(zoo, 8)).verdict == "fits"
     capped = plan(zoo, 1.01 * need_gib(zoo, 3))
     assert capped.verdict == "capped"
     assert capped.max_batch_by_size[128, 128] == 3
     assert capped.max_batch_by_size[64, 64] == 8
     assert plan(zoo, 0.99 * just_one).verdict == "refused"
-    assert plan(zoo, 0.99 * just_one, **on_gpu).verdict == "offload"
-    assert plan(zoo, 0.99 * just_one, offload="never", **on_gpu).verdict == "refused"
+    assert plan(zoo, 0.99 * just_one_on_gpu, **on_gpu).verdict == "offload"
+    assert plan(zoo, 0.99 * just_one_on_gpu, offload="never", **on_gpu).verdict == "refused"
 
 
 def test_a_model_without_room_is_refused_before_it_is_loaded(
@@ -210,3 +210,34 @@ def test_offloaded_weights_give_the_same_image(zoo: Zoo, name: str, record: Reco
         assert (decoder.decode([found])[0] == model.decoder.decode([expected])[0]).all()
     # and the weights are away again
     assert {each.device.type for one in modules for each in one.parameters()} == {"meta"}
+
+
+# --- the format of the autoencoder's weights ---
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])
+def test_an_autoencoder_in_another_memory_format_makes_the_same_pixels(
+    zoo: Zoo, name: str, record: Record
+) -> None:
+    vae, ours = zoo.reference(name).pipeline.vae, zoo.model(name).decoder._vae
+    formats = [
+        {
+            part.weight.is_contiguous(memory_format=torch.channels_last)
+            for part in one.modules()
+            if isinstance(part, torch.nn.Conv2d) and part.kernel_size > (1, 1)
+        }
+        for one in (vae, ours)
+    ]
+    assert formats == [{False}, {True}]
+    latents = torch.randn((9, 4, 16, 24), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found, expected = (one.decode(latents, return_dict=False)[0] for one in (ours, vae))
+    record(f"channels last {name}", difference(found, expected))
+    assert difference(found, expected) <= CALL_TOLERANCE
+
+
+def test_images_are_decoded_in_goes_that_stay_in_the_caches() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [decode_batch(32 * 32, count, cpu) for count in (1, 4, 16)] == [1, 4, 4]
+    assert [decode_batch(32 * 32, count, gpu) for count in (1, 4, 16, 20)] == [1, 4, 16, 16]
+    assert decode_batch(256 * 256, 3, cpu) == decode_batch(256 * 256, 3, gpu) == 1

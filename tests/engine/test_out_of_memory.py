@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.memory import BatchCaps
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.failing import FailsWith
@@ -98,6 +98,57 @@ def test_a_lowered_cap_holds_for_larger_sizes_and_not_for_planned_smaller_ones()
     assert [caps[size] for size in ((64, 64), (80, 80), (96, 96), (128, 128))] == [8, 5, 1, 1]
     caps.lower((96, 96), 7)
     assert caps[96, 96] == 1
+
+
+def test_a_lowered_cap_rises_by_one_after_so_many_full_batches() -> None:
+    caps = BatchCaps({(64, 64): 5, (128, 128): 4}, quiet_batches=3)
+    caps.lower((64, 64), 2)
+    for batch in (2, 1, 2, 1):
+        caps.confirm((64, 64), batch)
+    assert caps[64, 64] == 2, "batches that are not full prove nothing"
+    caps.confirm((64, 64), 2)
+    assert caps == {(64, 64): 3, (128, 128): 2}
+    for _ in range(2):
+        caps.confirm((64, 64), 3)
+    caps.lower((64, 64), 3)
+    for _ in range(2):
+        caps.confirm((64, 64), 3)
+    assert caps[64, 64] == 3, "the time without an error starts again"
+    for _ in range(20):
+        caps.confirm((64, 64), caps[64, 64])
+    assert caps == {(64, 64): 5, (128, 128): 2}, "never above the plan"
+
+
+def test_a_size_that_was_not_planned_raises_no_larger_ones_cap() -> None:
+    caps = BatchCaps({(64, 64): 8, (128, 128): 4}, quiet_batches=2)
+    caps.lower((128, 128), 1)
+    assert caps[80, 80] == 1
+    for _ in range(20):
+        caps.confirm((80, 80), caps[80, 80])
+    assert (caps[80, 80], caps[128, 128]) == (4, 1)
+
+
+def test_the_engine_tries_larger_batches_again_once_there_is_room(zoo: Zoo) -> None:
+    model = zoo.model("sd")
+    requests = [request(f"r{i}", seed=i, num_steps=16) for i in range(4)]
+    executor, caps = RoomFor(model.executor, 2), BatchCaps({(64, 64): 4}, quiet_batches=4)
+    engine = engine_with_caps(zoo, executor, caps)
+    for state in start_all(model, requests):
+        engine.add(state)
+    with torch.inference_mode():
+        for _ in range(5):
+            engine.step()
+        assert executor.sizes == [4, 2, 2, *[2] * 4]
+        assert caps == {(64, 64): 3}
+        # one try that fails; its halves do not count as full batches
+        engine.step()
+        assert executor.sizes[7:] == [3, 2, 1]
+        assert caps == {(64, 64): 2}
+        executor.room = 4
+        for _ in range(9):
+            engine.step()
+    assert executor.sizes[10:] == [*[2] * 4, *[3] * 4, 4]
+    assert caps == {(64, 64): 4}
 
 
 def test_memory_of_a_failed_call_is_free_before_the_next_try(zoo: Zoo) -> None:

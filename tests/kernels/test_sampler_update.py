@@ -42,10 +42,6 @@ from tests.kernels.schedules import (
     start,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
-
 
 @pytest.mark.parametrize("sampler", SAMPLER_NAMES)
 @pytest.mark.parametrize("settings", cases())

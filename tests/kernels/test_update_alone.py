@@ -18,10 +18,6 @@ from tests.kernels.schedules import (
     config,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
-
 # --- the update itself ---
 
 
@@ -54,6 +50,16 @@ def test_the_inputs_stay_as_they_are() -> None:
     copies = [one.clone() for one in tensors]
     sampler_update(*tensors, coefficients)
     assert all(torch.equal(*pair) for pair in zip(tensors, copies, strict=True))
+
+
+def test_no_noise_is_as_good_as_zeros() -> None:
+    torch.manual_seed(0)
+    tables = SamplerTables(config())
+    coefficients = torch.stack([tables.table(name, 9).coefficients[3] for name in SAMPLER_NAMES])
+    latents, output, previous = (torch.randn(len(coefficients), 4, 5, 3) for _ in range(3))
+    without = sampler_update(latents, output, previous, None, coefficients)
+    zeros = sampler_update(latents, output, previous, torch.zeros_like(latents), coefficients)
+    assert all(torch.equal(*pair) for pair in zip(without, zeros, strict=True))
 
 
 # --- what is refused ---

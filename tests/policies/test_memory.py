@@ -23,6 +23,7 @@ def plan(budget_mib: int, *, max_batch: int = 8, can_offload: bool = True) -> Me
 def test_everything_fits_into_a_large_budget() -> None:
     roomy = plan(1900)
     assert roomy.verdict == "fits"
+    assert roomy.explanation.count("fits") == 1, "said twice"
     assert roomy.max_batch_by_size == {SMALL: 8, LARGE: 8}
     assert roomy.weights_bytes == 1000 * MIB
 

@@ -25,10 +25,6 @@ from tests.replica.setup import (
     serving,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
-
 # --- handing over ---
 
 

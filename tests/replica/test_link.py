@@ -25,10 +25,6 @@ from tests.replica.setup import (
     until,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
-
 # --- a link that fails ---
 
 
@@ -49,7 +45,7 @@ async def test_a_link_that_fails_at_random_loses_and_doubles_nothing(
         snapshot = await link.service.snapshot()
         assert snapshot.totals["completed"] == len(REQUESTS)
         assert not snapshot.totals.keys() & {"error", "lost", "aborted"}
-        await until(lambda: all(not agent._ended for agent in agents))
+        await until(lambda: all(not agent._ends.leases for agent in agents))
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

@@ -24,10 +24,6 @@ from tests.replica.setup import (
     until,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
-
 # --- work ---
 
 
@@ -124,7 +120,7 @@ class BrokenCoder:
 @pytest.mark.parametrize(
     ("error", "at_once"),
     [
-        (RequestFailed("the image coder died twice", "coding"), False),
+        (RequestFailed("the process that codes it ended", "coding"), False),
         (OSError(24, "too many open files"), False),
         (RuntimeError("cannot schedule new futures after shutdown"), True),
     ],

@@ -1,0 +1,76 @@
+"""How large a batch of each image size may be at present."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from ray_cluster.policies.memory import SizePx
+
+logger = logging.getLogger(__name__)
+
+# one try that fails costs about a batch: at most 1 % of them
+_QUIET_BATCHES = 100
+
+
+class BatchCaps(dict[SizePx, int]):
+    """Most requests in one batch by image size; a size not planned for gets a larger one's cap.
+
+    A cap that was lowered because memory ran out rises again by one after a quiet time: what took
+    the memory may be gone.
+
+    Args:
+        planned: the caps of the memory plan; none ever rises above its own.
+        quiet_batches: full batches that must run before a lowered cap rises.
+    """
+
+    def __init__(
+        self, planned: Mapping[SizePx, int], *, quiet_batches: int = _QUIET_BATCHES
+    ) -> None:
+        super().__init__(planned)
+        self._planned = dict(planned)
+        self._quiet_batches = quiet_batches
+        self._full_batches: dict[SizePx, int] = {}
+
+    def __missing__(self, size: SizePx) -> int:
+        """Return the cap of the smallest planned size that has at least as many pixels."""
+        return self[_nearest(self, size)]
+
+    def lower(self, size: SizePx, batch: int) -> None:
+        """Allow at most ``batch`` images of this size, and of larger ones, for now."""
+        self._set_apart(size)
+        for other in self:
+            if _pixels(other) >= _pixels(size):
+                self[other] = max(1, min(self[other], batch))
+                self._full_batches.pop(other, None)
+        logger.warning(
+            "batches of %dx%d are capped at %d: a larger one ran out of memory", *size, self[size]
+        )
+
+    def confirm(self, size: SizePx, batch: int) -> None:
+        """Note a batch that ran; enough full ones raise a lowered cap of this size."""
+        if batch < self[size] or self[size] >= self._most(size):
+            return
+        self._full_batches[size] = self._full_batches.get(size, 0) + 1
+        if self._full_batches[size] >= self._quiet_batches:
+            del self._full_batches[size]
+            self._set_apart(size)
+            self[size] += 1
+            logger.info("batches of %dx%d may have %d images again", *size, self[size])
+
+    def _most(self, size: SizePx) -> int:
+        return self._planned[size if size in self._planned else _nearest(self._planned, size)]
+
+    def _set_apart(self, size: SizePx) -> None:
+        """Give a size that was not planned for a cap of its own."""
+        self.setdefault(size, self[size])
+
+
+def _nearest(sizes: Collection[SizePx], size: SizePx) -> SizePx:
+    """The smallest of the sizes with at least as many pixels; without one, the largest."""
+    larger = [one for one in sizes if _pixels(one) >= _pixels(size)]
+    return min(larger, key=_pixels) if larger else max(sizes, key=_pixels)
+
+
+def _pixels(size: SizePx) -> int:
+    return size[0] * size[1]
