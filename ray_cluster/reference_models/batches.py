@@ -9,7 +9,12 @@ from torch import Tensor
 from ray_cluster.reference_models.captions import write_caption
 from ray_cluster.reference_models.recipe import CaptionMix, SizeBucket
 from ray_cluster.reference_models.render import Jitter, Placed, paint, place
-from ray_cluster.reference_models.scenes import Scene, omit_details, sample_training_scene
+from ray_cluster.reference_models.scenes import (
+    Scene,
+    omit_all_details,
+    omit_details,
+    sample_training_scene,
+)
 
 _LEADS = ("a photo of", "an image of", "a picture of", "please draw", "show me", "drawing of")
 
@@ -25,8 +30,12 @@ class Captioned:
 
 @dataclass(frozen=True)
 class Pictures:
-    """A batch of one size: `pixels` [B, 3, H, W] in 0..1 with captions and placed objects."""
+    """A batch of one size: `pixels` [B, 3, H, W] in 0..1 with captions and placed objects.
 
+    `stated`: per picture, what its caption states.
+    """
+
+    stated: tuple[Scene, ...]
     captions: tuple[str, ...]
     placed: Placed
     pixels: Tensor
@@ -35,7 +44,11 @@ class Pictures:
 def draw_captioned(rng: random.Random, mix: CaptionMix) -> Captioned:
     """Draw a training scene and a caption, with omissions and added words at the mix's rates."""
     scene = sample_training_scene(rng, mix.single_share)
-    stated = omit_details(scene, rng, mix.omit_share)
+    # without a bare share nothing is drawn for it, so older phases draw what they always drew
+    if mix.bare_share and rng.random() < mix.bare_share:
+        stated = omit_all_details(scene)
+    else:
+        stated = omit_details(scene, rng, mix.omit_share)
     caption = write_caption(stated)
     if rng.random() < mix.filler_share:
         caption = f"{rng.choice(_LEADS)} {caption}"
@@ -58,4 +71,5 @@ def draw_pictures(
         seed=rng.getrandbits(62),
     )
     pixels = paint(placed, width=bucket.width, height=bucket.height)
-    return Pictures(tuple(one.caption for one in drawn), placed, pixels)
+    stated = tuple(one.stated for one in drawn)
+    return Pictures(stated, tuple(one.caption for one in drawn), placed, pixels)

@@ -7,12 +7,12 @@ from pathlib import Path
 from ray_cluster.quality.measure import ClassifierFigures
 from ray_cluster.reference_models.evaluate import ATTRIBUTES, Evaluation
 from ray_cluster.reference_models.export import SHAPES_SD
-from ray_cluster.reference_models.recipe import Recipe, SizeBucket
+from ray_cluster.reference_models.recipe import DenoiserRecipe, Recipe, SizeBucket
 from ray_cluster.reference_models.trainer import RunFolder
 
 CARD = "README.md"
 _HASHED = (".json", ".safetensors")
-_STAGES = ("text", "codec", "denoiser", "classifier")
+_STAGES = ("text", "codec", "denoiser", "refinement", "classifier")
 
 
 def folder_hashes(folder: Path = SHAPES_SD) -> dict[str, str]:
@@ -60,8 +60,8 @@ def write_card(
         compute=_compute_table(RunFolder(run), recipe),
         quality=_quality_table(evaluation),
         options=evaluation.options,
-        other_share=_other_share(recipe.denoiser.buckets),
-        recipe=recipe.denoiser,
+        channels=recipe.denoiser.channels,
+        phases=_phase_table(recipe.denoiser),
         hashes=_hash_table(folder),
     )
     path = folder / CARD
@@ -96,14 +96,29 @@ def _percent_table(head: str, shares: dict[str, float]) -> str:
 
 def _other_share(buckets: tuple[SizeBucket, ...]) -> float:
     other = sum(b.batch * b.share for b in buckets if (b.width, b.height) != (64, 64))
-    return 100 * other / sum(b.batch * b.share for b in buckets)
+    return other / sum(b.batch * b.share for b in buckets)
+
+
+def _phase_table(recipe: DenoiserRecipe) -> str:
+    phases = (recipe.first, recipe.second)
+    mixes = [phase.captions for phase in phases]
+    shares = {
+        "scenes of one object, the rest two to four": [mix.single_share for mix in mixes],
+        'captions without any detail, like "a red circle"': [mix.bare_share for mix in mixes],
+        "other captions that may leave out details": [mix.omit_share for mix in mixes],
+        "empty captions": [phase.caption_drop for phase in phases],
+        "pictures that are not 64 x 64": [_other_share(phase.buckets) for phase in phases],
+    }
+    rows = [f"| {name} | {first:.0%} | {second:.0%} |" for name, (first, second) in shares.items()]
+    return "\n".join(["| share of | denoiser | refinement |", "|---|---|---|", *rows])
 
 
 def _compute_table(folder: RunFolder, recipe: Recipe) -> str:
     batches = {
         "text": float(recipe.text.optimisation.batch),
         "codec": mean_batch(recipe.codec.buckets),
-        "denoiser": mean_batch(recipe.denoiser.buckets),
+        "denoiser": mean_batch(recipe.denoiser.first.buckets),
+        "refinement": mean_batch(recipe.denoiser.second.buckets),
         "classifier": mean_batch(recipe.classifier.buckets),
     }
     rows = ["| stage | steps | examples | CPU minutes |", "|---|---|---|---|"]
@@ -130,6 +145,10 @@ def _hash_table(folder: Path) -> str:
 
 
 _CARD = """\
+---
+license: apache-2.0
+---
+
 # shapes-sd
 
 A latent diffusion model of the Stable Diffusion family, small enough to be trained on one CPU core
@@ -151,7 +170,7 @@ height are multiples of 16. Plain loading gives float32 (the files hold float16)
 
 ## Parts
 
-`UNet2DConditionModel` {recipe.channels} (4.1 M parameters, v-prediction, zero terminal signal),
+`UNet2DConditionModel` {channels} (4.1 M parameters, v-prediction, zero terminal signal),
 `AutoencoderTiny` (4 latent channels, a quarter of the side, scaling 1), `CLIPTextModel` (64 wide,
 3 layers, 35 words, 32 tokens; unknown words become one token), `DDIMScheduler` (trailing). No code
 of its own.
@@ -159,10 +178,11 @@ of its own.
 ## Data
 
 Rendered while training, from signed distance fields: 6 shapes, 8 colours, 2 sizes, 9 positions,
-6 backgrounds. Of the scenes, {recipe.captions.single_share:.0%} hold one object, the rest two to
-four. Of the 288 combinations of shape, colour and background, 57 are held out of all training of
-the generator by a fixed hash. A quarter of the captions may leave out size, position or background;
-a tenth are empty. {other_share:.0f} % of the pictures are not 64 x 64.
+6 backgrounds. Of the 288 combinations of shape, colour and background, 57 are held out of all
+training of the generator by a fixed hash. The denoiser is trained in two phases, `denoiser` and
+`refinement`; a caption that names one object always goes with a picture of exactly one.
+
+{phases}
 
 ## Training
 
@@ -170,8 +190,8 @@ Seed {seed}; every number stands in `ray_cluster/reference_models/recipe.py`. On
 
 {compute}
 
-Reproduce: `python -m ray_cluster.reference_models.train`, then
-`python -m ray_cluster.reference_models.publish` (working folder `.runs/shapes-sd`).
+Reproduce: `ray-cluster models train shapes-sd`, then `ray-cluster models publish shapes-sd`
+(working folder `.runs/shapes-sd`).
 Other processors round differently, so weights will agree in quality, not in bits.
 
 ## Measured quality
@@ -183,7 +203,7 @@ with 95 % intervals.
 
 {quality}
 
-Reproduce: `python -m ray_cluster.reference_models.evaluate`.
+Reproduce: `ray-cluster models evaluate shapes-sd`.
 
 ## Limits
 
@@ -206,8 +226,7 @@ A convolutional network that reads shape, colour, size, position and background 
 one object (`ray_cluster/quality/classifier.py`), to measure generated pictures. It was trained on
 renders only (seed {seed}, {steps} steps, {pictures:.0f} k pictures, {minutes:.0f} CPU minutes,
 recipe in `ray_cluster/reference_models/recipe.py`) and never saw, and was never chosen by, a
-generated picture. These weights were trained with one head more, for the position, which was
-removed afterwards: the position is read from the place found, which is surer in long pictures.
+generated picture. The position is the nearest of the nine to the place found.
 
 Measured on fresh renders at 64, 96, 128, 64 x 128 and 96 x 64 pixels, with the generator's jitter
 (`ray_cluster/quality/measure.py`):

@@ -9,7 +9,7 @@ from transformers import CLIPTextModel
 
 from ray_cluster.reference_models.batches import draw_pictures
 from ray_cluster.reference_models.codec import PatchBasis
-from ray_cluster.reference_models.recipe import DenoiserRecipe, Recipe
+from ray_cluster.reference_models.recipe import DenoiserPhase, DenoiserRecipe, Recipe
 from ray_cluster.reference_models.render import Placed, pixel_grid
 from ray_cluster.reference_models.text_encoder import encode_captions
 from ray_cluster.reference_models.tokenizer import build_tokenizer
@@ -53,53 +53,79 @@ def build_denoiser(
     )
 
 
-def draw_timesteps(count: int, recipe: DenoiserRecipe, generator: torch.Generator) -> Tensor:
+def draw_timesteps(count: int, phase: DenoiserPhase, generator: torch.Generator) -> Tensor:
     """Draw diffusion steps [B], a share of them from the noisy end only."""
-    noisy = torch.rand(count, generator=generator) < recipe.noisy_share
+    noisy = torch.rand(count, generator=generator) < phase.noisy_share
     anywhere = torch.randint(0, DIFFUSION_STEPS, (count,), generator=generator)
-    late = torch.randint(recipe.noisy_from, DIFFUSION_STEPS, (count,), generator=generator)
+    late = torch.randint(phase.noisy_from, DIFFUSION_STEPS, (count,), generator=generator)
     return torch.where(noisy, late, anywhere)
 
 
-def loss_weights(placed: Placed, recipe: DenoiserRecipe, *, width: int, height: int) -> Tensor:
+def loss_weights(
+    placed: Placed, known: Tensor, phase: DenoiserPhase, *, width: int, height: int
+) -> Tensor:
     """Weights [B, 1, H, W] of the loss: `object_weight` in a square around each object, else 1.
 
-    The squares depend on place and size only, which the caption states, so they don't bias the
-    prediction.
+    The squares depend on place and size only. Where these are known, from the caption or from the
+    noisy picture, they don't bias the prediction. Where they are not, the best prediction under
+    such weights has an object in every possible place, so rows without `known` [B] weigh 1.
     """
     grid = pixel_grid(width, height)
     offset = (grid - placed.centre[:, :, None, None, :]).abs().amax(-1)
-    near = offset < recipe.object_margin * placed.radius[:, :, None, None]
-    return 1 + (recipe.object_weight - 1) * near.any(1, keepdim=True).to(torch.float32)
+    near = offset < phase.object_margin * placed.radius[:, :, None, None]
+    near = near.any(1, keepdim=True) & known[:, None, None, None]
+    return 1 + (phase.object_weight - 1) * near.to(torch.float32)
 
 
 def denoiser_trainer(recipe: Recipe, basis: PatchBasis, encoder: CLIPTextModel) -> Trainer:
-    """The stage that trains the UNet on freshly drawn pictures."""
-    options = recipe.denoiser
+    """The stage that trains the UNet from the start, in the first phase."""
     torch.manual_seed(step_seed(recipe.seed, "denoiser", -1))
     width = int(encoder.config.hidden_size)
-    unet = build_denoiser(options, latent_channels=recipe.codec.latent_channels, text_width=width)
+    channels = recipe.codec.latent_channels
+    unet = build_denoiser(recipe.denoiser, latent_channels=channels, text_width=width)
+    return _phase_trainer("denoiser", unet, recipe, recipe.denoiser.first, basis, encoder)
+
+
+def refinement_trainer(
+    recipe: Recipe, unet: UNet2DConditionModel, basis: PatchBasis, encoder: CLIPTextModel
+) -> Trainer:
+    """The stage that continues in the second phase with the UNet that the first one left."""
+    return _phase_trainer("refinement", unet, recipe, recipe.denoiser.second, basis, encoder)
+
+
+def _phase_trainer(
+    name: str,
+    unet: UNet2DConditionModel,
+    recipe: Recipe,
+    phase: DenoiserPhase,
+    basis: PatchBasis,
+    encoder: CLIPTextModel,
+) -> Trainer:
+    """Train on freshly drawn pictures; seeds depend on the stage's name."""
     unet.train()
     tokenizer, scheduler = build_tokenizer(), build_scheduler()
 
     def loss(index: int) -> Tensor:
-        seed = step_seed(recipe.seed, "denoiser", index)
+        seed = step_seed(recipe.seed, name, index)
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        pictures = draw_pictures(rng, options.captions, options.buckets, recipe.jitter)
-        captions = [
-            "" if rng.random() < options.caption_drop else text for text in pictures.captions
-        ]
+        pictures = draw_pictures(rng, phase.captions, phase.buckets, recipe.jitter)
+        captions = ["" if rng.random() < phase.caption_drop else text for text in pictures.captions]
         with torch.no_grad():
             hidden = encode_captions(encoder, tokenizer, captions)
             clean = basis.encode(pictures.pixels)
         noise = torch.randn(clean.shape, generator=generator)
-        steps = draw_timesteps(len(clean), options, generator)
+        steps = draw_timesteps(len(clean), phase, generator)
         noisy = scheduler.add_noise(clean, noise, steps)
         target = scheduler.get_velocity(clean, noise, steps)
         predicted: Tensor = unet(noisy, steps, encoder_hidden_states=hidden).sample
+        told = [
+            caption != "" and stated.is_placed
+            for caption, stated in zip(captions, pictures.stated, strict=True)
+        ]
+        known = torch.tensor(told) | (steps < phase.unstated_weight_until)
         rows, columns = clean.shape[-2:]
-        weights = loss_weights(pictures.placed, options, width=columns, height=rows)
+        weights = loss_weights(pictures.placed, known, phase, width=columns, height=rows)
         squared: Tensor = weights * (predicted - target) ** 2
         return squared.mean() / weights.mean()
 
-    return Trainer("denoiser", unet, loss, options.optimisation)
+    return Trainer(name, unet, loss, phase.optimisation)

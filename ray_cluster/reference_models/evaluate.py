@@ -28,8 +28,8 @@ from ray_cluster.reference_models.captions import write_caption
 from ray_cluster.reference_models.export import SHAPES_SD
 from ray_cluster.reference_models.scenes import (
     Scene,
-    SceneObject,
     has_held_out_object,
+    omit_all_details,
     sample_single,
 )
 
@@ -188,7 +188,7 @@ def evaluate(
         "64 x 64, small": _shares(drawn, lambda scene: scene.objects[0].size == "small"),
     }
     groups |= _measure_elsewhere(pipeline, classifier, options, rng)
-    bare = [_bare(sample_single(rng)) for _ in range(options.prompts_bare)]
+    bare = [omit_all_details(sample_single(rng)) for _ in range(options.prompts_bare)]
     groups["64 x 64, bare prompts"] = _shares(
         draw_prompts(pipeline, classifier, bare, options, width=64, height=64)
     )
@@ -217,11 +217,6 @@ def _measure_elsewhere(
     return {**groups, "other sizes together": _shares(everywhere)}
 
 
-def _bare(scene: Scene) -> Scene:
-    things = tuple(SceneObject(thing.shape, thing.colour) for thing in scene.objects)
-    return Scene(things)
-
-
 def print_evaluation(evaluation: Evaluation, console: Console | None = None) -> None:
     """Print the shares in percent as a table, one row per group."""
     table = Table("group", "n", *ATTRIBUTES, "all five")
@@ -248,7 +243,3 @@ def _shares(
     kept = [one.right for one in drawn if chosen is None or chosen(one.scene)]
     shares = {name: Share(sum(right[name] for right in kept), len(kept)) for name in ATTRIBUTES}
     return {**shares, "all five": Share(sum(all(right.values()) for right in kept), len(kept))}
-
-
-if __name__ == "__main__":
-    print_evaluation(evaluate())

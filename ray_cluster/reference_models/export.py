@@ -47,7 +47,7 @@ def assemble_pipeline(run: Path, recipe: Recipe) -> StableDiffusionPipeline:
         vae=cast(AutoencoderTiny, _trained("codec", recipe, folder).model),
         text_encoder=trained_text_encoder(recipe, folder),
         tokenizer=build_tokenizer(),
-        unet=cast(UNet2DConditionModel, _trained("denoiser", recipe, folder).model),
+        unet=cast(UNet2DConditionModel, _trained("refinement", recipe, folder).model),
         scheduler=build_scheduler(),
         safety_checker=None,
         feature_extractor=None,

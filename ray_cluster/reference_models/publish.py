@@ -1,6 +1,5 @@
 """Exports a run's weights, measures them and writes the card, all beside the weights."""
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -8,14 +7,13 @@ import torch
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.quality.measure import measure_classifier
 from ray_cluster.reference_models.card import write_card, write_classifier_card
-from ray_cluster.reference_models.evaluate import Evaluation, evaluate, print_evaluation
+from ray_cluster.reference_models.evaluate import Evaluation, evaluate
 from ray_cluster.reference_models.export import SHAPES_SD, export, export_classifier
-from ray_cluster.reference_models.train import DEFAULT_RUN
 
 CLASSIFIER_SEED = 7002
 
 
-def publish(run: Path = DEFAULT_RUN, target: Path = SHAPES_SD) -> Evaluation:
+def publish(run: Path, target: Path = SHAPES_SD) -> Evaluation:
     """Write weights, `evaluation.json`, `contact-sheet.png` and `README.md` to `target`.
 
     The attribute classifier is exported to its own folder first, since it does the measuring.
@@ -27,14 +25,3 @@ def publish(run: Path = DEFAULT_RUN, target: Path = SHAPES_SD) -> Evaluation:
     evaluation = evaluate(export(run, target), report=target)
     write_card(run, evaluation, target)
     return evaluation
-
-
-def main() -> None:
-    """Publish from the command line: ``python -m ray_cluster.reference_models.publish``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, default=DEFAULT_RUN)
-    print_evaluation(publish(parser.parse_args().run))
-
-
-if __name__ == "__main__":
-    main()

@@ -75,10 +75,14 @@ class Scene:
     background: Background | None = None
 
     @property
+    def is_placed(self) -> bool:
+        """Whether every object's size and position are given."""
+        return all(thing.size is not None and thing.position is not None for thing in self.objects)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every attribute is given, so that the scene can be rendered."""
-        given = all(thing.size is not None and thing.position is not None for thing in self.objects)
-        return given and self.background is not None
+        return self.is_placed and self.background is not None
 
 
 def is_held_out(shape: Shape, colour: Colour, background: Background) -> bool:
@@ -139,3 +143,11 @@ def omit_details(scene: Scene, rng: random.Random, omit_share: float) -> Scene:
     if len(objects) == 1 and rng.random() < 0.5:
         objects = (replace(objects[0], position=None),)
     return Scene(objects, None if rng.random() < 0.5 else scene.background)
+
+
+def omit_all_details(scene: Scene) -> Scene:
+    """Leave out everything but shapes, colours and the relations of several objects."""
+    if len(scene.objects) == 1:
+        thing = scene.objects[0]
+        return Scene((SceneObject(thing.shape, thing.colour),))
+    return Scene(tuple(replace(thing, size=None) for thing in scene.objects))

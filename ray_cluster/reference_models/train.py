@@ -1,30 +1,30 @@
-"""Trains the reference model stage by stage: classifier, text encoder, codec, denoiser.
+"""Trains the reference model stage by stage.
+
+The stages are classifier, text encoder, codec, denoiser and the denoiser's refinement.
 
 The denoiser needs the text encoder and the codec's components, not the codec's networks; so once
 the text encoder is there, the other stages may run side by side, each in a process of its own.
 """
 
-import argparse
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
+from diffusers import UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel
 
 from ray_cluster.quality.training import classifier_trainer
 from ray_cluster.reference_models.codec import PatchBasis, codec_trainer, fit_basis
-from ray_cluster.reference_models.denoiser import denoiser_trainer
+from ray_cluster.reference_models.denoiser import denoiser_trainer, refinement_trainer
 from ray_cluster.reference_models.recipe import Recipe
 from ray_cluster.reference_models.text_encoder import SceneReader, text_trainer
 from ray_cluster.reference_models.trainer import RunFolder, Trainer, run_stage, stop_on_signals
 
-StageName = Literal["text", "denoiser", "codec", "classifier"]
-STAGES: tuple[StageName, ...] = ("classifier", "text", "codec", "denoiser")
-DEFAULT_RUN = Path(".runs/shapes-sd")
+StageName = Literal["text", "denoiser", "refinement", "codec", "classifier"]
+STAGES: tuple[StageName, ...] = ("classifier", "text", "codec", "denoiser", "refinement")
 
 
 def load_basis(recipe: Recipe, folder: RunFolder) -> PatchBasis:
@@ -53,6 +53,24 @@ def trained_text_encoder(recipe: Recipe, folder: RunFolder) -> CLIPTextModel:
     return reader.encoder
 
 
+def trained_denoiser(
+    recipe: Recipe, folder: RunFolder, basis: PatchBasis, encoder: CLIPTextModel
+) -> UNet2DConditionModel:
+    """The UNet that the run's first phase left, with averaged weights.
+
+    Raises:
+        FileNotFoundError: if its stage has not been run to its end.
+    """
+    trainer = denoiser_trainer(recipe, basis, encoder)
+    if not folder.restore(trainer) or not trainer.is_finished:
+        raise FileNotFoundError(
+            f"no finished denoiser in {folder.path}; train the stage 'denoiser' first"
+        )
+    trainer.use_average()
+    assert isinstance(trainer.model, UNet2DConditionModel)
+    return trainer.model
+
+
 def build_trainer(stage: StageName, recipe: Recipe, folder: RunFolder) -> Trainer:
     """Build one stage's trainer on what the stages before it left in the folder."""
     match stage:
@@ -61,6 +79,10 @@ def build_trainer(stage: StageName, recipe: Recipe, folder: RunFolder) -> Traine
         case "denoiser":
             encoder = trained_text_encoder(recipe, folder)
             return denoiser_trainer(recipe, load_basis(recipe, folder), encoder)
+        case "refinement":
+            encoder, basis = trained_text_encoder(recipe, folder), load_basis(recipe, folder)
+            unet = trained_denoiser(recipe, folder, basis, encoder)
+            return refinement_trainer(recipe, unet, basis, encoder)
         case "codec":
             return codec_trainer(recipe, load_basis(recipe, folder))
         case "classifier":
@@ -96,18 +118,3 @@ def train(
             if not run_stage(build_trainer(stage, recipe, folder), folder, stop, deadline=deadline):
                 return False
     return True
-
-
-def main() -> None:
-    """Train from the command line: ``python -m ray_cluster.reference_models.train``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=DEFAULT_RUN)
-    parser.add_argument("--minutes", type=float)
-    parser.add_argument("--stages", nargs="+", choices=get_args(StageName), default=STAGES)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    train(options.out, stages=options.stages, minutes=options.minutes)
-
-
-if __name__ == "__main__":
-    main()

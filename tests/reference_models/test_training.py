@@ -1,6 +1,7 @@
 """Training is resumable to the bit, can be paused and stopped, and can be told to end."""
 
 import json
+import random
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from ray_cluster.quality.training import classifier_trainer
+from ray_cluster.reference_models.batches import draw_captioned
+from ray_cluster.reference_models.denoiser import loss_weights
 from ray_cluster.reference_models.recipe import (
     ClassifierRecipe,
     CodecRecipe,
@@ -18,6 +21,8 @@ from ray_cluster.reference_models.recipe import (
     SizeBucket,
     TextRecipe,
 )
+from ray_cluster.reference_models.render import Placed, place
+from ray_cluster.reference_models.scenes import omit_all_details, sample_single
 from ray_cluster.reference_models.train import STAGES, StageName, build_trainer, train
 from ray_cluster.reference_models.trainer import RunFolder, Trainer, run_stage
 
@@ -41,8 +46,8 @@ def tiny_recipe() -> Recipe:
             DenoiserRecipe(),
             channels=(8, 8, 16),
             heads=2,
-            buckets=TINY_BUCKETS,
-            optimisation=TINY_STEPS,
+            first=replace(DenoiserRecipe().first, buckets=TINY_BUCKETS, optimisation=TINY_STEPS),
+            second=replace(DenoiserRecipe().second, buckets=TINY_BUCKETS, optimisation=TINY_STEPS),
         ),
         classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
     )
@@ -64,9 +69,12 @@ def test_a_killed_and_resumed_stage_equals_an_unbroken_one(
 ) -> None:
     recipe = tiny_recipe()
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    if stage == "denoiser":
-        for folder in (whole, broken):
-            train(folder.path, recipe=recipe, stages=["text"])
+    needed: dict[str, list[StageName]] = {
+        "denoiser": ["text"],
+        "refinement": ["text", "denoiser"],
+    }
+    for folder in (whole, broken):
+        train(folder.path, recipe=recipe, stages=needed.get(stage, []))
     unbroken = build_trainer(stage, recipe, whole)
     while not unbroken.is_finished:
         unbroken.step()
@@ -89,6 +97,49 @@ def test_all_stages_train_one_after_the_other_and_leave_a_log(tmp_path: Path) ->
     lines = (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [25]
     assert {path.name for path in tmp_path.glob("*.pt")} == {f"{stage}.pt" for stage in STAGES}
+
+
+def test_refinement_starts_from_the_averaged_denoiser_and_needs_it_finished(
+    tmp_path: Path,
+) -> None:
+    recipe, folder = tiny_recipe(), RunFolder(tmp_path)
+    train(tmp_path, recipe=recipe, stages=["text"])
+    first = build_trainer("denoiser", recipe, folder)
+    first.step()
+    folder.save(first)
+    with pytest.raises(FileNotFoundError, match="train the stage 'denoiser' first"):
+        build_trainer("refinement", recipe, folder)
+    train(tmp_path, recipe=recipe, stages=["denoiser"])
+    folder.restore(first)
+    first.use_average()
+    second = build_trainer("refinement", recipe, folder)
+    assert second.index == 0
+    assert states_equal(second.model.state_dict(), first.model.state_dict())
+
+
+def placed_scenes(count: int) -> Placed:
+    rng = random.Random(3)
+    return place([sample_single(rng) for _ in range(count)], width=16, height=16)
+
+
+def test_objects_weigh_more_only_where_their_place_is_known() -> None:
+    phase = DenoiserRecipe().second
+    weights = loss_weights(
+        placed_scenes(2), torch.tensor([True, False]), phase, width=16, height=16
+    )
+    assert weights[0].unique().tolist() == [1.0, phase.object_weight]
+    assert weights[1].unique().tolist() == [1.0]
+
+
+def test_a_caption_of_one_object_goes_with_a_picture_of_one() -> None:
+    rng, mix = random.Random(4), DenoiserRecipe().second.captions
+    drawn = [draw_captioned(rng, mix) for _ in range(500)]
+    for one in drawn:
+        is_single = " above " not in one.caption and " left of " not in one.caption
+        assert is_single == (len(one.scene.objects) == 1)
+    # a quarter leave out all details, and more do so by chance
+    bare = [one for one in drawn if omit_all_details(one.stated) == one.stated]
+    assert 0.2 < len(bare) / len(drawn) < 0.4
 
 
 def test_a_stopped_run_keeps_its_step(tmp_path: Path) -> None:
