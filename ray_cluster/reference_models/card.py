@@ -207,12 +207,11 @@ Reproduce: `ray-cluster models evaluate shapes-sd`.
 
 ## Limits
 
-Shapes are sure where the shorter side is 64 pixels; at 96 x 96 and above all at 128 x 128, which
-were a tenth of the steps, colour and place hold but shapes fail more often. Guidance of 3 and more
-makes outlines and stripes too strong. Prompts that name no place often get a second object, which
-counts as wrong above ("bare prompts": shape and colour only). Two to four objects were one scene in
-seven and are not measured here. Captions outside the grammar
-(`ray_cluster/reference_models/captions.py`) are read word by word as far as the 35 words go.
+Prompts that name no place ("bare prompts" above: shape and colour only) still get a second object
+or a distorted shape now and then, more often at 128 x 128 than at 64 x 64. Guidance of 3 and more
+makes outlines and stripes too strong. Two to four objects were one scene in seven and are not
+measured here. Captions outside the grammar (`ray_cluster/reference_models/captions.py`) are read
+word by word as far as the 35 words go.
 
 ## Files
 

@@ -138,7 +138,7 @@ class DenoiserRecipe:
             SizeBucket(128, 128, 8, 0.32),
         ),
         optimisation=Optimisation(
-            steps=5800, batch=32, rate=8e-4, warmup_steps=100, decay_steps=2700, ema=0.999
+            steps=5811, batch=32, rate=8e-4, warmup_steps=100, decay_steps=2700, ema=0.999
         ),
         unstated_weight_until=500,
     )

@@ -50,13 +50,14 @@ def test_the_folder_is_small() -> None:
 
 
 def test_the_committed_evaluation_meets_the_bar() -> None:
-    shares = json.loads((SHAPES_SD / "evaluation.json").read_text(encoding="utf-8"))["groups"][
-        "64 x 64"
-    ]
+    groups = json.loads((SHAPES_SD / "evaluation.json").read_text(encoding="utf-8"))["groups"]
+    shares = groups["64 x 64"]
     assert shares["shape"]["total"] == 500
-    assert shares["colour"]["share"] >= 0.95
-    assert shares["background"]["share"] >= 0.95
-    assert shares["shape"]["share"] >= 0.60
+    assert shares["colour"]["share"] >= 0.98
+    assert shares["background"]["share"] >= 0.98
+    assert shares["shape"]["share"] >= 0.97
+    assert groups["64 x 64, bare prompts"]["shape"]["share"] >= 0.75
+    assert groups["128 x 128"]["shape"]["share"] >= 0.90
     assert "64 x 64, held-out combinations" in (SHAPES_SD / CARD).read_text(encoding="utf-8")
 
 
@@ -83,7 +84,7 @@ def test_prompts_without_a_place_mostly_work(pipeline: StableDiffusionPipeline) 
     # others hold a second object, which the classifier doesn't name
     assert {r.colour for r in readings[::2]} <= {"blue", None}
     assert {r.colour for r in readings[1::2]} <= {"red", None}
-    assert sum(r.colour is not None for r in readings) >= 4
+    assert sum(r.colour is not None for r in readings) >= 10
 
 
 @pytest.mark.parametrize(("width", "height"), [(96, 96), (64, 96), (128, 64)])
