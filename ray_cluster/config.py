@@ -67,6 +67,10 @@ class LimitsConfig(_Section):
     max_images_per_request: int = Field(10, ge=1)
     max_body_bytes: int = Field(1 << 20, ge=1024)
     max_prompt_chars: int = Field(4000, ge=1)
+    max_open_jobs_per_client: int = Field(1000, ge=1)
+    max_stream_s: float = Field(
+        3600.0, gt=0, description="age at which an event stream ends; clients take it up again"
+    )
 
 
 class DispatchConfig(_Section):
@@ -74,12 +78,42 @@ class DispatchConfig(_Section):
 
     default_slo_s: float = Field(60.0, gt=0)
     poll_s: float = Field(1.0, gt=0, description="longest time a lease poll is held open")
+    progress_s: float = Field(
+        0.25, gt=0, description="the same while the replica makes images of jobs: age of progress"
+    )
     replica_timeout_s: float = Field(6.0, gt=0, description="silence after which a replica is dead")
     attached_timeout_s: float = Field(
         15.0, gt=0, description="silence after which a client is gone"
     )
-    patience_s: float = Field(10.0, gt=0, description="longest wait for the dispatcher's answer")
+    patience_s: float = Field(4.0, gt=0, description="longest wait for the dispatcher's answer")
     max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
+
+
+class StorageConfig(_Section):
+    """What outlives processes: jobs, and the images of jobs. Relative folders start where
+    ``serve`` is called."""
+
+    jobs: str = Field(
+        "sqlite:///.ray-cluster/jobs.db",
+        description="sqlite:///file, or postgresql://user:password@host/database",
+    )
+    results: str = Field(
+        ".ray-cluster/results", description="a folder, or an object store's URL (s3://...)"
+    )
+    retention_s: float = Field(7 * 86400.0, gt=0, description="age at which both are forgotten")
+    max_results_mib: int | None = Field(
+        10240, ge=1, description="size of all results above which the oldest are forgotten"
+    )
+
+    def resolved(self, folder: Path) -> StorageConfig:
+        """Return it with absolute paths: its readers run in other working folders."""
+        jobs, results = self.jobs, self.results
+        kind, mark, path = jobs.partition(":///")
+        if kind == "sqlite" and mark and path and path != ":memory:":
+            jobs = f"sqlite:///{folder / path}"
+        if "://" not in results:
+            results = str(folder / Path(results).expanduser())
+        return self.model_copy(update={"jobs": jobs, "results": results})
 
 
 class DefaultsConfig(_Section):
@@ -145,6 +179,7 @@ class ClusterConfig(_Section):
     ray: RayConfig = RayConfig()
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
+    storage: StorageConfig = StorageConfig()
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -185,9 +220,10 @@ def load_config(
         where = str(path)
         source = _read_yaml(path)
     try:
-        return ClusterConfig.model_validate(_with_environment(dict(source)))
+        config = ClusterConfig.model_validate(_with_environment(dict(source)))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_describe(error)}") from error
+    return config.model_copy(update={"storage": config.storage.resolved(Path.cwd())})
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -26,11 +26,13 @@ class OutputSpec:
         image_format: container of the reply.
         compression: quality in percent for jpeg and webp (100 is best); None for png.
         metadata: whether a png carries its recipe as text chunks.
+        is_stored: whether the image goes to the result store instead of into the reply.
     """
 
     image_format: ImageFormat = "png"
     compression: int | None = None
     metadata: bool = True
+    is_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class ImageRequest:
     def uses_guidance(self) -> bool:
         """Whether a second, unconditional row is computed per step (as diffusers decides it)."""
         return self.guidance_scale > 1.0
+
+    @property
+    def file_id(self) -> str:
+        """Name of its image in the result store; as hard to guess as the request's id."""
+        return f"{self.request_id}.{self.output.image_format}"
 
     def view(self, *, arrival_s: float, deadline_s: float, steps_done: int = 0) -> RequestView:
         """Return what a policy may know of this request, on the caller's clock."""
@@ -108,6 +115,11 @@ class Timing:
     denoise_s: float = 0.0
     decode_s: float = 0.0
 
+    @property
+    def total_s(self) -> float:
+        """All stages together."""
+        return self.queue_s + self.encode_s + self.denoise_s + self.decode_s
+
     def as_dict(self) -> dict[str, float]:
         """Return the stages by name, in seconds."""
         return asdict(self)
@@ -115,12 +127,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ImageResult:
-    """A coded image and how long it took."""
+    """A coded image and how long it took.
+
+    Attributes:
+        data: the image; empty where it went to the result store.
+        num_bytes: its size.
+    """
 
     request_id: str
     data: bytes
     image_format: ImageFormat
     timing: Timing
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +150,7 @@ class Failure:
             prompt with too many tokens), ``aborted`` by its client, ``lost`` after too many
             replicas died under it.
         param: the parameter that is wrong, as the API spells it; with ``invalid`` only.
+        attempts: leases it took, as the dispatcher counted them.
     """
 
     request_id: str
@@ -139,6 +158,7 @@ class Failure:
     message: str
     stage: Stage
     param: str | None = None
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Durable jobs: what they are, and the store that outlives every process."""

@@ -1,0 +1,251 @@
+"""Jobs in a SQL database: SQLite in a file, or PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from ray_cluster.jobs.migration import MigrationFailed, migrate
+from ray_cluster.jobs.records import FINAL_STATES, Job, JobQuery, StoredImage
+from ray_cluster.jobs.store import JobStoreError
+from ray_cluster.requests import Failure, ImageRequest
+
+_REQUESTS = TypeAdapter(tuple[ImageRequest, ...])
+_IMAGES = TypeAdapter(tuple[StoredImage | None, ...])
+_ERROR = TypeAdapter(Failure | None)
+
+# as the migrations leave it
+_JOBS = sa.table(
+    "jobs",
+    *(
+        sa.column(name)
+        for name in (
+            "job_id",
+            "client",
+            "idempotency_key",
+            "body_digest",
+            "state",
+            "slo_s",
+            "created_s",
+            "finished_s",
+            "attempts",
+            "requests",
+            "images",
+            "error",
+        )
+    ),
+)
+_BACKENDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
+_BUSY_S = 10.0
+
+
+class SqlJobStore:
+    """Implements :class:`~ray_cluster.jobs.store.JobStore`; create it with :meth:`open`.
+
+    One thread at a time may use it.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._name = engine.url.render_as_string(hide_password=True)
+
+    @classmethod
+    def open(cls, url: str) -> SqlJobStore:
+        """Connect, and bring the schema to this version.
+
+        Args:
+            url: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or
+                ``postgresql://user:password@host/database``.
+
+        Raises:
+            JobStoreError: another kind of URL, no such server, or a schema of a later version.
+        """
+        parsed = _parse(url)
+        if parsed.get_backend_name() == "sqlite":
+            _make_folder(parsed)
+        try:
+            engine = sa.create_engine(parsed, pool_pre_ping=True)
+        except (SQLAlchemyError, ImportError) as error:
+            raise JobStoreError(f"cannot use {_shown(parsed)} as a job store: {error}") from error
+        if parsed.get_backend_name() == "sqlite":
+            sa.event.listen(engine, "connect", _set_up_sqlite)
+        store = cls(engine)
+        try:
+            with store._transaction() as connection:
+                migrate(connection)
+        except MigrationFailed as error:
+            engine.dispose()
+            raise JobStoreError(f"the job store {_shown(parsed)}: {error}") from error
+        return store
+
+    def insert(self, job: Job) -> Job:
+        """See :meth:`JobStore.insert`."""
+        with self._transaction() as connection:
+            if job.idempotency_key is not None:
+                earlier = self._one(connection, _with_key(job.client, job.idempotency_key))
+                if earlier is not None:
+                    return earlier
+            connection.execute(sa.insert(_JOBS).values(_row(job)))
+        return job
+
+    def update(self, job: Job) -> None:
+        """See :meth:`JobStore.update`."""
+        changes = _changes(job)
+        with self._transaction() as connection:
+            connection.execute(
+                sa.update(_JOBS)
+                .where(_JOBS.c.job_id == job.job_id, _JOBS.c.state.not_in(FINAL_STATES))
+                .values(changes)
+            )
+
+    def get(self, job_id: str) -> Job | None:
+        """See :meth:`JobStore.get`."""
+        with self._transaction() as connection:
+            return self._one(connection, _JOBS.c.job_id == job_id)
+
+    def find(self, client: str, idempotency_key: str) -> Job | None:
+        """See :meth:`JobStore.find`."""
+        with self._transaction() as connection:
+            return self._one(connection, _with_key(client, idempotency_key))
+
+    def page(self, query: JobQuery) -> list[Job]:
+        """See :meth:`JobStore.page`."""
+        order = sa.tuple_(_JOBS.c.created_s, _JOBS.c.job_id)
+        rows = sa.select(_JOBS).where(_JOBS.c.client == query.client)
+        if query.state is not None:
+            rows = rows.where(_JOBS.c.state == query.state)
+        with self._transaction() as connection:
+            if query.after is not None:
+                last = self._one(connection, _JOBS.c.job_id == query.after)
+                if last is None or last.client != query.client:
+                    return []
+                rows = rows.where(order < (last.created_s, last.job_id))
+            rows = rows.order_by(_JOBS.c.created_s.desc(), _JOBS.c.job_id.desc())
+            return [self._job(row) for row in connection.execute(rows.limit(query.limit))]
+
+    def unfinished(self) -> list[Job]:
+        """See :meth:`JobStore.unfinished`."""
+        query = sa.select(_JOBS).where(_JOBS.c.state.not_in(FINAL_STATES))
+        with self._transaction() as connection:
+            rows = connection.execute(query.order_by(_JOBS.c.created_s, _JOBS.c.job_id))
+            return [self._job(row) for row in rows]
+
+    def purge(self, finished_before_s: float, *, limit: int) -> list[Job]:
+        """See :meth:`JobStore.purge`."""
+        query = sa.select(_JOBS).where(_JOBS.c.finished_s < finished_before_s)
+        with self._transaction() as connection:
+            rows = connection.execute(query.order_by(_JOBS.c.finished_s).limit(limit))
+            jobs = [self._job(row) for row in rows]
+            _delete(connection, [job.job_id for job in jobs])
+        return jobs
+
+    def forget(self, job_ids: Sequence[str]) -> None:
+        """See :meth:`JobStore.forget`."""
+        with self._transaction() as connection:
+            _delete(connection, job_ids)
+
+    def close(self) -> None:
+        """See :meth:`JobStore.close`."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            raise JobStoreError(f"the job store {self._name} failed: {reason}") from error
+
+    def _one(self, connection: sa.Connection, where: sa.ColumnElement[bool]) -> Job | None:
+        row = connection.execute(sa.select(_JOBS).where(where)).first()
+        return None if row is None else self._job(row)
+
+    def _job(self, row: sa.Row[Any]) -> Job:
+        values = dict(row._mapping)
+        try:
+            return Job(
+                **{
+                    **values,
+                    "requests": _REQUESTS.validate_json(values["requests"]),
+                    "images": _IMAGES.validate_json(values["images"]),
+                    "error": _ERROR.validate_json(values["error"]),
+                }
+            )
+        except ValidationError as error:
+            raise JobStoreError(
+                f"the job store {self._name} has a damaged job {values['job_id']}: {error}"
+            ) from error
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        driver = _BACKENDS[parsed.drivername]
+    except (ArgumentError, KeyError) as error:
+        raise JobStoreError(
+            f"{url.partition('://')[0]!r} is no kind of job store; allowed: "
+            "'sqlite:///folder/jobs.db' and 'postgresql://user:password@host/database'"
+        ) from error
+    return parsed.set(drivername=driver)
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _make_folder(url: URL) -> None:
+    if not url.database or url.database == ":memory:":
+        raise JobStoreError("a job store must outlive its process; name a file: sqlite:///jobs.db")
+    try:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobStoreError(f"cannot make the folder of {_shown(url)}: {error}") from error
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    # readers never wait for the writer; a commit is on the disk when it returns
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute(f"PRAGMA busy_timeout={int(1e3 * _BUSY_S)}")
+    cursor.close()
+
+
+def _with_key(client: str, key: str) -> sa.ColumnElement[bool]:
+    return sa.and_(_JOBS.c.client == client, _JOBS.c.idempotency_key == key)
+
+
+def _delete(connection: sa.Connection, job_ids: Sequence[str]) -> None:
+    if job_ids:
+        connection.execute(sa.delete(_JOBS).where(_JOBS.c.job_id.in_(job_ids)))
+
+
+def _row(job: Job) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "client": job.client,
+        "idempotency_key": job.idempotency_key,
+        "body_digest": job.body_digest,
+        "slo_s": job.slo_s,
+        "created_s": job.created_s,
+        "requests": _REQUESTS.dump_json(job.requests).decode(),
+        **_changes(job),
+    }
+
+
+def _changes(job: Job) -> dict[str, Any]:
+    return {
+        "state": job.state,
+        "finished_s": job.finished_s,
+        "attempts": job.attempts,
+        "images": _IMAGES.dump_json(job.images).decode(),
+        "error": _ERROR.dump_json(job.error).decode(),
+    }

@@ -1,0 +1,183 @@
+"""The contract of a job store, on every kind of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from ray_cluster.jobs.records import Job, JobQuery, StoredImage
+from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store import JobStoreError
+from ray_cluster.requests import Failure, OutputSpec, Timing
+from tests.fakes import image_request
+
+IMAGE = StoredImage("img_1.png", "png", 1234, Timing(queue_s=0.1, denoise_s=1 / 3))
+
+
+def job(job_id: str = "job_a", created_s: float = 1000.0, **changes: object) -> Job:
+    values: dict[str, object] = {
+        "client": "alice",
+        "requests": (
+            image_request(f"{job_id}-0", prompt="a “red” circle\n☃", guidance_scale=0.1 + 0.2),
+            image_request(f"{job_id}-1", output=OutputSpec("webp", 80), slo_s=3.0, seed=2**62),
+        ),
+        "slo_s": 60.0,
+        "created_s": created_s,
+        "body_digest": "digest",
+        "images": (None, None),
+    }
+    return Job(job_id=job_id, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_job_comes_back_as_it_was(store: SqlJobStore) -> None:
+    assert store.insert(job()) == job()
+    assert store.get("job_a") == job()
+    assert store.get("job_b") is None
+    changed = replace(job(), state="running", attempts=3, images=(IMAGE, None), error=None)
+    store.update(changed)
+    assert store.get("job_a") == changed
+    failed = replace(
+        changed,
+        state="failed",
+        finished_s=1002.5,
+        error=Failure("job_a-1", "invalid", "too long", "encode", param="prompt"),
+    )
+    store.update(failed)
+    assert store.get("job_a") == failed
+
+
+def test_it_outlives_its_process(store_url: str) -> None:
+    first = SqlJobStore.open(store_url)
+    first.insert(job())
+    # no close: as after a kill
+    second = SqlJobStore.open(store_url)
+    assert second.get("job_a") == job()
+    second.close()
+    first.close()
+
+
+def test_a_key_names_one_job_of_a_client(store: SqlJobStore) -> None:
+    store.insert(job("job_a", idempotency_key="k"))
+    again = store.insert(job("job_b", idempotency_key="k", body_digest="other"))
+    assert (again.job_id, again.body_digest) == ("job_a", "digest")
+    assert store.get("job_b") is None
+    assert store.insert(job("job_c", idempotency_key="k", client="bob")).job_id == "job_c"
+    assert store.insert(job("job_d")).job_id == "job_d"
+    assert store.insert(job("job_e")).job_id == "job_e"
+    found = store.find("bob", "k")
+    assert found is not None
+    assert found.job_id == "job_c"
+    assert store.find("carol", "k") is None
+
+
+def test_an_id_is_given_once(store: SqlJobStore) -> None:
+    store.insert(job())
+    with pytest.raises(JobStoreError):
+        store.insert(job(client="bob"))
+    assert store.get("job_a") == job()
+
+
+def test_what_has_ended_never_changes(store: SqlJobStore) -> None:
+    store.insert(job())
+    done = replace(job(), state="completed", finished_s=5.0, images=(IMAGE, IMAGE))
+    store.update(done)
+    store.update(replace(done, state="cancelled", images=()))
+    assert store.get("job_a") == done
+    store.update(job("job_b"))
+    assert store.get("job_b") is None
+
+
+def test_pages_run_from_new_to_old(store: SqlJobStore) -> None:
+    # two of each instant: the order within is fixed all the same
+    ids = [f"job_{index}" for index in range(7)]
+    for index, job_id in enumerate(ids):
+        store.insert(job(job_id, created_s=1000.0 + index // 2))
+    store.insert(job("job_x", created_s=1001.0, client="bob"))
+    store.update(replace(job("job_3", created_s=1001.0), state="running"))
+    seen: list[str] = []
+    while page := store.page(JobQuery("alice", limit=3, after=seen[-1] if seen else None)):
+        assert len(page) <= 3
+        seen += [one.job_id for one in page]
+    assert seen == ids[::-1]
+    assert [one.job_id for one in store.page(JobQuery("alice", state="running", limit=9))] == [
+        "job_3"
+    ]
+    assert [one.job_id for one in store.page(JobQuery("bob", limit=9))] == ["job_x"]
+    assert store.page(JobQuery("alice", limit=9, after="job_x")) == []
+    assert store.page(JobQuery("alice", limit=9, after="nobody")) == []
+
+
+def test_what_is_unfinished_is_found_again(store: SqlJobStore) -> None:
+    for index, state in enumerate(["completed", "running", "queued", "failed", "cancelled"]):
+        one = job(f"job_{index}", created_s=1000.0 - index)
+        store.insert(one)
+        store.update(replace(one, state=state))  # type: ignore[arg-type]
+    assert [one.job_id for one in store.unfinished()] == ["job_2", "job_1"]
+
+
+def test_old_jobs_are_purged_and_unfinished_ones_never(store: SqlJobStore) -> None:
+    for index in range(4):
+        store.insert(job(f"job_{index}"))
+        store.update(replace(job(f"job_{index}"), state="completed", finished_s=2000.0 + index))
+    store.insert(job("job_open"))
+    assert [one.job_id for one in store.purge(2003.0, limit=2)] == ["job_0", "job_1"]
+    assert [one.job_id for one in store.purge(2003.0, limit=9)] == ["job_2"]
+    assert store.purge(2003.0, limit=9) == []
+    store.forget(["job_3", "nobody"])
+    store.forget([])
+    assert [one.job_id for one in store.page(JobQuery("alice", limit=9))] == ["job_open"]
+
+
+def test_a_later_schema_is_refused_and_left_alone(store_url: str, store: SqlJobStore) -> None:
+    store.insert(job())
+    engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '999'"))
+    with pytest.raises(JobStoreError, match="later version"):
+        SqlJobStore.open(store_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '001'"))
+    engine.dispose()
+    assert store.get("job_a") == job()
+
+
+def test_a_damaged_row_is_named(store_url: str, store: SqlJobStore) -> None:
+    store.insert(job())
+    engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE jobs SET requests = '[{}]'"))
+    engine.dispose()
+    with pytest.raises(JobStoreError, match="damaged job job_a"):
+        store.get("job_a")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://host/jobs", "no kind of job store"),
+        ("jobs.db", "no kind of job store"),
+        ("sqlite://", "must outlive"),
+        ("sqlite:///:memory:", "must outlive"),
+        ("postgresql://nobody:secret@127.0.0.1:1/jobs", "failed"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused(url: str, message: str) -> None:
+    with pytest.raises(JobStoreError, match=message) as caught:
+        SqlJobStore.open(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_store_that_fails_says_which(tmp_path: Path) -> None:
+    store = SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db")
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db")
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE jobs"))
+    engine.dispose()
+    with pytest.raises(JobStoreError, match=r"jobs\.db failed: no such table"):
+        store.get("job_a")
+    store.close()
+    with pytest.raises(JobStoreError, match="folder"):
+        SqlJobStore.open("sqlite:////proc/nowhere/jobs.db")
