@@ -13,7 +13,9 @@ from functools import partial
 
 from ray import serve
 
+from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.delivery import Delivery
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.loading import load_model
@@ -46,7 +48,7 @@ class BaseModel:
                 step_cost=step_cost,
             ),
             make_runner=partial(build_runner, model, pool, clock=time.monotonic),
-            coder=self._coder,
+            delivery=Delivery(self._coder, BlobStore(config.storage.results)),
             link=DispatcherHandle(
                 patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
             ),

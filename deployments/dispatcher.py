@@ -1,25 +1,38 @@
 """The Dispatcher deployment: exactly one per cell.
 
-Duties: own the dispatch service on its event loop; hand calls through; say whether it is well.
+Duties: own the dispatch and job services on its event loop; take up the jobs that are open; hand
+calls through; say whether it is well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
+from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import ClusterSnapshot
+from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
+from ray_cluster.jobs.service import JobService
+from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
+from ray_cluster.metrics.book import MetricsBook
+from ray_cluster.metrics.roles import cell_snapshot
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
+
+# of a process that tells its metrics every few seconds
+_SILENCE_S = 30.0
 
 
 class Dispatcher:
-    """A shim around :class:`DispatchService`; every method is the service's own."""
+    """A shim around :class:`DispatchService` and :class:`JobService`, whose methods these are."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    # Serve awaits the constructor: nothing is asked of a dispatcher before its jobs are back
+    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
         core = DispatchCore(
             limits=config.limits,
             config=config.dispatch,
@@ -28,6 +41,16 @@ class Dispatcher:
             epoch=time.time_ns(),
         )
         self._service = DispatchService(core, config=config.dispatch, clock=time.monotonic)
+        self._jobs = JobService(
+            self._service,
+            await asyncio.to_thread(SqlJobStore.open, config.storage.jobs),
+            await asyncio.to_thread(BlobStore, config.storage.results),
+            config=config.storage,
+            max_open_per_client=config.limits.max_open_jobs_per_client,
+            wall_clock=time.time,
+        )
+        self._book = MetricsBook(_SILENCE_S)
+        await self._jobs.start()
 
     async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
         """See :meth:`DispatchService.submit`."""
@@ -45,6 +68,38 @@ class Dispatcher:
         """See :meth:`DispatchService.abort`."""
         await self._service.abort(request_ids)
 
+    async def create_job(self, job: Job) -> Creation:
+        """See :meth:`JobService.create`."""
+        return await self._jobs.create(job)
+
+    async def job(self, client: str, job_id: str, wait_s: float) -> JobView | None:
+        """See :meth:`JobService.get`."""
+        return await self._jobs.get(client, job_id, wait_s)
+
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
+        """See :meth:`JobService.change`."""
+        return await self._jobs.change(client, job_id, seen, wait_s)
+
+    async def jobs(self, query: JobQuery) -> list[JobView]:
+        """See :meth:`JobService.page`."""
+        return await self._jobs.page(query)
+
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
+        """See :meth:`JobService.cancel`."""
+        return await self._jobs.cancel(client, job_id)
+
+    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
+        """Return the metrics of the whole cell, the caller's present ones included."""
+        await self.tell_metrics(process_id, own)
+        cell = cell_snapshot(await self._service.snapshot(), self._jobs.num_open)
+        return self._book.merged(time.monotonic(), cell)
+
+    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+        """Take in a gateway's present metrics."""
+        self._book.update(process_id, own, time.monotonic())
+
     async def models(self) -> dict[str, ModelProfile]:
         """See :meth:`DispatchService.models`."""
         return await self._service.models()
@@ -59,9 +114,13 @@ class Dispatcher:
 
     async def poll(self, poll: Poll) -> PollReply:
         """See :meth:`DispatchService.poll`."""
+        if poll.metrics is not None:
+            self._book.update(poll.replica_id, poll.metrics, time.monotonic())
         return await self._service.poll(poll)
 
-    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
+    async def report(
+        self, replica_id: str, events: Sequence[ReplicaEvent]
+    ) -> tuple[str, ...] | None:
         """See :meth:`DispatchService.report`."""
         return await self._service.report(replica_id, events)
 

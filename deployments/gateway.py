@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from ray_cluster.api.app import create_app
+from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.deployments.links import DispatcherHandle
 
@@ -25,4 +26,5 @@ class Gateway:
         client = DispatcherHandle(
             patience_s=self._config.dispatch.patience_s, poll_s=self._config.dispatch.poll_s
         )
-        return create_app(client, self._config, request_id_writer="proxy")
+        results = BlobStore(self._config.storage.results)
+        return create_app(client, self._config, results=results, request_id_writer="proxy")

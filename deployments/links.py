@@ -13,7 +13,9 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 FRONT = "front"
@@ -51,6 +53,38 @@ class DispatcherHandle:
         """Give these requests up."""
         await self._call("abort", tuple(request_ids))
 
+    async def create_job(self, job: Job) -> Creation:
+        """Have a job accepted, once for its idempotency key."""
+        return cast(Creation, await self._call("create_job", job))
+
+    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+        """Return a job, once it has ended or ``wait_s`` are over."""
+        reply = await self._call("job", client, job_id, wait_s, held_s=wait_s)
+        return cast(JobView | None, reply)
+
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
+        """Return a job once its version is not ``seen``, or ``wait_s`` are over."""
+        reply = await self._call("job_change", client, job_id, seen, wait_s, held_s=wait_s)
+        return cast(JobView | None, reply)
+
+    async def jobs(self, query: JobQuery) -> list[JobView]:
+        """Return a page of a client's jobs."""
+        return cast(list[JobView], await self._call("jobs", query))
+
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
+        """End a job now."""
+        return cast(JobView | None, await self._call("cancel_job", client, job_id))
+
+    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
+        """Return the metrics of the whole cell, the caller's present ones included."""
+        return cast(Snapshot, await self._call("metrics", process_id, own))
+
+    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+        """Hand over the caller's present metrics."""
+        await self._call("tell_metrics", process_id, own)
+
     async def models(self) -> Mapping[str, ModelProfile]:
         """Return the profile of every model that a replica has registered."""
         return cast(Mapping[str, ModelProfile], await self._call("models"))
@@ -67,9 +101,12 @@ class DispatcherHandle:
         """Return leases and aborts; a long poll."""
         return cast(PollReply, await self._call("poll", poll, held_s=self._poll_s))
 
-    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
-        """Take in what happened; return the ids whose fence was stale."""
-        return cast(tuple[str, ...], await self._call("report", replica_id, tuple(events)))
+    async def report(
+        self, replica_id: str, events: Sequence[ReplicaEvent]
+    ) -> tuple[str, ...] | None:
+        """Take in what happened; return the ids whose fence was stale, None if unknown here."""
+        reply = await self._call("report", replica_id, tuple(events))
+        return cast(tuple[str, ...] | None, reply)
 
     async def _call(self, method: str, *args: object, held_s: float = 0.0) -> object:
         try:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 RefusalReason = Literal[
-    "queue_full", "never_fits", "model_not_ready", "unknown_model", "duplicate_id", "closing"
+    "queue_full",
+    "never_fits",
+    "model_not_ready",
+    "unknown_model",
+    "duplicate_id",
+    "closing",
+    "too_many_jobs",
 ]
 
 
@@ -131,7 +137,8 @@ class Offer:
             larger than the whole queue may be, ``model_not_ready`` because no replica of a
             configured model has registered yet, ``unknown_model`` because it is not configured,
             ``duplicate_id`` because a request of that id is still in the system, ``closing``
-            because the service is about to stop.
+            because the service is about to stop, ``too_many_jobs`` because the client has as many
+            open jobs as it may.
     """
 
     accepted: bool

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Stage = Literal["queue", "encode", "denoise", "decode", "coding", "replica"]
+Stage = Literal["queue", "encode", "denoise", "decode", "coding", "storing", "replica"]
 
 
 class RayClusterError(Exception):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
-from ray_cluster.leases import DispatcherLink, Lease, ReplicaEvent, Returned
+from ray_cluster.leases import DispatcherLink, Fence, Lease, ReplicaEvent, Returned
 from ray_cluster.requests import Failure
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ class LeaseEnds:
         self._replica_id = replica_id
         self._pending: list[LeaseEnd] = []
         self._has_news = asyncio.Event()
+        self._is_known = asyncio.Event()
+        self._is_known.set()
 
     @property
     def leases(self) -> list[Lease]:
@@ -50,6 +52,16 @@ class LeaseEnds:
         self._pending.append(LeaseEnd(lease, event))
         self._has_news.set()
 
+    def adopt(self, fence_by_id: Mapping[str, Fence]) -> None:
+        """Report under new fences what was leased under others, now that the dispatcher agrees."""
+        self._pending = [
+            LeaseEnd(end.lease, replace(end.event, fence=fence_by_id[end.event.request_id]))
+            if end.event.request_id in fence_by_id
+            else end
+            for end in self._pending
+        ]
+        self._is_known.set()
+
     def drop(self, request_id: str) -> None:
         """Say nothing more of earlier leases on a request."""
         self._pending = [end for end in self._pending if end.event.request_id != request_id]
@@ -58,6 +70,7 @@ class LeaseEnds:
         """Report what is added, each until it is acknowledged."""
         failures = 0
         while True:
+            await self._is_known.wait()
             await self._has_news.wait()
             self._has_news.clear()
             try:
@@ -70,7 +83,7 @@ class LeaseEnds:
                 failures = 0
 
     async def report(self) -> None:
-        """Report what is pending, once.
+        """Report what is pending, once; all of it remains if the dispatcher is a new one.
 
         Raises:
             DispatcherUnavailable: it remains pending.
@@ -78,7 +91,12 @@ class LeaseEnds:
         reported: Sequence[LeaseEnd] = tuple(self._pending)
         if not reported:
             return
-        await self._link.report(self._replica_id, tuple(end.event for end in reported))
+        stale = await self._link.report(self._replica_id, tuple(end.event for end in reported))
+        if stale is None:
+            # until a poll has asked for adoption
+            self._is_known.clear()
+            self._has_news.set()
+            return
         self._pending = [end for end in self._pending if end not in reported]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.policies.types import Offer, StepCost
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
 
@@ -61,9 +62,11 @@ class Poll:
         num_free: leases it has room for now; 0 only shows that it lives.
         steps_done_by_id: progress of all requests it holds, from the lease (0 while it encodes)
             until the report of their end was answered. A lease that is not named here for two
-            poll times counts as lost on the way and is given to somebody else; an id that is
-            named but not leased to this replica comes back in ``PollReply.aborts``.
+            poll times counts as lost on the way and is given to somebody else. An id that is
+            named but not leased to this replica comes back in ``PollReply.adopted`` if nobody
+            else has it, else in ``PollReply.aborts``.
         step_cost: its present measured cost of a step.
+        metrics: what it has measured so far; None from one that measures nothing.
     """
 
     replica_id: str
@@ -71,6 +74,7 @@ class Poll:
     num_free: int
     steps_done_by_id: Mapping[str, int] = field(default_factory=dict)
     step_cost: StepCost | None = None
+    metrics: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,14 @@ class PollReply:
         known: False asks the replica to drop all rows and register again.
         aborts: request ids whose rows must go at the next step boundary. They mean rows held
             before this reply: apply aborts first, then add the leases.
+        adopted: new fences, by request id, for what the replica goes on with though its lease was
+            another dispatcher's, or was taken for lost.
     """
 
     known: bool
     leases: tuple[Lease, ...] = ()
     aborts: tuple[str, ...] = ()
+    adopted: Mapping[str, Fence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +176,11 @@ class DispatcherLink(Protocol):
     async def poll(self, poll: Poll) -> PollReply:
         """Return leases and aborts; a long poll."""
 
-    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
-        """Take in what happened; return the ids whose fence was stale."""
+    async def report(
+        self, replica_id: str, events: Sequence[ReplicaEvent]
+    ) -> tuple[str, ...] | None:
+        """Take in what happened; return the ids whose fence was stale.
+
+        None says that the replica is not known and nothing was taken in: register, have the
+        leases adopted by a poll, and report again.
+        """

@@ -9,42 +9,29 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
+from ray_cluster.delivery import Delivery
 from ray_cluster.engine.events import Broken, Decoded, Died, RunnerEvent, Stepped
-from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.runner import EngineRunner
-from ray_cluster.errors import (
-    MODEL_ERRORS,
-    DispatcherUnavailable,
-    InvalidRequest,
-    RequestFailed,
-)
+from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.lease_ends import LeaseEnds, back_off, failure_of, restored_state, returned
 from ray_cluster.leases import (
     DispatcherLink,
     Failed,
+    Fence,
     Finished,
     Lease,
     Poll,
     Registration,
     ReplicaEvent,
 )
+from ray_cluster.metrics.roles import ReplicaMetrics
 from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
-from ray_cluster.requests import ImageResult, OutputSpec
 
 logger = logging.getLogger(__name__)
 
 _CODING_GRACE_S = 2.0
-
-
-class Coder(Protocol):
-    """Codes pixels into files in other processes."""
-
-    def submit(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> Future[bytes]:
-        """Start coding an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +54,7 @@ class ReplicaAgent:
     Args:
         registration: what to register with; its step cost is corrected by observation.
         make_runner: builds the runner around the callback for its events.
-        coder: codes finished images.
+        delivery: codes finished images and puts them where they belong.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
     """
@@ -77,18 +64,19 @@ class ReplicaAgent:
         registration: Registration,
         *,
         make_runner: Callable[[Callable[[RunnerEvent], None]], EngineRunner],
-        coder: Coder,
+        delivery: Delivery,
         link: DispatcherLink,
         clock: Callable[[], float],
         limits: ReplicaLimits = ReplicaLimits(),
     ) -> None:
         self._registration = registration
         self._runner = make_runner(self.on_runner_event)
-        self._coder = coder
+        self._delivery = delivery
         self._link = link
         self._clock = clock
         self._limits = limits
         self._residual = CostResidual()
+        self._metrics = ReplicaMetrics(registration.profile.model)
         self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id)
         self._loops: list[asyncio.Task[None]] = []
@@ -173,6 +161,7 @@ class ReplicaAgent:
             self._residual = observe(
                 self._residual, predicted_s=predicted_s, observed_s=report.duration_s
             )
+            self._metrics.stepped(seconds=report.duration_s, num_images=len(report.stepped))
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._settle, event)
 
@@ -189,11 +178,11 @@ class ReplicaAgent:
             failures = 0
             if not reply.known:
                 logger.warning("the dispatcher does not know this replica; registering again")
-                self._drop_all()
                 epoch = await self._register()
                 continue
             for request_id in reply.aborts:
                 self._drop(request_id)
+            self._adopt(reply.adopted)
             for lease in reply.leases:
                 self._take(lease)
 
@@ -219,6 +208,7 @@ class ReplicaAgent:
                 for lease in (*self._ends.leases, *self._leases.values())
             },
             step_cost=corrected(self._registration.step_cost, self._residual),
+            metrics=self._metrics.snapshot(),
         )
 
     def _take(self, lease: Lease) -> None:
@@ -245,9 +235,12 @@ class ReplicaAgent:
         self._runner.abort(request_id)
         self._ends.drop(request_id)
 
-    def _drop_all(self) -> None:
-        for request_id in list(self._leases):
-            self._drop(request_id)
+    def _adopt(self, fence_by_id: Mapping[str, Fence]) -> None:
+        """Go on under new fences with what the dispatcher took for lost, or never knew of."""
+        for request_id, fence in fence_by_id.items():
+            if (lease := self._leases.get(request_id)) is not None:
+                self._leases[request_id] = replace(lease, fence=fence)
+        self._ends.adopt(fence_by_id)
 
     def _settle(self, event: Decoded | Broken | Died) -> None:
         if isinstance(event, Died):
@@ -266,15 +259,10 @@ class ReplicaAgent:
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
         try:
-            coding = self._coder.submit(event.pixels, request.output, request.recipe())
-            data = await asyncio.wrap_future(coding)
+            result = await self._delivery.deliver(event)
         except RequestFailed as error:
             self._fail(lease, error)
             return
-        except MODEL_ERRORS as error:
-            self._fail(lease, RequestFailed(f"{type(error).__name__}: {error}", "coding"))
-            return
-        result = ImageResult(request.request_id, data, request.output.image_format, event.timing)
         self._finish(lease, Finished(request.request_id, lease.fence, result))
 
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
@@ -282,6 +270,9 @@ class ReplicaAgent:
         self._finish(lease, Failed(request_id, lease.fence, failure_of(request_id, error)))
 
     def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
-        if self._leases.get(lease.request.request_id) is lease:
-            del self._leases[lease.request.request_id]
-            self._ends.add(lease, event)
+        request_id = lease.request.request_id
+        held = self._leases.get(request_id)
+        # the same lease, perhaps under a newer fence
+        if held is not None and held.request is lease.request:
+            del self._leases[request_id]
+            self._ends.add(held, replace(event, fence=held.fence))

@@ -7,7 +7,9 @@ import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ray_cluster.blob_store import BlobStore
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.leases import (
     Completed,
     Failed,
@@ -18,6 +20,7 @@ from ray_cluster.leases import (
     Registration,
     Submission,
 )
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
 
@@ -150,7 +153,7 @@ def poll_of(
 def finished(lease: Lease) -> Finished:
     """The event with which a replica ends a lease well."""
     request_id = lease.request.request_id
-    result = ImageResult(request_id, b"pixels", "png", Timing())
+    result = ImageResult(request_id, b"pixels", "png", Timing(), 6)
     return Finished(request_id, lease.fence, result)
 
 
@@ -163,8 +166,15 @@ def failed(lease: Lease) -> Failed:
 def completed(request: ImageRequest, data: bytes = b"coded pixels") -> Completed:
     """What a client gets for a request that took 1.5 s of 60."""
     timing = Timing(queue_s=0.25, encode_s=0.25, denoise_s=0.75, decode_s=0.25)
-    result = ImageResult(request.request_id, data, request.output.image_format, timing)
+    image_format, num_bytes = request.output.image_format, len(data)
+    data = b"" if request.output.is_stored else data
+    result = ImageResult(request.request_id, data, image_format, timing, num_bytes)
     return Completed(request.request_id, result, request.slo_s or 60.0, 1.5, attempts=1)
+
+
+def memory_results() -> BlobStore:
+    """A result store in this process."""
+    return BlobStore("memory://results")
 
 
 class FakeDispatcherClient:
@@ -210,6 +220,35 @@ class FakeDispatcherClient:
     async def abort(self, request_ids: Sequence[str]) -> None:
         self._check()
         self.aborted += request_ids
+
+    async def create_job(self, job: Job) -> Creation:
+        raise AssertionError("jobs have a fake of their own: tests.jobs.cell.Cell")
+
+    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+        self._check()
+        return None
+
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
+        self._check()
+        return None
+
+    async def jobs(self, query: JobQuery) -> list[JobView]:
+        self._check()
+        return []
+
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
+        self._check()
+        return None
+
+    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
+        self._check()
+        return own
+
+    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+        self._check()
+        self.told = own
 
     async def models(self) -> dict[str, ModelProfile]:
         self._check()

@@ -12,20 +12,22 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from ray_cluster.api.auth import key_guard
+from ray_cluster.api.call import CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.files import PATH, FilesEndpoint
 from ray_cluster.api.handlers import install
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
+from ray_cluster.api.job_routes import add_jobs
+from ray_cluster.api.job_stream import StreamLimits
+from ray_cluster.api.jobs import JobCreator, JobsEndpoint
+from ray_cluster.api.metrics import GatewayMetricsEndpoint, MetricsMiddleware
 from ray_cluster.api.models import ModelsEndpoint
+from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
-from ray_cluster.api.schema import (
-    ErrorResponse,
-    ImageGenerationRequest,
-    ImagesResponse,
-    ModelCard,
-    ModelList,
-)
+from ray_cluster.api.schema import ImageGenerationRequest, ImagesResponse
+from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 
 DESCRIPTION = """\
@@ -39,9 +41,11 @@ Errors have OpenAI's form. `x-should-retry: false` says that the same call would
 _ERRORS = {
     400: "A parameter is wrong: the message says what was given and what is allowed.",
     401: "No valid API key (only where the service is configured with keys).",
-    404: "There is no such model.",
+    404: "There is no such thing (model, job, file), or not any more.",
+    409: "The job of this `Idempotency-Key` was cancelled.",
     413: "The body is too large.",
     415: "The body is not JSON.",
+    422: "The `Idempotency-Key` has named a call with another body.",
     429: "The queue is full; `Retry-After` says when there should be room.",
     500: "The model failed on this request.",
     503: "The model is loading, or the dispatcher does not answer; try again.",
@@ -53,11 +57,13 @@ def create_app(
     config: ClusterConfig,
     *,
     clock: Callable[[], float] = time.time,
+    results: BlobStore,
     request_id_writer: HeaderWriter = "app",
 ) -> FastAPI:
     """Return the ASGI application of one gateway.
 
     Args:
+        results: where the images are that replies link to.
         clock: Unix time in seconds.
         request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
     """
@@ -70,16 +76,33 @@ def create_app(
         redirect_slashes=False,
         redoc_url=None,
     )
+    metrics = GatewayMetricsEndpoint(client)
+    app.add_middleware(MetricsMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)
-    app.include_router(_health_router(HealthEndpoint(catalog)))
+    app.include_router(_health_router(HealthEndpoint(catalog), metrics))
     keys = [key.get_secret_value() for key in config.http.api_keys]
-    images = ImagesEndpoint(client, catalog, config, clock)
-    app.include_router(_api_router(images, ModelsEndpoint(catalog), keys))
+    reader = CallReader(catalog, config.limits)
+    creator = JobCreator(client, catalog, config.dispatch, clock)
+    files = FilesEndpoint(results, config.storage.retention_s)
+    images = ImagesEndpoint(
+        client=client,
+        catalog=catalog,
+        reader=reader,
+        creator=creator,
+        files=files,
+        config=config,
+        clock=clock,
+    )
+    jobs = JobsEndpoint(
+        client, reader, creator, StreamLimits(max_s=config.limits.max_stream_s), clock
+    )
+    app.include_router(_files_router(files))
+    app.include_router(_api_router(images, ModelsEndpoint(catalog), jobs, keys))
     return app
 
 
-def _health_router(health: HealthEndpoint) -> APIRouter:
+def _health_router(health: HealthEndpoint, metrics: GatewayMetricsEndpoint) -> APIRouter:
     router = APIRouter(tags=["health"])
     router.add_api_route("/healthz", health.live, methods=["GET"], summary="Does it live?")
     router.add_api_route(
@@ -89,10 +112,41 @@ def _health_router(health: HealthEndpoint) -> APIRouter:
         summary="Would a call be served?",
         responses=_errors(503),
     )
+    router.add_api_route(
+        "/metrics",
+        metrics.scrape,
+        methods=["GET"],
+        summary="What all processes have counted, for Prometheus",
+        response_class=Response,
+        responses={
+            200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."},
+            **_errors(503),
+        },
+    )
     return router
 
 
-def _api_router(images: ImagesEndpoint, models: ModelsEndpoint, keys: list[str]) -> APIRouter:
+def _files_router(files: FilesEndpoint) -> APIRouter:
+    # a link must work where no header can be sent, as in a page; its id is the key
+    router = APIRouter(tags=["images"])
+    router.add_api_route(
+        PATH + "/{file_id}",
+        files.download,
+        methods=["GET"],
+        summary="Fetch an image that a reply links to",
+        response_class=Response,
+        responses={
+            200: {"content": {"image/*": {}}, "description": "The image."},
+            304: {"description": "You have it: `If-None-Match` is its ETag."},
+            **_errors(404, 503),
+        },
+    )
+    return router
+
+
+def _api_router(
+    images: ImagesEndpoint, models: ModelsEndpoint, jobs: JobsEndpoint, keys: list[str]
+) -> APIRouter:
     guards = [Depends(key_guard(keys))] if keys else []
     router = APIRouter(prefix="/v1", dependencies=guards)
     router.add_api_route(
@@ -111,6 +165,7 @@ def _api_router(images: ImagesEndpoint, models: ModelsEndpoint, keys: list[str])
         openapi_extra={"requestBody": _json_body(ImageGenerationRequest)},
     )
     _add_models(router, models)
+    add_jobs(router, jobs, _errors, _json_body(ImageGenerationRequest))
     return router
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fastapi import Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
 
 from ray_cluster.api.errors import ApiError
 
@@ -25,15 +26,21 @@ def key_guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
     """
     digests = [_digest(key) for key in keys]
 
-    async def check(credentials: Credentials) -> None:
+    async def check(request: Request, credentials: Credentials) -> None:
         if credentials is None:
             raise _unauthorized("No API key given: send 'Authorization: Bearer <key>'.")
         given = _digest(credentials.credentials)
         matches = [hmac.compare_digest(given, digest) for digest in digests]
         if not any(matches):
             raise _unauthorized("The API key is not valid; ask whoever runs this service for one.")
+        request.state.client = given.hex()
 
     return check
+
+
+def client_of(request: Request) -> str:
+    """Return whose call it is: a digest of its API key, or nothing on an open service."""
+    return str(getattr(request.state, "client", ""))
 
 
 def _digest(key: str) -> bytes:

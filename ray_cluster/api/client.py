@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.leases import Outcome, Submission
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 
@@ -33,6 +35,36 @@ class DispatcherClient(Protocol):
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Give these requests up; ids that are unknown or done are passed over."""
+        ...
+
+    async def create_job(self, job: Job) -> Creation:
+        """Have a job accepted, once for its client's idempotency key, or refused."""
+        ...
+
+    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+        """Return a client's job, once it has ended or ``wait_s`` are over."""
+        ...
+
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
+        """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
+        ...
+
+    async def jobs(self, query: JobQuery) -> list[JobView]:
+        """Return a page of a client's jobs."""
+        ...
+
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
+        """End a client's job now; one that has ended stays as it is."""
+        ...
+
+    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
+        """Return the metrics of the whole cell, the caller's present ones included."""
+        ...
+
+    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+        """Hand over the caller's present metrics."""
         ...
 
     async def models(self) -> Mapping[str, ModelProfile]:

@@ -149,6 +149,15 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
             code="shutting_down",
             retry_after_s=DEFAULT_RETRY_AFTER_S,
         )
+    if offer.reason == "too_many_jobs":
+        return ApiError(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "You have as many open jobs as this service keeps for one client. Wait for some of "
+            "them to end, or cancel some.",
+            code="too_many_jobs",
+            retry_after_s=DEFAULT_RETRY_AFTER_S,
+            retry="asked",
+        )
     if offer.reason == "never_fits":
         return ApiError(
             HTTPStatus.BAD_REQUEST,

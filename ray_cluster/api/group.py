@@ -19,6 +19,10 @@ from ray_cluster.requests import Failure, ImageRequest
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# most of the small images are done within it; without a dispatcher a call ends with an error after
+# this and the patience with it
+_FIRST_WAIT_S = 1.0
+
 
 class GroupRunner:
     """Offers groups of image requests, waits for them, and gives up what nobody waits for.
@@ -46,7 +50,7 @@ class GroupRunner:
         pending = {request.request_id: None for request in requests}
         completed: dict[str, Completed] = {}
         try:
-            reply = await self._client.submit(requests, self._poll_s)
+            reply = await self._client.submit(requests, min(self._poll_s, _FIRST_WAIT_S))
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 pending.clear()
@@ -55,18 +59,24 @@ class GroupRunner:
             while pending:
                 outcomes = await self._client.wait(tuple(pending), self._poll_s)
                 _sort(outcomes, pending, completed)
+        except DispatcherUnavailable:
+            # whoever does not answer this would not answer the abort either: the client shall
+            # hear of it at once
+            self._start_abort(tuple(pending))
+            pending.clear()
+            raise
         finally:
             if pending:
-                await self._abort(tuple(pending))
+                await asyncio.shield(self._start_abort(tuple(pending)))
         return [completed[request.request_id] for request in requests]
 
-    async def _abort(self, request_ids: Sequence[str]) -> None:
+    def _start_abort(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         # a task of its own: whoever cancels this handler again must not stop the abort. And in a
         # context of its own: Serve cancels what a cancelled request has called, by context
         task = asyncio.create_task(self._try_abort(request_ids), context=Context())
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
-        await asyncio.shield(task)
+        return task
 
     async def _try_abort(self, request_ids: Sequence[str]) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.schema import ModelCard, ModelList
+from ray_cluster.api.replies import ModelCard, ModelList
 from ray_cluster.requests import ModelProfile
 
 

@@ -10,22 +10,54 @@ from __future__ import annotations
 import asyncio
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_cluster.leases import Completed
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import ImageRequest, Timing
 
 # a multiple of 3, so that the codes of slices join; about 1 ms of work
 SLICE_BYTES = 3 * 128 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """A finished image as a reply tells of it.
+
+    Attributes:
+        data: the coded image; empty where the reply links to it.
+        timing: None where a dispatcher died before it could be noted.
+        slo_s: seconds from arrival to the deadline.
+        elapsed_s: seconds from arrival to completion.
+    """
+
+    request: ImageRequest
+    data: bytes
+    timing: Timing | None
+    slo_s: float
+    elapsed_s: float
+
+    @classmethod
+    def of(cls, request: ImageRequest, item: Completed) -> MadeImage:
+        """Return the image of an attached request."""
+        result = item.result
+        return cls(request, result.data, result.timing, item.slo_s, item.elapsed_s)
+
+    def with_data(self, data: bytes) -> MadeImage:
+        """Return it with the image itself."""
+        return replace(self, data=data)
+
+
 async def write_reply(
-    requests: Sequence[ImageRequest], completed: Sequence[Completed], created_s: int
+    images: Sequence[MadeImage], created_s: int, url_of: Callable[[str], str] | None = None
 ) -> bytes:
-    """Return the JSON of :class:`~ray_cluster.api.schema.ImagesResponse`."""
-    first = requests[0]
-    elapsed_s = max(item.elapsed_s for item in completed)
+    """Return the JSON of :class:`~ray_cluster.api.schema.ImagesResponse`.
+
+    Args:
+        url_of: returns the link to a stored image by its file id; None puts images into the reply.
+    """
+    first = images[0].request
     head = {
         "created": created_s,
         "model": first.model,
@@ -33,27 +65,36 @@ async def write_reply(
         "output_format": first.output.image_format,
         "size": f"{first.width_px}x{first.height_px}",
         "deadline": {
-            "slo_s": completed[0].slo_s,
-            "elapsed_s": elapsed_s,
-            "met": all(item.deadline_met for item in completed),
+            "slo_s": images[0].slo_s,
+            "elapsed_s": max(image.elapsed_s for image in images),
+            "met": all(image.elapsed_s <= image.slo_s for image in images),
         },
     }
     parts = [json.dumps(head).encode()[:-1], b', "data": [']
-    for index, (request, item) in enumerate(zip(requests, completed, strict=True)):
-        parts.append(b'{"b64_json": "' if index == 0 else b', {"b64_json": "')
-        for start in range(0, len(item.result.data), SLICE_BYTES):
-            piece = memoryview(item.result.data)[start : start + SLICE_BYTES]
-            parts.append(binascii.b2a_base64(piece, newline=False))
-            if len(piece) == SLICE_BYTES:
-                await asyncio.sleep(0)
-        parts.append(b'", ' + json.dumps(_details(request, item)).encode()[1:])
+    for index, image in enumerate(images):
+        parts.append(b"{" if index == 0 else b", {")
+        if url_of is not None:
+            parts.append(b'"url": ' + json.dumps(url_of(image.request.file_id)).encode())
+        else:
+            parts.append(b'"b64_json": "')
+            await _append_base64(parts, image.data)
+            parts.append(b'"')
+        parts.append(b", " + json.dumps(_details(image)).encode()[1:])
     parts.append(b"]}")
     return b"".join(parts)
 
 
-def _details(request: ImageRequest, item: Completed) -> dict[str, Any]:
-    timing = {**item.result.timing.as_dict(), "total_s": item.elapsed_s}
-    return {
-        "seed": request.seed,
-        "timing": {name: round(seconds, 6) for name, seconds in timing.items()},
-    }
+async def _append_base64(parts: list[bytes], data: bytes) -> None:
+    for start in range(0, len(data), SLICE_BYTES):
+        piece = memoryview(data)[start : start + SLICE_BYTES]
+        parts.append(binascii.b2a_base64(piece, newline=False))
+        if len(piece) == SLICE_BYTES:
+            await asyncio.sleep(0)
+
+
+def _details(image: MadeImage) -> dict[str, Any]:
+    details: dict[str, Any] = {"seed": image.request.seed}
+    if image.timing is not None:
+        timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
+        details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}
+    return details

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.validate import describe
@@ -34,8 +34,13 @@ def resolve(
     profile: ModelProfile,
     defaults: DefaultsConfig,
     limits: LimitsConfig,
+    *,
+    is_stored: bool = False,
 ) -> tuple[ImageRequest, ...]:
     """Return one request per image: the call's values, then the pool's defaults, then the model's.
+
+    Args:
+        is_stored: whether the images go to the result store.
 
     Raises:
         InvalidRequest: a value is out of the model's or the service's bounds, or changes nothing
@@ -48,7 +53,7 @@ def resolve(
     sampler = _sampler(fields, profile, defaults)
     num_steps = _num_steps(fields, profile, defaults, sampler)
     guidance_scale = _guidance_scale(fields, profile, defaults)
-    output = _output(fields)
+    output = replace(_output(fields), is_stored=is_stored)
     first_seed = _first_seed(fields, num_images)
     return tuple(
         ImageRequest(

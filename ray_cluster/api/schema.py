@@ -71,8 +71,10 @@ class ImageGenerationRequest(BaseModel):
         pattern=r"^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$",
         description="`auto` or WIDTHxHEIGHT in pixels, in the steps and bounds of the model.",
     )
-    response_format: Literal["b64_json"] | None = Field(
-        None, description="Only `b64_json`: images come in the reply."
+    response_format: Literal["b64_json", "url"] | None = Field(
+        None,
+        description="`b64_json` if absent: images come in the reply; `url`: links to them do, "
+        "which hold for a while. Jobs always give links.",
     )
     output_format: ImageFormat | None = Field(
         None, description="How images are coded; `png` if absent."
@@ -145,9 +147,12 @@ class ImageTiming(BaseModel):
 class GeneratedImage(BaseModel):
     """One image."""
 
-    b64_json: str = Field(description="The coded image in base64.")
+    b64_json: str | None = Field(None, description="The coded image in base64.")
+    url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
     seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
-    timing: ImageTiming = Field(description="(extension)")
+    timing: ImageTiming | None = Field(
+        None, description="(extension) Absent where a dispatcher died before it could be noted."
+    )
 
 
 class Deadline(BaseModel):
@@ -172,43 +177,3 @@ class ImagesResponse(BaseModel):
     size: str = Field(description="WIDTHxHEIGHT")
     deadline: Deadline
     data: list[GeneratedImage]
-
-
-class ModelCard(BaseModel):
-    """OpenAI's Model with what the model can do."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "ray-cluster"
-    family: str = Field(description="(extension)")
-    size_multiple_px: int = Field(description="(extension) Width and height are multiples of it.")
-    min_px: int = Field(description="(extension) Shortest side.")
-    max_px: int = Field(description="(extension) Longest side.")
-    default_size: str = Field(description="(extension) What `size: auto` means.")
-    max_prompt_tokens: int = Field(description="(extension) Longer prompts are refused.")
-    max_steps_by_sampler: dict[str, int] = Field(
-        description="(extension) The samplers, with the most `num_inference_steps` of each."
-    )
-
-
-class ModelList(BaseModel):
-    """The models that are ready."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    message: str = Field(description="What was given, what is allowed, what to change.")
-    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
-    param: Annotated[str | None, Field(description="The parameter that is wrong.")]
-    code: str | None
-
-
-class ErrorResponse(BaseModel):
-    """Every error has this form."""
-
-    error: ErrorDetail

@@ -19,7 +19,6 @@ MAX_PROBLEMS = 5
 _INSTEAD = {
     "quality": "Set the effort with 'num_inference_steps' instead.",
     "background": "Images have no alpha channel.",
-    "response_format": "Take the image from 'b64_json'; links may come in a later version.",
     "stream": "Leave it out; streaming may come in a later version.",
     "partial_images": "Leave it out; previews may come with streaming in a later version.",
     "output_format": "Pixels only: no vector images and no animations.",

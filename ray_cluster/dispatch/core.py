@@ -6,13 +6,20 @@ dispatcher and the simulator run the same decisions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.ledger import Ledger
-from ray_cluster.dispatch.state import ClusterSnapshot, ReplicaRecord, ReplicaSnapshot
-from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent
+from ray_cluster.dispatch.progress import Progress
+from ray_cluster.dispatch.state import (
+    ClusterSnapshot,
+    ReplicaRecord,
+    ReplicaSnapshot,
+    RequestRecord,
+)
+from ray_cluster.leases import Fence, Outcome, Poll, PollReply, Registration, ReplicaEvent
 from ray_cluster.policies.admission import QueueView, admit
 from ray_cluster.policies.routing import choose_leases
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView
@@ -62,6 +69,14 @@ class DispatchCore:
         """Seconds for which a poll may be held open."""
         return min(self._config.poll_s, self._config.replica_timeout_s / POLLS_PER_TIMEOUT)
 
+    def hold_s_for(self, replica_id: str) -> float:
+        """Seconds for which a replica's poll may be held: less while its progress is watched."""
+        replica = self._replicas.get(replica_id)
+        is_watched = replica is not None and any(
+            record.client_s is None for record in replica.held.values()
+        )
+        return min(self.hold_s, self._config.progress_s) if is_watched else self.hold_s
+
     @property
     def grace_s(self) -> float:
         """Seconds within which a live replica polls and names what it was leased."""
@@ -93,8 +108,13 @@ class DispatchCore:
         """Refuse every offer from now on; what was accepted is seen to its end."""
         self._is_closing = True
 
-    def offer(self, requests: Sequence[ImageRequest], now_s: float) -> Offer:
+    def offer(
+        self, requests: Sequence[ImageRequest], now_s: float, *, is_durable: bool = False
+    ) -> Offer:
         """Decide over an API call's images, and queue all of them if accepted, else none.
+
+        Args:
+            is_durable: whether they are made though nobody waits for them.
 
         Raises:
             ValueError: the requests name several models.
@@ -111,9 +131,16 @@ class DispatchCore:
             offer = admit(views, self._queue_view())
             if offer.accepted:
                 for request, view in zip(requests, views, strict=True):
-                    self._ledger.accept(request, view)
+                    self._ledger.accept(request, view, client_s=None if is_durable else now_s)
         self._ledger.totals["accepted" if offer.accepted else "refused"] += len(requests)
         return offer
+
+    def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, now_s: float) -> None:
+        """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
+        arrival_s = now_s - age_s
+        view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
+        self._ledger.accept(request, view, client_s=None)
+        self._ledger.totals["restored"] += 1
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""
@@ -124,7 +151,21 @@ class DispatchCore:
         self._remembered[replica.model] = replace(replica.view(), num_leased=0, num_free=0)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
-        return self.answer(poll.replica_id, now_s)
+        adopted = self._adopt(replica, poll.steps_done_by_id, now_s)
+        return replace(self.answer(poll.replica_id, now_s), adopted=adopted)
+
+    def _adopt(
+        self, replica: ReplicaRecord, steps_done_by_id: Mapping[str, int], now_s: float
+    ) -> dict[str, Fence]:
+        """Lease to a replica what it has and nobody else was given."""
+        adopted = {}
+        for request_id in replica.stale:
+            record = self._ledger.get(request_id)
+            waits = record is not None and record.holder is None
+            if record is not None and waits and record.view.model == replica.model:
+                adopted[request_id] = self._ledger.adopt(record, replica, now_s)
+                record.make_progress(steps_done_by_id[request_id])
+        return adopted
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""
@@ -138,11 +179,14 @@ class DispatchCore:
 
     def report(
         self, replica_id: str, events: Iterable[ReplicaEvent], now_s: float
-    ) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
-        """Take in what happened on a replica; return outcomes and the ids with stale fences."""
+    ) -> tuple[tuple[Outcome, ...], tuple[str, ...] | None]:
+        """Take in what happened on a replica; return outcomes and the ids with stale fences.
+
+        None for the ids says that the replica is not known: its leases may yet be adopted.
+        """
         replica = self._replicas.get(replica_id)
         if replica is None:
-            return self.take_outcomes(), tuple(event.request_id for event in events)
+            return self.take_outcomes(), None
         replica.heard_s = now_s
         stale = []
         for event in events:
@@ -161,13 +205,14 @@ class DispatchCore:
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
         """Note that the client of these requests is still there."""
         for request_id in request_ids:
-            if (record := self._ledger.get(request_id)) is not None:
+            record = self._ledger.get(request_id)
+            if record is not None and record.client_s is not None:
                 record.client_s = now_s
 
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
         """Act on silence: let dead replicas go, end requests whose client is gone."""
         for record in list(self._ledger):
-            if now_s >= record.client_s + self._config.attached_timeout_s:
+            if now_s >= self._gone_s(record):
                 self._ledger.fail(record, "aborted", "its client was not heard of any more")
         for replica in list(self._replicas.values()):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
@@ -177,7 +222,7 @@ class DispatchCore:
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
         silences = [r.heard_s + self._config.replica_timeout_s for r in self._replicas.values()]
-        silences += [r.client_s + self._config.attached_timeout_s for r in self._ledger]
+        silences += [self._gone_s(r) for r in self._ledger if r.client_s is not None]
         return min(silences, default=None)
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
@@ -187,6 +232,15 @@ class DispatchCore:
     def knows(self, request_id: str) -> bool:
         """Whether the request is waiting or leased."""
         return request_id in self._ledger
+
+    def progress(self, request_id: str) -> Progress | None:
+        """Return how far a request is; None if it has ended or was never accepted."""
+        record = self._ledger.get(request_id)
+        if record is None:
+            return None
+        waits = record.holder is None
+        position = self._ledger.queue.position(record.view) if waits else None
+        return Progress.of(record, position, self._queue_view())
 
     def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""
@@ -207,6 +261,12 @@ class DispatchCore:
             replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in self._replicas.values()),
             totals=dict(self._ledger.totals),
         )
+
+    def _gone_s(self, record: RequestRecord) -> float:
+        """Return the instant at which the request's client counts as gone."""
+        if record.client_s is None:
+            return math.inf
+        return record.client_s + self._config.attached_timeout_s
 
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s

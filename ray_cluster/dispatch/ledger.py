@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
@@ -54,32 +55,45 @@ class Ledger:
         """Return the record of a request that has not ended."""
         return self._records.get(request_id)
 
-    def accept(self, request: ImageRequest, view: RequestView) -> None:
+    def accept(self, request: ImageRequest, view: RequestView, *, client_s: float | None) -> None:
         """Open a record and queue the request."""
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
         self._records[request.request_id] = RequestRecord(
-            request, view, slo_s, client_s=view.arrival_s, since_s=view.arrival_s
+            request, view, slo_s, client_s=client_s, since_s=view.arrival_s
         )
         self.queue.add(view)
 
     def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
         """Move a waiting request to a replica, under a new fence."""
         record = self._records[request_id]
-        self.queue.remove(request_id)
-        self._num_fences += 1
-        record.fence = Fence(self._epoch, self._num_fences)
-        record.holder = replica
-        record.queued_s += now_s - record.since_s
-        record.since_s = now_s
+        fence = self._grant(record, replica, now_s)
         record.num_leases += 1
-        replica.take(record)
         return Lease(
-            fence=record.fence,
+            fence=fence,
             request=record.request,
             deadline_in_s=record.view.deadline_s - now_s,
             queued_s=record.queued_s,
             state=record.state,
         )
+
+    def adopt(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
+        """Give a waiting request to the replica that has it already; it is no new attempt."""
+        fence = self._grant(record, replica, now_s)
+        # it has its place there
+        replica.num_free += 1
+        record.num_leases = max(1, record.num_leases)
+        self.totals["adopted"] += 1
+        return fence
+
+    def _grant(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
+        self.queue.remove(record.view.request_id)
+        self._num_fences += 1
+        record.fence = Fence(self._epoch, self._num_fences)
+        record.holder = replica
+        record.queued_s += now_s - record.since_s
+        record.since_s = now_s
+        replica.take(record)
+        return record.fence
 
     def apply(self, event: ReplicaEvent, replica: ReplicaRecord, now_s: float) -> bool:
         """Take in what a replica says of a request; return False if its fence is stale."""
@@ -148,4 +162,6 @@ class Ledger:
             self.queue.remove(record.view.request_id)
         self._release(record)
         del self._records[record.view.request_id]
+        if isinstance(outcome, Failure):
+            outcome = replace(outcome, attempts=record.num_leases)
         self._ended.append(outcome)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ray_cluster.config import DispatchConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.state import ClusterSnapshot
 from ray_cluster.leases import (
     Outcome,
@@ -20,6 +21,9 @@ from ray_cluster.leases import (
 )
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest, ModelProfile
+
+Keeper = Callable[[Outcome], None]
+"""Told how a durable request ended, on the event loop and at once."""
 
 
 class _HeldPoll:
@@ -55,6 +59,7 @@ class DispatchService:
         self._polls: dict[str, _HeldPoll] = {}
         self._clients: dict[str, asyncio.Event] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._keepers: dict[str, Keeper] = {}
         # when outcomes that nobody fetches are forgotten, oldest first
         self._forget_s: dict[str, float] = {}
         self._housekeeping: asyncio.Task[None] | None = None
@@ -93,8 +98,13 @@ class DispatchService:
             self._wake_polls()
         return reply
 
-    async def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> tuple[str, ...]:
-        """Take in what happened on a replica; return the ids whose fence was stale."""
+    async def report(
+        self, replica_id: str, events: Sequence[ReplicaEvent]
+    ) -> tuple[str, ...] | None:
+        """Take in what happened on a replica; return the ids whose fence was stale, or None.
+
+        None says that the replica is not known; see :meth:`DispatchCore.report`.
+        """
         outcomes, stale = self._core.report(replica_id, events, self._clock())
         self._settle(outcomes)
         self._let_go(replica_id)
@@ -119,6 +129,25 @@ class DispatchService:
         if offer.accepted:
             self._wake_polls()
         return offer
+
+    async def offer_durable(self, requests: Sequence[ImageRequest], keeper: Keeper) -> Offer:
+        """Queue all of a job's images or none; they are made whether or not anybody waits."""
+        self.start()
+        offer = self._core.offer(requests, self._clock(), is_durable=True)
+        if offer.accepted:
+            self._keepers.update(dict.fromkeys((one.request_id for one in requests), keeper))
+            self._wake_polls()
+        return offer
+
+    def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, keeper: Keeper) -> None:
+        """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
+        self._core.restore(request, age_s=age_s, slo_s=slo_s, now_s=self._clock())
+        self._keepers[request.request_id] = keeper
+        self._wake_polls()
+
+    def progress(self, request_id: str) -> Progress | None:
+        """See :meth:`DispatchCore.progress`."""
+        return self._core.progress(request_id)
 
     async def close_admission(self) -> None:
         """Refuse every offer from now on; see :meth:`DispatchCore.close_admission`."""
@@ -188,7 +217,7 @@ class DispatchService:
         reply = PollReply(known=True)
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._core.hold_s):
+                async with asyncio.timeout(self._core.hold_s_for(replica_id)):
                     while not held.is_let_go and not _says_something(reply):
                         await held.event.wait()
                         held.event.clear()
@@ -212,6 +241,9 @@ class DispatchService:
         """Keep outcomes for their clients, and wake those who wait."""
         now_s = self._clock()
         for outcome in outcomes:
+            if (keeper := self._keepers.pop(outcome.request_id, None)) is not None:
+                keeper(outcome)
+                continue
             self._outcomes[outcome.request_id] = outcome
             self._forget_s[outcome.request_id] = now_s + self._config.attached_timeout_s
             if (event := self._clients.get(outcome.request_id)) is not None:
@@ -249,4 +281,4 @@ class DispatchService:
 
 
 def _says_something(reply: PollReply) -> bool:
-    return not reply.known or bool(reply.leases or reply.aborts)
+    return not reply.known or bool(reply.leases or reply.aborts or reply.adopted)

@@ -36,6 +36,10 @@ class WaitingQueue:
         if not keys:
             del self._keys_by_model[view.model]
 
+    def position(self, view: RequestView) -> int:
+        """Return how many of the model's requests wait before this one."""
+        return bisect_left(self._keys_by_model[view.model], queue_key(view))
+
     def of(self, model: str) -> tuple[RequestView, ...]:
         """Return the model's waiting requests, the next one first."""
         return tuple(self._views[key[-1]] for key in self._keys_by_model.get(model, ()))

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from ray_cluster.api.schema import ErrorResponse
+from ray_cluster.api.replies import ErrorResponse
 
 URL = "/v1/images/generations"
 
@@ -35,3 +35,13 @@ async def refused(http: httpx.AsyncClient, param: str | None = None, **body: Any
     assert error["param"] == param
     assert param is None or repr(param) in error["message"]
     return str(error["message"])
+
+
+def check_error(
+    response: httpx.Response, status: int, *, code: str | None = None, param: str | None = None
+) -> None:
+    """Check that a reply is this error, in the form that all have."""
+    assert response.status_code == status, response.text
+    error = error_of(response)
+    assert code is None or error["code"] == code
+    assert param is None or error["param"] == param

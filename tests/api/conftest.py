@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
 from ray_cluster.requests import ModelProfile
-from tests.fakes import FakeDispatcherClient, model_profile
+from tests.fakes import FakeDispatcherClient, memory_results, model_profile
 
 NOW_S = 1_750_000_000.0
 
@@ -47,7 +47,7 @@ def fake() -> FakeDispatcherClient:
 
 @pytest.fixture
 def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
-    return create_app(fake, config, clock=lambda: NOW_S)
+    return create_app(fake, config, clock=lambda: NOW_S, results=memory_results())
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ray_cluster.config import ClusterConfig, DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.api.checks import URL, refused
 from tests.api.conftest import NOW_S
-from tests.fakes import FakeDispatcherClient, completed
+from tests.fakes import FakeDispatcherClient, completed, memory_results
 
 RED = {"prompt": "a red circle"}
 
@@ -102,7 +102,7 @@ async def test_pool_defaults_come_before_the_models(
 ) -> None:
     defaults = DefaultsConfig(size="32x40", num_inference_steps=70, guidance_scale=0, sampler="lcm")
     pool = config.pools[0].model_copy(update={"defaults": defaults})
-    app = create_app(fake, config.model_copy(update={"pools": (pool,)}))
+    app = create_app(fake, config.model_copy(update={"pools": (pool,)}), results=memory_results())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as other:
         await make(other)
     ((request,),) = fake.offered
@@ -185,7 +185,7 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("metadata", 1, "true or false"),
         ("output_format", "gif", "'png', 'jpeg' or 'webp'"),
         ("output_compression", 50, "lossless"),
-        ("response_format", "url", "b64_json"),
+        ("response_format", "link", "url"),
         ("steps", 5, "There are prompt, model"),
         ("guidence_scale", 5, "Did you mean 'guidance_scale'?"),
     ],

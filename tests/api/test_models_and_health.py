@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from ray_cluster.api import health
-from ray_cluster.api.schema import ModelCard, ModelList
+from ray_cluster.api.replies import ModelCard, ModelList
 from ray_cluster.requests import ModelProfile
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile

@@ -14,7 +14,7 @@ from ray_cluster.config import ClusterConfig
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure
 from tests.api.conftest import Serve
-from tests.fakes import FakeDispatcherClient
+from tests.fakes import FakeDispatcherClient, memory_results
 
 FULL = Offer(False, reason="queue_full", retry_after_s=0.5)
 ACCEPTED = Offer(True)
@@ -81,7 +81,9 @@ def test_a_wrong_key_raises_authentication_error(
     fake: FakeDispatcherClient, config: ClusterConfig, serve: Serve
 ) -> None:
     locked = config.http.model_copy(update={"api_keys": (SecretStr("right"),)})
-    url = serve(create_app(fake, config.model_copy(update={"http": locked})))
+    url = serve(
+        create_app(fake, config.model_copy(update={"http": locked}), results=memory_results())
+    )
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong")
     with pytest.raises(openai.AuthenticationError):
         client.images.generate(prompt="a red circle")

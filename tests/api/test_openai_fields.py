@@ -17,7 +17,7 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     "model": ("shapes",),
     "n": (1, 10),
     "size": ("auto", "64x64", "96x32", "256x256"),
-    "response_format": ("b64_json",),
+    "response_format": ("b64_json", "url"),
     "output_format": ("png", "jpeg", "webp"),
 }
 CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -40,7 +40,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "background": ("transparent",),
     "stream": (True,),
     "partial_images": (1, 3),
-    "response_format": ("url",),
     "quality": ("low", "medium", "high", "hd", "standard"),
     "size": ("1024x1024",),
     "n": (11,),

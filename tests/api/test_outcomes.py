@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest
 from tests.api.checks import URL, error_of, refused
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, completed
+from tests.fakes import FakeDispatcherClient, completed, memory_results
 
 RED = {"prompt": "a red circle"}
 
@@ -75,7 +76,7 @@ async def test_a_group_larger_than_the_queue_is_refused_naming_n(
     fake: FakeDispatcherClient, config: ClusterConfig
 ) -> None:
     limits = config.limits.model_copy(update={"max_queued_images": 3})
-    app = create_app(fake, config.model_copy(update={"limits": limits}))
+    app = create_app(fake, config.model_copy(update={"limits": limits}), results=memory_results())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         assert "at most 3" in await refused(http, "n", **RED, n=4)
 
@@ -121,6 +122,26 @@ async def test_one_failed_image_fails_the_call_and_ends_the_others(
     ids = [request.request_id for request in fake.offered[0]]
     assert kind == "invalid" or ids[1] in error["message"]
     assert fake.aborted == ids[2:]
+
+
+async def test_an_abort_that_nobody_answers_delays_no_reply(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted = asyncio.Event()
+
+    async def hang(_: object) -> None:
+        aborted.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(fake, "abort", hang)
+    fake.down = True
+    # known from before
+    fake.models = FakeDispatcherClient(*fake.profiles.values()).models  # type: ignore[method-assign]
+    async with asyncio.timeout(2):
+        response = await http.post(URL, json=RED)
+    assert error_of(response)["code"] == "dispatcher_unavailable"
+    await asyncio.sleep(0)
+    assert aborted.is_set()
 
 
 async def test_a_dispatcher_that_is_down_is_a_503(

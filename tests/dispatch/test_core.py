@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
@@ -59,7 +61,7 @@ def test_a_failure_ends_its_request_only(core: DispatchCore) -> None:
     core.offer([image_request("a"), image_request("b")], 0.0)
     one, other = core.poll(poll_of(), 0.0).leases
     outcomes, stale = core.report("r", [failed(one)], 1.0)
-    assert outcomes == (failed(one).failure,)
+    assert outcomes == (replace(failed(one).failure, attempts=1),)
     assert not stale
     assert core.knows(other.request.request_id)
 
@@ -79,7 +81,7 @@ def test_a_report_from_another_replica_or_under_another_fence_is_stale(core: Dis
     forged = Finished("a", Fence(0, lease.fence.counter), done.result)
     assert core.report("s", [done], 1.0) == ((), ("a",))
     assert core.report("r", [forged], 1.0) == ((), ("a",))
-    assert core.report("nobody", [done], 1.0) == ((), ("a",))
+    assert core.report("nobody", [done], 1.0) == ((), None)
     assert core.report("r", [done], 1.0)[1] == ()
 
 

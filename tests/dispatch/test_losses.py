@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
@@ -46,7 +48,7 @@ def test_a_silent_replica_loses_its_leases_to_another(core: DispatchCore) -> Non
     assert again.fence > lost.fence
     assert again.queued_s == pytest.approx(1.5)
     assert not core.poll(poll_of(), 7.5).known
-    assert core.report("r", [finished(lost)], 7.6) == ((), ("a",))
+    assert core.report("r", [finished(lost)], 7.6) == ((), None)
     ((outcome,), _) = core.report("s", [finished(again)], 8.0)
     assert isinstance(outcome, Completed)
     assert outcome.attempts == 2
@@ -153,3 +155,42 @@ def test_a_peer_that_stopped_polling_reserves_nothing(core: DispatchCore) -> Non
     held = {"a0": 0, "a1": 0}
     assert core.poll(poll_of(num_free=2, steps_done_by_id=held), 1.0).leases == ()
     assert len(core.poll(poll_of(num_free=2, steps_done_by_id=held), 2.1).leases) == 2
+
+
+def test_a_replica_goes_on_with_what_was_taken_for_lost(core: DispatchCore) -> None:
+    core.offer([image_request("a"), image_request("b")], 0.0)
+    leases = {lease.request.request_id: lease for lease in core.poll(poll_of(), 0.0).leases}
+    core.expire(7.0)
+    assert core.num_waiting == 2
+    core.register(registration("s"), 7.0)
+    # one of them was given to somebody else meanwhile
+    (moved,) = core.poll(poll_of("s", num_free=1), 7.0).leases
+    assert moved.request.request_id == "a"
+    core.register(registration(), 8.0)
+    reply = core.poll(poll_of(num_free=2, steps_done_by_id={"a": 4, "b": 4}), 8.0)
+    assert (reply.leases, reply.aborts, reply.adopted.keys()) == ((), ("a",), {"b"})
+    assert reply.adopted["b"] > leases["b"].fence
+    assert core.report("r", [finished(leases["b"])], 8.0) == ((), ("b",))
+    (outcome,), _ = core.report(
+        "r", [finished(replace(leases["b"], fence=reply.adopted["b"]))], 9.0
+    )
+    assert isinstance(outcome, Completed)
+    assert outcome.attempts == 1
+
+
+def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore) -> None:
+    core.restore(image_request("old"), age_s=100.0, slo_s=120.0, now_s=1.0)
+    core.offer([image_request("new")], 1.0)
+    assert core.expire(5.0) == ()
+    lease = core.poll(poll_of(num_free=1), 5.0).leases[0]
+    assert lease.request.request_id == "old"
+    assert lease.deadline_in_s == pytest.approx(16.0)
+    assert lease.queued_s == pytest.approx(104.0)
+    progress = core.progress("new")
+    assert progress is not None
+    assert (progress.position, progress.steps_done, progress.num_steps) == (0, 0, 10)
+    assert progress.predicted_s is not None
+    leased = core.progress("old")
+    assert leased is not None
+    assert (leased.position, leased.attempts) == (None, 1)
+    assert core.progress("nobody") is None

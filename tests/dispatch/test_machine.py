@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -35,6 +39,8 @@ class Rows:
     def take(self, reply: PollReply) -> None:
         for request_id in reply.aborts:
             self.leases.pop(request_id, None)
+        for request_id, fence in reply.adopted.items():
+            self.leases[request_id] = replace(self.leases[request_id], fence=fence)
         for lease in reply.leases:
             self.leases[lease.request.request_id] = lease
             self.steps_done[lease.request.request_id] = 0
@@ -62,7 +68,6 @@ class DispatchMachine(RuleBasedStateMachine):
             self.register(replica_id)
 
     # what the truth says
-
     @property
     def waiting(self) -> set[str]:
         return self.requests.keys() - self.outcomes.keys() - self.leased.keys()
@@ -119,13 +124,14 @@ class DispatchMachine(RuleBasedStateMachine):
             self.requests[request.request_id] = request
             self.keys[request.request_id] = queue_key(view)
 
-    @rule(replica_id=replica_ids)
-    def register(self, replica_id: str) -> None:
+    @rule(replica_id=replica_ids, forgets=st.booleans())
+    def register(self, replica_id: str, forgets: bool = True) -> None:
         epoch = self.core.register(
             registration(replica_id, MODELS[replica_id], MAX_IN_FLIGHT), self.now_s
         )
         assert epoch == 1
-        self.replicas[replica_id] = Rows()
+        if forgets or replica_id not in self.replicas:
+            self.replicas[replica_id] = Rows()
         self.drop_leases_of(replica_id)
         self.end(())
 
@@ -142,9 +148,9 @@ class DispatchMachine(RuleBasedStateMachine):
         num_free = MAX_IN_FLIGHT - len(named)
         reply = self.core.poll(poll_of(replica_id, num_free, named), self.now_s)
         if not reply.known:
-            rows.leases.clear()
             return
         self.notice_what_was_taken_back(replica_id)
+        self.check_adopted(replica_id, reply, named)
         self.check_leases(replica_id, reply, num_free)
         assert set(reply.aborts) == {
             request_id
@@ -155,6 +161,14 @@ class DispatchMachine(RuleBasedStateMachine):
         if not reply_is_lost:
             rows.take(reply)
         self.end(())
+
+    def check_adopted(self, replica_id: str, reply: PollReply, named: Iterable[str]) -> None:
+        ours = {one for one in self.waiting if self.requests[one].model == MODELS[replica_id]}
+        assert reply.adopted.keys() == ours & set(named)
+        for request_id, fence in reply.adopted.items():
+            assert all(fence > old.fence for _, old in self.old_leases)
+            row = self.replicas[replica_id].leases[request_id]
+            self.leased[request_id] = (replica_id, replace(row, fence=fence))
 
     def notice_what_was_taken_back(self, replica_id: str) -> None:
         held = self.core._replicas[replica_id].held
@@ -211,13 +225,16 @@ class DispatchMachine(RuleBasedStateMachine):
         }[how]
         is_current = self.leased.get(request_id) == (replica_id, lease)
         outcomes, stale = self.core.report(replica_id, [event], self.now_s)
+        if replica_id not in self.core._replicas:
+            # a poll may yet have the lease adopted, and the end with it
+            assert (outcomes, stale) == ((), None)
+            return
         assert stale == (() if is_current else (request_id,))
         assert [one.request_id for one in outcomes] == (
             [request_id] if is_current and how in {"finish", "fail"} else []
         )
         assert all(isinstance(one, Completed) == (how == "finish") for one in outcomes)
         if is_current and how.startswith("return"):
-            # a replica that adds nothing leaves what was exported before
             if how == "return":
                 self.returned_states[request_id] = state
             self.unlease(request_id)
@@ -247,8 +264,7 @@ class DispatchMachine(RuleBasedStateMachine):
         before = self.core.snapshot(self.now_s)
         assert self.core.expire(self.now_s) == ()
         assert self.core.snapshot(self.now_s) == before
-        next_s = self.core.next_event_s()
-        assert next_s is None or next_s > self.now_s
+        assert (self.core.next_event_s() or math.inf) > self.now_s
 
     @invariant()
     def every_request_is_in_exactly_one_place(self) -> None:

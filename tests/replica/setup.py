@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.delivery import Delivery
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.building import build_runner
@@ -95,7 +96,7 @@ def new_agent(
         make_runner=partial(
             build_runner, model.loaded, pool("unused", max_batch=4), clock=time.monotonic
         ),
-        coder=coder,
+        delivery=Delivery(coder),
         link=link,
         clock=time.monotonic,
     )

@@ -1,0 +1,86 @@
+"""From the body of a call to image requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from ray_cluster.api.body import read_object
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.resolve import resolve
+from ray_cluster.api.schema import ImageGenerationRequest
+from ray_cluster.api.validate import describe, validate
+from ray_cluster.config import LimitsConfig
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.requests import ImageRequest
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+MAX_KEY_CHARS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A valid call.
+
+    Attributes:
+        requests: one per image.
+        body_digest: equal for equal bodies, however they are written.
+        idempotency_key: the client's name for the call; None without one.
+    """
+
+    fields: ImageGenerationRequest
+    requests: tuple[ImageRequest, ...]
+    body_digest: str
+    idempotency_key: str | None
+
+
+class CallReader:
+    """Reads and checks the body that the images endpoint and the jobs endpoint share."""
+
+    def __init__(self, catalog: Catalog, limits: LimitsConfig) -> None:
+        self._catalog = catalog
+        self._limits = limits
+
+    async def read(self, request: Request, *, is_job: bool = False) -> Call:
+        """Return what a call asks for; the images of a job are always stored.
+
+        Raises:
+            ApiError: the body is no JSON object in bounds, or there is no such model.
+            InvalidRequest: a parameter is wrong.
+        """
+        key = _idempotency_key(request)
+        body = await read_object(request, self._limits.max_body_bytes)
+        fields = validate(body)
+        if is_job and fields.response_format == "b64_json":
+            raise InvalidRequest(
+                "The parameter 'response_format' is 'b64_json', but the images of a job are "
+                "fetched from its urls; leave it out or set it to 'url'.",
+                "response_format",
+            )
+        profile = await self._catalog.profile(fields.model)
+        defaults = self._catalog.defaults(profile.model)
+        is_stored = is_job or key is not None or fields.response_format == "url"
+        requests = resolve(fields, profile, defaults, self._limits, is_stored=is_stored)
+        return Call(fields, requests, _digest(body), key)
+
+
+def _idempotency_key(request: Request) -> str | None:
+    given = request.headers.get(IDEMPOTENCY_KEY)
+    if given is None:
+        return None
+    if not (0 < len(given) <= MAX_KEY_CHARS and given.isascii() and given.isprintable()):
+        raise InvalidRequest(
+            f"The header {IDEMPOTENCY_KEY!r} must have 1 to {MAX_KEY_CHARS} printable ASCII "
+            f"characters; given {len(given)}: {describe(given)}.",
+            IDEMPOTENCY_KEY,
+        )
+    return given
+
+
+def _digest(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""``GET /v1/files/{id}``: images out of the result store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.blob_store import BlobStore, BlobStoreError
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/files"
+_FILE_ID = re.compile(r"img-[0-9a-f]{32}\.(png|jpeg|webp)")
+_MEDIA_TYPES: dict[str, str] = {
+    image_format: f"image/{image_format}" for image_format in ("png", "jpeg", "webp")
+}
+
+
+def url_maker(request: Request) -> Callable[[str], str]:
+    """Return what makes the URLs of files, at the host that this caller has called."""
+    base = str(request.base_url).rstrip("/")
+    return lambda file_id: f"{base}{PATH}/{file_id}"
+
+
+class FilesEndpoint:
+    """Hands out finished images. Their ids can't be guessed, so that a link needs no key."""
+
+    def __init__(self, results: BlobStore, retention_s: float) -> None:
+        self._results = results
+        self._max_age_s = int(retention_s)
+
+    async def download(self, file_id: str, request: Request) -> Response:
+        """Return an image. It never changes: keep it as long as you like."""
+        if _FILE_ID.fullmatch(file_id) is None:
+            raise _not_found(file_id)
+        headers = {
+            "Cache-Control": f"private, max-age={self._max_age_s}, immutable",
+            "ETag": f'"{file_id}"',
+            # an image is never anything else, whatever a browser thinks of its bytes
+            "X-Content-Type-Options": "nosniff",
+        }
+        data = await self.read(file_id)
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        media_type = _MEDIA_TYPES[file_id.rpartition(".")[2]]
+        return Response(data, media_type=media_type, headers=headers)
+
+    async def read(self, file_id: str) -> bytes:
+        """Return an image's bytes.
+
+        Raises:
+            ApiError: 404 if it is not there (any more), 503 if the store does not answer.
+        """
+        try:
+            data = await asyncio.to_thread(self._results.get, file_id)
+        except BlobStoreError as error:
+            logger.error("a result could not be read: %s", error)
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "The result store does not answer; try again.",
+                code="result_store_unavailable",
+                retry_after_s=DEFAULT_RETRY_AFTER_S,
+            ) from error
+        if data is None:
+            raise _not_found(file_id)
+        return data
+
+
+def _not_found(file_id: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.NOT_FOUND,
+        f"There is no file {file_id[:100]!r}; images are forgotten after a while.",
+        code="file_not_found",
+        param="id",
+    )

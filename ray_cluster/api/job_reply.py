@@ -1,0 +1,80 @@
+"""Writes a job as the API shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ray_cluster.api.errors import from_failure
+from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobResponse
+from ray_cluster.api.schema import ImageTiming
+from ray_cluster.jobs.records import Job, JobView, StoredImage
+from ray_cluster.requests import ImageRequest
+
+UrlOf = Callable[[str], str]
+"""Returns the URL of a stored image by its file id."""
+
+
+def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
+    """Return what a client is told of its job.
+
+    Args:
+        now_s: Unix time.
+    """
+    job, first = view.job, view.job.requests[0]
+    open_images = [one for one in view.progress if one is not None]
+    num_ended = len(job.requests) - len(open_images)
+    waits = [one.position for one in open_images if one.position is not None]
+    predictions = [one.predicted_s for one in open_images]
+    known = [one for one in predictions if one is not None]
+    is_done = job.state == "completed"
+    return JobResponse(
+        id=job.job_id,
+        state=job.state,
+        created=job.created_s,
+        finished=job.finished_s,
+        model=first.model,
+        prompt=first.prompt,
+        size=f"{first.width_px}x{first.height_px}",
+        n=len(job.requests),
+        step=sum(one.steps_done for one in open_images)
+        + (num_ended * first.num_steps if is_done or not job.is_final else 0),
+        num_steps=len(job.requests) * first.num_steps,
+        queue_position=min(waits, default=None),
+        predicted_finish=now_s + max(known) if known and len(known) == len(predictions) else None,
+        attempts=job.attempts + sum(one.attempts for one in open_images),
+        deadline=_deadline(job, now_s),
+        error=_error(job),
+        data=[
+            _image(request, image, url_of)
+            for request, image in zip(job.requests, job.images, strict=True)
+            if image is not None
+        ]
+        if is_done
+        else [],
+    )
+
+
+def _deadline(job: Job, now_s: float) -> JobDeadline:
+    end_s = job.finished_s if job.finished_s is not None else now_s
+    is_late = end_s - job.created_s > job.slo_s
+    met = None
+    if job.is_final or is_late:
+        met = job.state == "completed" and not is_late
+    return JobDeadline(slo_s=job.slo_s, met=met)
+
+
+def _error(job: Job) -> ErrorDetail | None:
+    if job.error is None:
+        return None
+    error = from_failure(job.error)
+    return ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
+
+
+def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage:
+    timing = image.timing
+    return JobImage(
+        url=url_of(image.file_id),
+        seed=request.seed,
+        num_bytes=image.num_bytes,
+        timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
+    )

@@ -1,0 +1,113 @@
+"""A job's events as a stream (SSE), which any gateway can take up where another left it.
+
+An event's id is the version of the job that it tells of. So nobody keeps a list of events: whoever
+comes back says what they have seen, and what differs is news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from starlette.responses import StreamingResponse
+
+from ray_cluster.api.client import DispatcherClient
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.jobs.records import JobView
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+_KEEP_ALIVE = b": still there\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds of one stream.
+
+    Attributes:
+        max_s: seconds after which it ends.
+        keep_alive_s: longest silence; proxies close connections that are silent for long.
+        patience_s: seconds without a dispatcher after which it ends.
+    """
+
+    max_s: float
+    keep_alive_s: float = 10.0
+    patience_s: float = 60.0
+
+
+class JobStream:
+    """Follows one job of one client.
+
+    Args:
+        view: the job as it is now.
+    """
+
+    def __init__(
+        self, dispatcher: DispatcherClient, client: str, view: JobView, limits: StreamLimits
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._client = client
+        self._view = view
+        self._limits = limits
+
+    def response(self, *, after: str | None, write: Callable[[JobView], str]) -> StreamingResponse:
+        """Return the stream.
+
+        Args:
+            after: id of the last event that the client has seen; None to begin with the present.
+            write: returns an event's data.
+        """
+        return StreamingResponse(
+            self._events(after, write),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    async def _events(
+        self, after: str | None, write: Callable[[JobView], str]
+    ) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._limits.max_s
+        seen = after or ""
+        view: JobView | None = self._view
+        # an empty line at once: clients learn that the stream is open
+        yield b"retry: 1000\n\n"
+        while view is not None:
+            if view.version != seen:
+                yield _event(_name(seen, view), view.version, write(view))
+                seen = view.version
+            else:
+                yield _KEEP_ALIVE
+            if view.job.is_final or loop.time() >= end_s:
+                return
+            wait_s = min(self._limits.keep_alive_s, max(0.0, end_s - loop.time()))
+            view = await self._next(seen, wait_s)
+
+    async def _next(self, seen: str, wait_s: float) -> JobView | None:
+        """Return the job after its next change; None if it is forgotten, or nobody can tell."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._limits.patience_s
+        while True:
+            try:
+                job_id = self._view.job.job_id
+                return await self._dispatcher.job_change(self._client, job_id, seen, wait_s)
+            except DispatcherUnavailable as error:
+                if loop.time() >= end_s:
+                    logger.warning("the stream of a job ends: %s", error)
+                    return None
+                await asyncio.sleep(_RETRY_S)
+
+
+def _name(seen: str, view: JobView) -> str:
+    """Return the name of the event that leads from what was seen to the job as it is."""
+    state = view.job.state
+    if state != "running":
+        return state
+    return "progress" if seen.startswith("running.") else "started"
+
+
+def _event(name: str, event_id: str, data: str) -> bytes:
+    return f"id: {event_id}\nevent: {name}\ndata: {data}\n\n".encode()

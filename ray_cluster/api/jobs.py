@@ -1,0 +1,159 @@
+"""``/v1/jobs``: images that are made whether or not anybody waits for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ray_cluster.api.auth import client_of
+from ray_cluster.api.call import IDEMPOTENCY_KEY, Call, CallReader
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.errors import ApiError, from_refusal
+from ray_cluster.api.files import url_maker
+from ray_cluster.api.job_reply import job_reply
+from ray_cluster.api.job_stream import JobStream, StreamLimits
+from ray_cluster.api.replies import JobList, JobResponse
+from ray_cluster.config import DispatchConfig
+from ray_cluster.jobs.records import Job, JobQuery, JobState, JobView
+
+MAX_PAGE = 100
+
+
+class JobCreator:
+    """Hands calls to the dispatcher as durable jobs."""
+
+    def __init__(
+        self,
+        client: DispatcherClient,
+        catalog: Catalog,
+        config: DispatchConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._catalog = catalog
+        self._default_slo_s = config.default_slo_s
+        self._clock = clock
+
+    async def create(self, call: Call, client: str) -> tuple[JobView, bool]:
+        """Return the job of a call and whether it is new: the same key names the same job.
+
+        Raises:
+            ApiError: refused, or its key names a job with another body.
+        """
+        slo_s = call.fields.slo_s
+        creation = await self._client.create_job(
+            Job(
+                job_id=f"job-{secrets.token_hex(16)}",
+                client=client,
+                requests=call.requests,
+                slo_s=self._default_slo_s if slo_s is None else slo_s,
+                created_s=self._clock(),
+                body_digest=call.body_digest,
+                idempotency_key=call.idempotency_key,
+                images=(None,) * len(call.requests),
+            )
+        )
+        if creation.view is None:
+            raise from_refusal(creation.offer, call.requests, self._catalog.known)
+        if not creation.is_new and creation.view.job.body_digest != call.body_digest:
+            raise ApiError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"The header {IDEMPOTENCY_KEY!r} has named another call: the body was not this "
+                "one. Send the same body, or a new key.",
+                code="idempotency_key_reused",
+                param=IDEMPOTENCY_KEY,
+            )
+        return creation.view, creation.is_new
+
+
+class JobsEndpoint:
+    """Creates, tells of, and cancels jobs; whoever asks sees only their own."""
+
+    def __init__(
+        self,
+        client: DispatcherClient,
+        reader: CallReader,
+        creator: JobCreator,
+        stream_limits: StreamLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._reader = reader
+        self._creator = creator
+        self._stream_limits = stream_limits
+        self._clock = clock
+
+    async def create(self, request: Request, response: Response) -> JobResponse:
+        """Accept a job: it will be made, though this connection or any process end.
+
+        The body is that of `POST /v1/images/generations`. With the header `Idempotency-Key`, the
+        same call sent again answers with the same job (status 200 instead of 202).
+        """
+        call = await self._reader.read(request, is_job=True)
+        view, is_new = await self._creator.create(call, client_of(request))
+        response.status_code = HTTPStatus.ACCEPTED if is_new else HTTPStatus.OK
+        response.headers["Location"] = f"/v1/jobs/{view.job.job_id}"
+        return self._reply(view, request)
+
+    async def retrieve(self, job_id: str, request: Request) -> JobResponse:
+        """Tell of a job: its state, how far it is, where its images are."""
+        view = await self._client.job(client_of(request), job_id)
+        return self._reply(_found(view, job_id), request)
+
+    async def events(self, job_id: str, request: Request) -> Response:
+        """Stream a job's events (SSE) until it ends: queued, started, progress, and its end.
+
+        Each event's data is the job as `GET /v1/jobs/{id}` shows it. With `Last-Event-ID`, which
+        browsers send by themselves, a stream goes on after that event, on any gateway.
+        """
+        client = client_of(request)
+        view = _found(await self._client.job(client, job_id), job_id)
+        stream = JobStream(self._client, client, view, self._stream_limits)
+        return stream.response(
+            after=request.headers.get("Last-Event-ID"),
+            write=lambda news: self._reply(news, request).model_dump_json(),
+        )
+
+    async def list(
+        self,
+        request: Request,
+        state: JobState | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+        after: Annotated[str | None, Query(max_length=100)] = None,
+    ) -> JobList:
+        """List jobs, the newest first; `after` is the `last_id` of the page before."""
+        query = JobQuery(client_of(request), state, limit + 1, after)
+        views = await self._client.jobs(query)
+        data = [self._reply(view, request) for view in views[:limit]]
+        return JobList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(views) > limit,
+        )
+
+    async def cancel(self, job_id: str, request: Request) -> JobResponse:
+        """End a job now and delete what was made; one that has ended stays as it is."""
+        view = await self._client.cancel_job(client_of(request), job_id)
+        return self._reply(_found(view, job_id), request)
+
+    def _reply(self, view: JobView, request: Request) -> JobResponse:
+        return job_reply(view, url_maker(request), self._clock())
+
+
+def _found(view: JobView | None, job_id: str) -> JobView:
+    if view is None:
+        raise ApiError(
+            HTTPStatus.NOT_FOUND,
+            f"There is no job {job_id[:100]!r}; GET /v1/jobs lists yours. Old ones are forgotten.",
+            code="job_not_found",
+            param="id",
+        )
+    return view

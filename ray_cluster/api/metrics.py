@@ -1,0 +1,94 @@
+"""``GET /metrics``: the whole cell's, from any gateway; and what a gateway adds to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from contextvars import Context
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ray_cluster.api.client import DispatcherClient
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.metrics.roles import GatewayMetrics
+from ray_cluster.metrics.snapshot import render
+
+logger = logging.getLogger(__name__)
+
+# how soon the others' scrapes know of a call that was answered here
+_PUSH_AFTER_S = 0.05
+# a gateway without calls says now and then that it lives
+_PUSH_EVERY_S = 5.0
+
+
+class GatewayMetricsEndpoint:
+    """Counts this gateway's calls, tells the dispatcher, and hands out the sums of all."""
+
+    def __init__(self, client: DispatcherClient) -> None:
+        self._client = client
+        self._process_id = f"gateway-{secrets.token_hex(8)}"
+        self._metrics = GatewayMetrics()
+        self._has_news = asyncio.Event()
+        self._pushing: asyncio.Task[None] | None = None
+
+    async def scrape(self) -> Response:
+        """Return the metrics of all processes in prometheus' text format."""
+        merged = await self._client.metrics(self._process_id, self._metrics.snapshot())
+        return Response(render(merged), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def answered(self, *, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a call, and have it told."""
+        self._metrics.answered(route=route, method=method, status=status, seconds=seconds)
+        self._has_news.set()
+        if self._pushing is None or self._pushing.done():
+            # in a context of its own: Serve cancels what a cancelled request has called
+            self._pushing = asyncio.create_task(self._push_forever(), context=Context())
+
+    async def _push_forever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PUSH_EVERY_S):
+                    await self._has_news.wait()
+            await asyncio.sleep(_PUSH_AFTER_S)
+            self._has_news.clear()
+            try:
+                await self._client.tell_metrics(self._process_id, self._metrics.snapshot())
+            except DispatcherUnavailable as error:
+                logger.debug("metrics are told later: %s", error)
+
+
+class MetricsMiddleware:
+    """Counts every HTTP call, by the route's pattern, so that ids make no series."""
+
+    def __init__(self, app: ASGIApp, endpoint: GatewayMetricsEndpoint) -> None:
+        self._app = app
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status = time.perf_counter(), 499
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        finally:
+            route = scope.get("route")
+            self._endpoint.answered(
+                route=getattr(route, "path", "other"),
+                method=scope["method"] if route is not None else "other",
+                status=status,
+                seconds=time.perf_counter() - started_s,
+            )

@@ -1,0 +1,102 @@
+"""The JSON of what the API tells of itself: models, jobs, errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from ray_cluster.api.schema import ImageTiming
+from ray_cluster.jobs.records import JobState
+
+
+class ModelCard(BaseModel):
+    """OpenAI's Model with what the model can do."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ray-cluster"
+    family: str = Field(description="(extension)")
+    size_multiple_px: int = Field(description="(extension) Width and height are multiples of it.")
+    min_px: int = Field(description="(extension) Shortest side.")
+    max_px: int = Field(description="(extension) Longest side.")
+    default_size: str = Field(description="(extension) What `size: auto` means.")
+    max_prompt_tokens: int = Field(description="(extension) Longer prompts are refused.")
+    max_steps_by_sampler: dict[str, int] = Field(
+        description="(extension) The samplers, with the most `num_inference_steps` of each."
+    )
+
+
+class ModelList(BaseModel):
+    """The models that are ready."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str = Field(description="What was given, what is allowed, what to change.")
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: Annotated[str | None, Field(description="The parameter that is wrong.")]
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every error has this form."""
+
+    error: ErrorDetail
+
+
+class JobImage(BaseModel):
+    """One finished image of a job."""
+
+    url: str = Field(description="Where it is, until it is forgotten with its job.")
+    seed: int = Field(description="Makes this image again, with `n: 1`.")
+    num_bytes: int
+    timing: ImageTiming | None = Field(
+        description="null where a dispatcher died before it could be noted."
+    )
+
+
+class JobDeadline(BaseModel):
+    """The deadline of a job."""
+
+    slo_s: float = Field(description="Seconds from `created` to the deadline.")
+    met: bool | None = Field(description="null while it can still be met.")
+
+
+class JobResponse(BaseModel):
+    """A job."""
+
+    id: str
+    object: Literal["job"] = "job"
+    state: JobState
+    created: float = Field(description="Unix time in seconds.")
+    finished: float | None = Field(description="Unix time in seconds; null while it is open.")
+    model: str
+    prompt: str
+    size: str = Field(description="WIDTHxHEIGHT")
+    n: int = Field(description="Number of images.")
+    step: int = Field(description="Denoising steps done, over all images.")
+    num_steps: int = Field(description="Denoising steps to do, over all images.")
+    queue_position: int | None = Field(
+        description="Images of the model that wait before its next one; null when none waits."
+    )
+    predicted_finish: float | None = Field(description="Unix time in seconds; null if unknown.")
+    attempts: int = Field(description="How often replicas were given its images.")
+    deadline: JobDeadline
+    error: ErrorDetail | None = Field(description="Why it failed.")
+    data: list[JobImage] = Field(description="The images, once the job is completed.")
+
+
+class JobList(BaseModel):
+    """A page of jobs, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[JobResponse]
+    first_id: str | None
+    last_id: str | None = Field(description="Give it as `after` for the next page.")
+    has_more: bool

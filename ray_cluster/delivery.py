@@ -1,0 +1,75 @@
+"""From pixels to an image in its place: coded, and in the reply or in the result store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Protocol
+
+from ray_cluster.blob_store import BlobStoreError
+from ray_cluster.engine.events import Decoded
+from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.requests import ImageResult, OutputSpec
+
+_RETRY_S = (0.2, 1.0, 3.0)
+
+
+class Coder(Protocol):
+    """Codes pixels into files in other processes."""
+
+    def submit(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> Future[bytes]:
+        """Start coding an image."""
+
+
+class ResultStore(Protocol):
+    """Keeps images; a call blocks."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep an image under a name; BlobStoreError if that fails."""
+
+
+class Delivery:
+    """Codes decoded images, and stores those that are not to travel in the reply.
+
+    Args:
+        results: None where no request may ask for storing.
+    """
+
+    def __init__(self, coder: Coder, results: ResultStore | None = None) -> None:
+        self._coder = coder
+        self._results = results
+
+    async def deliver(self, event: Decoded) -> ImageResult:
+        """Return the finished image, or a note of its size if it is stored.
+
+        Raises:
+            RequestFailed: it could not be coded, or several tries to store it failed.
+        """
+        request = event.request
+        try:
+            coding = self._coder.submit(event.pixels, request.output, request.recipe())
+            data = await asyncio.wrap_future(coding)
+        except MODEL_ERRORS as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
+        num_bytes = len(data)
+        if request.output.is_stored:
+            await self._store(request.file_id, data)
+            data = b""
+        return ImageResult(
+            request.request_id, data, request.output.image_format, event.timing, num_bytes
+        )
+
+    async def _store(self, file_id: str, data: bytes) -> None:
+        if self._results is None:
+            raise RequestFailed("this replica has no result store", "storing")
+        for wait_s in (*_RETRY_S, None):
+            try:
+                await asyncio.to_thread(self._results.put, file_id, data)
+            except BlobStoreError as error:
+                if wait_s is None:
+                    raise RequestFailed(str(error), "storing") from error
+                await asyncio.sleep(wait_s)
+            else:
+                return

@@ -1,0 +1,38 @@
+"""How far an accepted request is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.policies.admission import QueueView, predict_s
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is.
+
+    Attributes:
+        position: requests of its model that wait before it; None once it is leased.
+        steps_done: denoising steps, of ``num_steps``.
+        predicted_s: seconds until it is done, by the admission policy; None without replicas.
+    """
+
+    position: int | None
+    steps_done: int
+    num_steps: int
+    attempts: int
+    predicted_s: float | None
+
+    @classmethod
+    def of(cls, record: RequestRecord, position: int | None, queue: QueueView) -> Progress:
+        """Return the progress of a request, with a prediction by the queue as it is."""
+        view = record.view
+        can_predict = any(replica.model == view.model for replica in queue.replicas)
+        return cls(
+            position=position,
+            steps_done=view.steps_done,
+            num_steps=view.num_steps,
+            attempts=record.num_leases,
+            predicted_s=predict_s([view], queue) if can_predict else None,
+        )

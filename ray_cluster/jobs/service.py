@@ -1,0 +1,278 @@
+"""Durable jobs in the dispatcher: accepted once, made whoever dies, ended once.
+
+The store knows a job from its acceptance to its purge; what goes on in between is here, in memory,
+and is found again after a death: the store says which jobs are open, the result store which of
+their images are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from ray_cluster.blob_store import BlobStore, BlobStoreError
+from ray_cluster.config import StorageConfig
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.jobs.open_job import OpenJob
+from ray_cluster.jobs.records import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
+from ray_cluster.jobs.store import JobStore, JobStoreError
+from ray_cluster.leases import Outcome
+from ray_cluster.policies.types import Offer
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_RETRY_S = (0.1, 0.5, 2.0, 5.0)
+_SWEEP_EVERY_S = 60.0
+# what a replica needs at most between hearing of an abort and its last write
+_LATE_S = 5.0
+# how soon a watcher hears of progress that replicas have told of
+_LOOK_EVERY_S = 0.1
+_PURGE_AT_ONCE = 500
+
+
+class JobService:
+    """Keeps jobs on one event loop beside the dispatch service that has their images made.
+
+    Owns the open jobs, and a thread in which alone the store is called. Every call may raise
+    :class:`JobStoreError`.
+
+    Args:
+        results: where replicas put the images.
+        max_open_per_client: bound on a client's jobs that have not ended.
+        wall_clock: Unix time in seconds; ages of jobs are told by it.
+    """
+
+    def __init__(
+        self,
+        dispatch: DispatchService,
+        store: JobStore,
+        results: BlobStore,
+        *,
+        config: StorageConfig,
+        max_open_per_client: int,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._dispatch = dispatch
+        self._store = store
+        self._results = results
+        self._config = config
+        self._max_open = max_open_per_client
+        self._wall_clock = wall_clock
+        self._open: dict[str, OpenJob] = {}
+        # between the look for a key and the job that takes it, nobody else may take it
+        self._keyed = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="job-store")
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Take up what an earlier dispatcher left open, and begin to sweep."""
+        blobs = {blob.name: blob for blob in await asyncio.to_thread(self._results.entries)}
+        for job in await self._call(self._store.unfinished):
+            done = {
+                request.request_id: StoredImage(
+                    request.file_id,
+                    request.output.image_format,
+                    blobs[request.file_id].num_bytes,
+                    timing=None,
+                )
+                for request in job.requests
+                if request.file_id in blobs
+            }
+            self._take_up(job, done)
+        self._spawn(self._sweep_forever())
+
+    def _take_up(self, job: Job, done: dict[str, StoredImage]) -> None:
+        open_job = self._open[job.job_id] = OpenJob(job, done)
+        age_s = max(0.0, self._wall_clock() - job.created_s)
+        for request in open_job.pending:
+            keeper = partial(self._on_outcome, open_job)
+            self._dispatch.restore(request, age_s=age_s, slo_s=job.slo_s, keeper=keeper)
+        self._end_if_done(open_job)
+        logger.warning("job %s goes on: %d images left", job.job_id, len(open_job.pending))
+
+    async def create(self, job: Job) -> Creation:
+        """Accept a job, or find the one that its key named before, or refuse it.
+
+        Once this returns an accepted job, it survives the death of every process.
+        """
+        # whoever called may be gone by now: a job is accepted whole or not at all
+        return await asyncio.shield(self._spawn(self._create_once(job)))
+
+    async def _create_once(self, job: Job) -> Creation:
+        if job.idempotency_key is None:
+            return await self._create(job)
+        async with self._keyed:
+            earlier = await self._call(self._store.find, job.client, job.idempotency_key)
+            if earlier is not None:
+                return Creation(self._view(earlier), False, Offer(accepted=True))
+            return await self._create(job)
+
+    async def _create(self, job: Job) -> Creation:
+        if self._num_open(job.client) >= self._max_open:
+            return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
+        open_job = OpenJob(job, {})
+        keeper = partial(self._on_outcome, open_job)
+        offer = await self._dispatch.offer_durable(job.requests, keeper)
+        if not offer.accepted:
+            return Creation(None, False, offer)
+        self._open[job.job_id] = open_job
+        try:
+            await self._call(self._store.insert, job)
+        except JobStoreError:
+            open_job.is_void = True
+            del self._open[job.job_id]
+            await self._dispatch.abort([request.request_id for request in job.requests])
+            raise
+        return Creation(self._view(job), True, offer)
+
+    async def get(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+        """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
+        open_job = self._open.get(job_id)
+        if open_job is not None and open_job.job.client == client:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await open_job.kept.wait()
+        job = await self._find(job_id)
+        return None if job is None or job.client != client else self._view(job)
+
+    async def change(self, client: str, job_id: str, seen: str, wait_s: float) -> JobView | None:
+        """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
+        end_s = asyncio.get_running_loop().time() + wait_s
+        while True:
+            view = await self.get(client, job_id)
+            left_s = end_s - asyncio.get_running_loop().time()
+            if view is None or view.job.is_final or view.version != seen or left_s <= 0:
+                return view
+            # ends early when the job does
+            await self.get(client, job_id, min(_LOOK_EVERY_S, left_s))
+
+    async def _find(self, job_id: str) -> Job | None:
+        open_job = self._open.get(job_id)
+        return open_job.job if open_job else await self._call(self._store.get, job_id)
+
+    async def page(self, query: JobQuery) -> list[JobView]:
+        """Return a client's jobs, the newest first."""
+        if query.state is None or query.state in FINAL_STATES:
+            return [self._view(job) for job in await self._call(self._store.page, query)]
+        # open jobs are all here, and only here is known which of them run
+        views = [self._view(one.job) for one in self._open.values()]
+        views.sort(key=lambda view: (view.job.created_s, view.job.job_id), reverse=True)
+        views = [view for view in views if view.job.client == query.client]
+        if query.after is not None:
+            ids = [view.job.job_id for view in views]
+            views = views[ids.index(query.after) + 1 :] if query.after in ids else []
+        return [view for view in views if view.job.state == query.state][: query.limit]
+
+    async def cancel(self, client: str, job_id: str) -> JobView | None:
+        """End a job now; one that has ended stays as it is."""
+        open_job = self._open.get(job_id)
+        if open_job is not None and open_job.job.client == client:
+            open_job.is_cancelled = True
+            await self._dispatch.abort([request.request_id for request in open_job.pending])
+            await open_job.kept.wait()
+        return await self.get(client, job_id)
+
+    @property
+    def num_open(self) -> int:
+        """How many jobs have not ended."""
+        return len(self._open)
+
+    def _num_open(self, client: str) -> int:
+        return sum(one.job.client == client for one in self._open.values())
+
+    async def close(self) -> None:
+        """Stop; open jobs stay open in the store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._call(self._store.close)
+        self._thread.shutdown()
+
+    def _view(self, job: Job) -> JobView:
+        open_job = self._open.get(job.job_id)
+        if open_job is None:
+            return JobView(job)
+        progress = tuple(self._dispatch.progress(one.request_id) for one in job.requests)
+        is_running = any(
+            one is not None and (one.position is None or one.steps_done) for one in progress
+        ) or len(open_job.pending) < len(job.requests)
+        shown = replace(open_job.job, state="running" if is_running else "queued")
+        return JobView(shown, progress)
+
+    def _on_outcome(self, open_job: OpenJob, outcome: Outcome) -> None:
+        rest = open_job.take(outcome)
+        if rest:
+            self._spawn(self._dispatch.abort(rest))
+        self._end_if_done(open_job)
+
+    def _end_if_done(self, open_job: OpenJob) -> None:
+        if not open_job.pending and not open_job.is_void:
+            self._spawn(self._keep_end(open_job))
+
+    async def _keep_end(self, open_job: OpenJob) -> None:
+        """Write the end of a job; it is told to nobody before it is written."""
+        ended = open_job.ended(self._wall_clock())
+        if ended.state != "completed":
+            await self._delete_images([ended])
+            self._spawn(self._delete_late_images(ended))
+        failures = 0
+        while True:
+            try:
+                await self._call(self._store.update, ended)
+                break
+            except JobStoreError as error:
+                logger.error("the end of job %s is not written yet: %s", ended.job_id, error)
+                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                failures += 1
+        self._open.pop(ended.job_id, None)
+        open_job.kept.set()
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            try:
+                await self._sweep()
+            except (JobStoreError, BlobStoreError) as error:
+                logger.error("old jobs and results are not forgotten: %s", error)
+            await asyncio.sleep(_SWEEP_EVERY_S)
+
+    async def _sweep(self) -> None:
+        """Forget jobs and images that are older than the configuration says, or too many."""
+        before_s = self._wall_clock() - self._config.retention_s
+        purge = partial(self._store.purge, before_s, limit=_PURGE_AT_ONCE)
+        while purged := await self._call(purge):
+            await self._delete_images(purged)
+        most = self._config.max_results_mib
+        max_bytes = None if most is None else most << 20
+        sweep = partial(self._results.sweep, before_s=before_s, max_bytes=max_bytes)
+        await asyncio.to_thread(sweep)
+
+    async def _delete_images(self, jobs: Iterable[Job]) -> None:
+        names = [request.file_id for job in jobs for request in job.requests]
+        try:
+            await asyncio.to_thread(self._results.delete, names)
+        except BlobStoreError as error:
+            logger.warning("images of jobs that ended are left to the sweep: %s", error)
+
+    async def _delete_late_images(self, job: Job) -> None:
+        """Delete what a replica was about to write when it heard that nobody wants it."""
+        await asyncio.sleep(_LATE_S)
+        await self._delete_images([job])
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(function, *args, **kwargs))
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

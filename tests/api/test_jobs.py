@@ -1,0 +1,205 @@
+"""The jobs endpoints over a real dispatcher's services, with a replica of nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ray_cluster.api.app import create_app
+from ray_cluster.config import ClusterConfig
+from tests.api.checks import check_error
+from tests.api.conftest import shapes_profile
+from tests.fakes import registration
+from tests.jobs.cell import Cell, Replica, until
+
+BODY = {"prompt": "a red circle", "seed": 7}
+
+
+@pytest.fixture
+async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
+    async with Cell(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def replica(cell: Cell) -> Replica:
+    one = Replica(cell, model="shapes")
+    profile = shapes_profile()
+    one.epoch = await cell.dispatch.register(replace(registration("r", "shapes"), profile=profile))
+    return one
+
+
+@pytest.fixture
+async def calls(cell: Cell, replica: Replica, config: ClusterConfig) -> AsyncIterator[Any]:
+    app = create_app(cell, config, results=cell.results)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
+
+
+async def ended(calls: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
+    for _ in range(1000):
+        found: dict[str, Any] = (await calls.get(f"/v1/jobs/{job_id}")).json()
+        if found["finished"] is not None:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError("the job does not end")
+
+
+async def test_a_job_from_its_call_to_its_images(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    reply = await calls.post("/v1/jobs", json={**BODY, "n": 2, "slo_s": 30})
+    assert reply.status_code == 202
+    job = reply.json()
+    assert reply.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (job["state"], job["step"], job["num_steps"]) == ("queued", 0, 20)
+    assert (job["queue_position"], job["n"], job["size"]) == (0, 2, "64x64")
+    assert job["predicted_finish"] > job["created"]
+    assert job["deadline"] == {"slo_s": 30, "met": None}
+    assert (job["data"], job["error"], job["finished"]) == ([], None, None)
+    first, second = sorted((await replica.poll()).values(), key=lambda one: one.request.seed)
+    replica.steps_done = 4
+    await replica.poll()
+    job = (await calls.get(f"/v1/jobs/{job['id']}")).json()
+    assert (job["state"], job["step"], job["queue_position"]) == ("running", 8, None)
+    await replica.finish(first, b"one")
+    await replica.finish(second, b"two!")
+    job = await ended(calls, job["id"])
+    assert (job["state"], job["step"], job["attempts"]) == ("completed", 20, 2)
+    assert job["deadline"]["met"] is True
+    assert [(one["seed"], one["num_bytes"]) for one in job["data"]] == [(7, 3), (8, 4)]
+    image = await calls.get(job["data"][1]["url"])
+    assert (image.status_code, image.content) == (200, b"two!")
+    assert image.headers["content-type"] == "image/png"
+    assert "immutable" in image.headers["cache-control"]
+    again = await calls.get(job["data"][1]["url"], headers={"If-None-Match": image.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_the_same_key_names_the_same_job(calls: httpx.AsyncClient, replica: Replica) -> None:
+    key = {"Idempotency-Key": "order 66"}
+    first = await calls.post("/v1/jobs", json=BODY, headers=key)
+    # the order of names in a body says nothing
+    second = await calls.post("/v1/jobs", json=dict(reversed(BODY.items())), headers=key)
+    assert (first.status_code, second.status_code) == (202, 200)
+    assert first.json()["id"] == second.json()["id"]
+    other = await calls.post("/v1/jobs", json={**BODY, "seed": 8}, headers=key)
+    check_error(other, 422, code="idempotency_key_reused", param="Idempotency-Key")
+    assert len(await replica.poll()) == 1
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "ä"])
+async def test_a_key_out_of_bounds_is_refused(calls: httpx.AsyncClient, key: str) -> None:
+    headers = {"Idempotency-Key": key.encode()}
+    reply = await calls.post("/v1/jobs", json=BODY, headers=headers)  # type: ignore[arg-type]
+    check_error(reply, 400, param="Idempotency-Key")
+
+
+async def test_a_keyed_image_call_is_a_job_that_outlives_its_connection(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    leaves = asyncio.create_task(
+        calls.post("/v1/images/generations", json={**BODY, "n": 2}, headers=key)
+    )
+    await until(lambda: replica.cell.core.num_waiting == 2)
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    for lease in list((await replica.poll()).values()):
+        await replica.finish(lease, lease.request.request_id.encode())
+    reply = await calls.post("/v1/images/generations", json={**BODY, "n": 2}, headers=key)
+    assert reply.status_code == 200
+    assert [one["seed"] for one in reply.json()["data"]] == [7, 8]
+    assert all(one["b64_json"] for one in reply.json()["data"])
+    again = await calls.post("/v1/images/generations", json={**BODY, "n": 2}, headers=key)
+    assert again.json()["data"] == reply.json()["data"]
+    listed = (await calls.get("/v1/jobs")).json()["data"]
+    assert [one["state"] for one in listed] == ["completed"]
+
+
+async def test_an_attached_call_may_ask_for_links(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    call = asyncio.create_task(
+        calls.post("/v1/images/generations", json={**BODY, "response_format": "url"})
+    )
+    await until(lambda: replica.cell.core.num_waiting == 1)
+    (lease,) = (await replica.poll()).values()
+    await replica.finish(lease, b"image")
+    data = (await call).json()["data"]
+    assert data[0].keys() == {"url", "seed", "timing"}
+    assert (await calls.get(data[0]["url"])).content == b"image"
+    assert (await calls.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_cancelling(calls: httpx.AsyncClient, replica: Replica) -> None:
+    job = (await calls.post("/v1/jobs", json=BODY)).json()
+    reply = await calls.delete(f"/v1/jobs/{job['id']}")
+    assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
+    assert reply.json()["deadline"]["met"] is False
+    assert await replica.poll() == {}
+    assert (await calls.delete(f"/v1/jobs/{job['id']}")).json() == reply.json()
+    keyed = {"Idempotency-Key": "k"}
+    job = (await calls.post("/v1/jobs", json=BODY, headers=keyed)).json()
+    await calls.delete(f"/v1/jobs/{job['id']}")
+    refused = await calls.post("/v1/images/generations", json=BODY, headers=keyed)
+    check_error(refused, 409, code="job_cancelled")
+
+
+async def test_a_failed_job_tells_why(calls: httpx.AsyncClient, replica: Replica) -> None:
+    job = (await calls.post("/v1/jobs", json=BODY)).json()
+    (lease,) = (await replica.poll()).values()
+    await replica.fail(lease)
+    job = await ended(calls, job["id"])
+    assert (job["state"], job["error"]["code"]) == ("failed", "model_error")
+    assert "out of luck" in job["error"]["message"]
+    assert job["data"] == []
+
+
+async def test_pages(calls: httpx.AsyncClient, replica: Replica) -> None:
+    ids = [(await calls.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(5)]
+    first = (await calls.get("/v1/jobs", params={"limit": 2})).json()
+    assert [one["id"] for one in first["data"]] == [ids[4], ids[3]]
+    assert (first["has_more"], first["first_id"], first["last_id"]) == (True, ids[4], ids[3])
+    rest = (await calls.get("/v1/jobs", params={"limit": 9, "after": ids[3]})).json()
+    assert [one["id"] for one in rest["data"]] == [ids[2], ids[1], ids[0]]
+    assert rest["has_more"] is False
+    none = (await calls.get("/v1/jobs", params={"state": "failed"})).json()
+    assert (none["data"], none["first_id"], none["last_id"]) == ([], None, None)
+    for wrong in ({"limit": 0}, {"limit": 101}, {"state": "happy"}):
+        check_error(await calls.get("/v1/jobs", params=wrong), 400, param=next(iter(wrong)))
+
+
+async def test_jobs_belong_to_their_key(
+    cell: Cell, replica: Replica, config: ClusterConfig
+) -> None:
+    locked = ClusterConfig.model_validate(
+        {**config.model_dump(), "http": {"api_keys": ["alice-key", "bob-key"]}}
+    )
+    transport = httpx.ASGITransport(create_app(cell, locked, results=cell.results))
+    alice, bob = ({"Authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as calls:
+        job = (await calls.post("/v1/jobs", json=BODY, headers=alice)).json()
+        path = f"/v1/jobs/{job['id']}"
+        assert (await calls.get(path, headers=alice)).status_code == 200
+        check_error(await calls.get(path, headers=bob), 404, code="job_not_found")
+        check_error(await calls.delete(path, headers=bob), 404, code="job_not_found")
+        assert (await calls.get("/v1/jobs", headers=bob)).json()["data"] == []
+        check_error(await calls.get("/v1/jobs"), 401)
+
+
+async def test_what_is_wrong_is_named(calls: httpx.AsyncClient) -> None:
+    wrong = {"prompt": "a", "response_format": "b64_json"}
+    check_error(await calls.post("/v1/jobs", json=wrong), 400, param="response_format")
+    check_error(await calls.post("/v1/jobs", json={"prompt": ""}), 400, param="prompt")
+    check_error(await calls.get("/v1/jobs/nothing"), 404, code="job_not_found")
+    for name in ("nothing", "img-0.png", "..%2Fjobs.db", f"img-{'0' * 32}.exe"):
+        check_error(await calls.get(f"/v1/files/{name}"), 404)
+    check_error(await calls.get(f"/v1/files/img-{'0' * 32}.png"), 404, code="file_not_found")

@@ -1,0 +1,192 @@
+"""A dispatcher's services with a job store, and replicas that make images of nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray_cluster.blob_store import BlobStore
+from ray_cluster.config import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
+from ray_cluster.jobs.service import JobService
+from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.leases import Failed, Finished, Lease, Outcome, Poll, Submission
+from ray_cluster.metrics.book import MetricsBook
+from ray_cluster.metrics.roles import cell_snapshot
+from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.requests import (
+    Failure,
+    ImageRequest,
+    ImageResult,
+    ModelProfile,
+    OutputSpec,
+    Timing,
+)
+from tests.fakes import image_request, registration
+
+DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
+TIMING = Timing(queue_s=0.1, encode_s=0.2, denoise_s=0.3, decode_s=0.4)
+
+
+def job(job_id: str, num_images: int = 1, **changes: Any) -> Job:
+    """A job of client "alice", as the API would hand it over."""
+    values: dict[str, Any] = {
+        "client": "alice",
+        "requests": tuple(
+            image_request(f"{job_id}-{index}", output=OutputSpec(is_stored=True))
+            for index in range(num_images)
+        ),
+        "slo_s": 60.0,
+        "created_s": time.time(),
+        "body_digest": "digest",
+        "images": (None,) * num_images,
+    }
+    return Job(job_id=job_id, **{**values, **changes})
+
+
+class Cell:
+    """One life of a dispatcher over stores that outlive it; also the gateway's way to it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epoch: int = 1,
+        store: Any = None,
+        retention_s: float = 1e6,
+        max_queued: int = 64,
+        max_open: int = 100,
+    ) -> None:
+        limits = LimitsConfig(max_queued_images=max_queued)
+        self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
+        self.dispatch = DispatchService(self.core, config=DISPATCH, clock=time.monotonic)
+        self.results = BlobStore(str(folder / "results"))
+        self.store = store or SqlJobStore.open(f"sqlite:///{folder}/jobs.db")
+        self.book = MetricsBook(30.0)
+        self.jobs_service = JobService(
+            self.dispatch,
+            self.store,
+            self.results,
+            config=StorageConfig(retention_s=retention_s),
+            max_open_per_client=max_open,
+            wall_clock=time.time,
+        )
+
+    async def __aenter__(self) -> Cell:
+        await self.jobs_service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.dispatch.close()
+        await self.jobs_service.close()
+
+    # what a gateway asks
+
+    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+        return await self.dispatch.submit(requests, wait_s)
+
+    async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
+        return await self.dispatch.wait(request_ids, timeout_s)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self.dispatch.abort(request_ids)
+
+    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
+        self.book.update(process_id, own, time.monotonic())
+        cell = cell_snapshot(await self.dispatch.snapshot(), self.jobs_service.num_open)
+        return self.book.merged(time.monotonic(), cell)
+
+    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+        self.book.update(process_id, own, time.monotonic())
+
+    async def models(self) -> dict[str, ModelProfile]:
+        return await self.dispatch.models()
+
+    async def create_job(self, one: Job) -> Creation:
+        return await self.jobs_service.create(one)
+
+    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+        return await self.jobs_service.get(client, job_id, wait_s)
+
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
+        return await self.jobs_service.change(client, job_id, seen, wait_s)
+
+    async def jobs(self, query: JobQuery) -> list[JobView]:
+        return await self.jobs_service.page(query)
+
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
+        return await self.jobs_service.cancel(client, job_id)
+
+
+class Replica:
+    """Registers with a cell, and makes what it leases when it is told to."""
+
+    def __init__(self, cell: Cell, replica_id: str = "r", model: str = "m") -> None:
+        self.cell = cell
+        self.replica_id = replica_id
+        self.model = model
+        self.leases: dict[str, Lease] = {}
+        self.steps_done = 0
+
+    async def register(self, **changes: Any) -> Replica:
+        self.epoch = await self.cell.dispatch.register(
+            registration(self.replica_id, self.model, **changes)
+        )
+        return self
+
+    async def poll(self) -> dict[str, Lease]:
+        """Poll once; return what it holds now."""
+        named = dict.fromkeys(self.leases, self.steps_done)
+        reply = await self.cell.dispatch.poll(
+            Poll(self.replica_id, self.epoch, 4 - len(named), named)
+        )
+        for request_id in reply.aborts:
+            self.leases.pop(request_id, None)
+        for request_id, fence in reply.adopted.items():
+            self.leases[request_id] = replace(self.leases[request_id], fence=fence)
+        self.leases.update({lease.request.request_id: lease for lease in reply.leases})
+        return self.leases
+
+    async def finish(self, lease: Lease, data: bytes = b"image") -> None:
+        request = lease.request
+        del self.leases[request.request_id]
+        is_stored = request.output.is_stored
+        if is_stored:
+            self.cell.results.put(request.file_id, data)
+        result = ImageResult(
+            request.request_id,
+            b"" if is_stored else data,
+            request.output.image_format,
+            TIMING,
+            len(data),
+        )
+        event = Finished(request.request_id, lease.fence, result)
+        await self.cell.dispatch.report(self.replica_id, [event])
+
+    async def fail(self, lease: Lease) -> None:
+        request_id = lease.request.request_id
+        del self.leases[request_id]
+        failure = Failure(request_id, "error", "out of luck", "denoise")
+        await self.cell.dispatch.report(self.replica_id, [Failed(request_id, lease.fence, failure)])
+
+    async def work(self) -> None:
+        """Make everything, for ever."""
+        while True:
+            await self.poll()
+            for lease in list(self.leases.values()):
+                await self.finish(lease)
+
+
+async def until(condition: Callable[[], Any], patience_s: float = 10.0) -> None:
+    end_s = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,85 @@
+"""Durable jobs over a store that is slow or fails: nothing is told that is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_cluster.jobs.records import Job
+from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store import JobStoreError
+from tests.jobs.cell import Cell, Replica, job
+
+
+class Unreliable:
+    """A real store, of which a test replaces one method."""
+
+    def __init__(self, inner: SqlJobStore) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def test_a_caller_that_leaves_while_its_job_is_written_has_a_job(tmp_path: Path) -> None:
+    class Slow(Unreliable):
+        def insert(self, new: Job) -> Job:
+            time.sleep(0.2)
+            return self._inner.insert(new)
+
+    store = Slow(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
+    async with Cell(tmp_path, store=store) as cell:
+        await Replica(cell).register()
+        leaves = asyncio.create_task(cell.create_job(job("j", idempotency_key="k")))
+        await asyncio.sleep(0.05)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        again = await cell.create_job(job("other", idempotency_key="k"))
+        assert again.view is not None
+        assert (again.is_new, again.view.job.job_id) == (False, "j")
+        assert cell.core.num_waiting == 1
+
+
+async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
+    class Failing(Unreliable):
+        def insert(self, _job: Job) -> Job:
+            raise JobStoreError("the disk is full")
+
+    store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
+    async with Cell(tmp_path, store=store) as cell:
+        replica = await Replica(cell).register()
+        with pytest.raises(JobStoreError, match="disk is full"):
+            await cell.create_job(job("j"))
+        assert await replica.poll() == {}
+        assert await cell.job("alice", "j") is None
+
+
+async def test_an_end_is_told_only_once_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
+    fails = True
+
+    class Failing(Unreliable):
+        def update(self, ended: Job) -> None:
+            if fails:
+                raise JobStoreError("the disk is full")
+            self._inner.update(ended)
+
+    store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
+    async with Cell(tmp_path, store=store) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j"))
+        (lease,) = (await replica.poll()).values()
+        await replica.finish(lease)
+        view = await cell.job("alice", "j", 0.1)
+        assert view is not None
+        assert view.job.state == "running"
+        fails = False
+        view = await cell.job("alice", "j", 10.0)
+        assert view is not None
+        assert view.job.state == "completed"

@@ -1,0 +1,238 @@
+"""Durable jobs beside a real dispatch service: accepted once, made whoever dies, ended once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_cluster.jobs.records import JobQuery
+from ray_cluster.jobs.sql_store import SqlJobStore
+from tests.jobs.cell import TIMING, Cell, Replica, job, until
+
+
+async def state_of(cell: Cell, job_id: str, client: str = "alice") -> str | None:
+    view = await cell.job(client, job_id)
+    return None if view is None else view.job.state
+
+
+async def test_a_job_goes_from_queued_to_completed(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        created = await cell.create_job(job("j", num_images=2))
+        assert created.is_new
+        assert created.view is not None
+        assert created.view.job.state == "queued"
+        assert [one.position for one in created.view.progress if one] == [0, 1]
+        first, second = (await replica.poll()).values()
+        replica.steps_done = 3
+        await replica.poll()
+        view = await cell.job("alice", "j")
+        assert view is not None
+        assert view.job.state == "running"
+        assert [(one.position, one.steps_done) for one in view.progress if one] == [(None, 3)] * 2
+        assert all(one.predicted_s for one in view.progress if one)
+        await replica.finish(first)
+        assert await state_of(cell, "j") == "running"
+        waiting = asyncio.create_task(cell.job("alice", "j", 10.0))
+        await replica.finish(second)
+        done = await waiting
+        assert done is not None
+        assert done.job.state == "completed"
+        assert [image.timing for image in done.job.images if image] == [TIMING, TIMING]
+        assert [image.num_bytes for image in done.job.images if image] == [5, 5]
+        assert done.job.attempts == 2
+        assert done.job.finished_s is not None
+        assert done.progress == ()
+        assert cell.results.get("j-1.png") == b"image"
+
+
+async def test_nobody_sees_the_job_of_another(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        await Replica(cell).register()
+        await cell.create_job(job("j"))
+        assert await cell.job("bob", "j", 1.0) is None
+        assert await cell.cancel_job("bob", "j") is None
+        assert await cell.jobs(JobQuery("bob")) == []
+        assert await state_of(cell, "j") == "queued"
+        assert await cell.job("alice", "nothing") is None
+
+
+async def test_a_key_names_one_job_however_often_it_is_sent(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        sent = [cell.create_job(replace(job(f"j{i}"), idempotency_key="k")) for i in range(10)]
+        created = await asyncio.gather(*sent)
+        assert [one.is_new for one in created].count(True) == 1
+        assert len({one.view.job.job_id for one in created if one.view}) == 1
+        (lease,) = (await replica.poll()).values()
+        await replica.finish(lease)
+        (job_id,) = {one.view.job.job_id for one in created if one.view}
+        await until(lambda: cell.store.get(job_id).state == "completed")
+        again = await cell.create_job(replace(job("j99"), idempotency_key="k"))
+        assert again.view is not None
+        assert (again.is_new, again.view.job.state) == (False, "completed")
+        assert cell.core.num_waiting == 0
+
+
+async def test_what_a_replica_writes_too_late_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.jobs.service._LATE_S", 0.1)
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j"))
+        await replica.poll()
+        await cell.cancel_job("alice", "j")
+        cell.results.put("j-0.png", b"image")
+        await until(lambda: cell.results.entries() == [])
+
+
+async def test_a_refused_job_leaves_nothing(tmp_path: Path) -> None:
+    async with Cell(tmp_path, max_queued=2, max_open=2) as cell:
+        await Replica(cell).register()
+        refused = await cell.create_job(job("big", num_images=3, idempotency_key="k"))
+        assert (refused.view, refused.offer.reason) == (None, "never_fits")
+        assert await state_of(cell, "big") is None
+        # a refusal does not use the key up
+        assert (await cell.create_job(job("small", idempotency_key="k"))).is_new
+        assert (await cell.create_job(job("other"))).is_new
+        third = await cell.create_job(job("third"))
+        assert third.offer.reason == "too_many_jobs"
+        assert cell.core.num_waiting == 2
+
+
+async def test_one_failed_image_fails_its_job_and_frees_the_rest(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j", num_images=3))
+        first, second, _ = (await replica.poll()).values()
+        await replica.finish(first)
+        await replica.fail(second)
+        view = await cell.job("alice", "j", 10.0)
+        assert view is not None
+        assert view.job.state == "failed"
+        assert view.job.error is not None
+        assert view.job.error.message == "out of luck"
+        assert view.job.attempts == 3
+        assert await replica.poll() == {}
+        # nothing of a job that failed is left
+        assert cell.results.entries() == []
+
+
+async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j", num_images=2))
+        first = next(iter((await replica.poll()).values()))
+        await replica.finish(first)
+        view = await cell.cancel_job("alice", "j")
+        assert view is not None
+        assert (view.job.state, view.job.error) == ("cancelled", None)
+        assert await replica.poll() == {}
+        assert cell.results.entries() == []
+        # again, and after the end, it stays what it is
+        again = await cell.cancel_job("alice", "j")
+        assert again == view
+
+
+async def test_cancelling_what_is_completed_changes_nothing(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j"))
+        (lease,) = (await replica.poll()).values()
+        await replica.finish(lease)
+        view = await cell.cancel_job("alice", "j")
+        assert view is not None
+        assert view.job.state == "completed"
+        assert cell.results.get("j-0.png") == b"image"
+
+
+async def test_a_new_dispatcher_goes_on_where_the_old_one_was_killed(tmp_path: Path) -> None:
+    old = Cell(tmp_path)
+    await old.jobs_service.start()
+    replica = await Replica(old).register()
+    await old.create_job(job("part", num_images=3, created_s=1000.0))
+    await old.create_job(job("done"))
+    await old.create_job(job("waits", slo_s=5.0))
+    first, second, third, _ = (await replica.poll()).values()
+    await replica.finish(first)
+    await replica.finish(next(x for x in replica.leases.values() if "done" in x.request.request_id))
+    await until(lambda: old.store.get("done").state == "completed")
+    # killed: nothing is closed. The replica lives on with two rows, of which one is ready
+    async with Cell(tmp_path, epoch=2) as new:
+        replica.cell = new
+        assert await state_of(new, "done") == "completed"
+        view = await new.job("alice", "part")
+        assert view is not None
+        assert view.progress[0] is None
+        assert new.core.num_waiting == 3
+        await replica.register()
+        held = await replica.poll()
+        assert held.keys() >= {second.request.request_id, third.request.request_id}
+        for lease in list(held.values()):
+            await replica.finish(lease)
+        for job_id in ("part", "waits"):
+            view = await new.job("alice", job_id, 10.0)
+            assert view is not None
+            assert view.job.state == "completed"
+        images = new.store.get("part").images
+        assert [image.num_bytes for image in images] == [5, 5, 5]
+        # what nobody was left to note is not made up
+        assert [image.timing for image in images] == [None, TIMING, TIMING]
+        assert new.store.unfinished() == []
+    await old.dispatch.close()
+
+
+async def test_a_job_that_was_all_made_is_ended_by_the_next_dispatcher(tmp_path: Path) -> None:
+    old = Cell(tmp_path)
+    old.store.insert(job("j", num_images=2))
+    for index in range(2):
+        old.results.put(f"j-{index}.png", b"image")
+    async with Cell(tmp_path, epoch=2) as new:
+        view = await new.job("alice", "j", 10.0)
+        assert view is not None
+        assert view.job.state == "completed"
+        assert new.core.num_waiting == 0
+
+
+async def test_pages_show_open_jobs_as_they_are(tmp_path: Path) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        for index in range(5):
+            await cell.create_job(job(f"j{index}", created_s=1000.0 + index))
+        held = await replica.poll()
+        assert len(held) == 4
+        await replica.finish(held["j0-0"])
+        await until(lambda: cell.store.get("j0").state == "completed")
+
+        async def ids(**query: Any) -> list[str]:
+            return [view.job.job_id for view in await cell.jobs(JobQuery("alice", **query))]
+
+        assert await ids() == ["j4", "j3", "j2", "j1", "j0"]
+        states = [view.job.state for view in await cell.jobs(JobQuery("alice"))]
+        assert states == ["queued", "running", "running", "running", "completed"]
+        assert await ids(state="running") == ["j3", "j2", "j1"]
+        assert await ids(state="running", limit=2) == ["j3", "j2"]
+        assert await ids(state="running", after="j3") == ["j2", "j1"]
+        assert await ids(state="running", after="nobody") == []
+        assert await ids(state="queued") == ["j4"]
+        assert await ids(state="completed") == ["j0"]
+        assert await ids(after="j1") == ["j0"]
+
+
+async def test_what_is_old_is_forgotten_with_its_images(tmp_path: Path) -> None:
+    store = SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db")
+    old = job("old", created_s=10.0)
+    store.insert(old)
+    store.update(replace(old, state="completed", finished_s=20.0))
+    cell = Cell(tmp_path, store=store, retention_s=1000.0)
+    cell.results.put("old-0.png", b"image")
+    cell.results.put("new-0.png", b"image")
+    async with cell:
+        await until(lambda: store.get("old") is None)
+        await until(lambda: cell.results.get("old-0.png") is None)
+        assert cell.results.get("new-0.png") == b"image"
