@@ -1,0 +1,1 @@
+"""Metrics: one registry per process, merged where anybody asks."""

@@ -1,0 +1,124 @@
+"""What each kind of process measures; docs/metrics.md tells what each means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ray_cluster.dispatch.state import ClusterSnapshot
+from ray_cluster.metrics.snapshot import Snapshot, take
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_STEP_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class GatewayMetrics:
+    """Calls that one gateway has answered."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "ray_cluster_http_requests",
+            "HTTP calls answered.",
+            ["route", "method", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "ray_cluster_http_request_seconds",
+            "Seconds from a call to the last byte of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    def answered(self, *, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a call."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def snapshot(self) -> Snapshot:
+        """Return the present values."""
+        return take(self._registry)
+
+
+class ReplicaMetrics:
+    """Denoising steps that one replica has made."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._seconds = Histogram(
+            "ray_cluster_step_seconds",
+            "Seconds of one denoising step of a batch.",
+            ["model"],
+            buckets=_STEP_SECONDS,
+            registry=self._registry,
+        ).labels(model)
+        self._rows = Histogram(
+            "ray_cluster_step_batch_images",
+            "Images in one denoising step.",
+            ["model"],
+            buckets=_BATCH_SIZES,
+            registry=self._registry,
+        ).labels(model)
+
+    def stepped(self, *, seconds: float, num_images: int) -> None:
+        """Count a step; called in the step thread, a few microseconds."""
+        self._seconds.observe(seconds)
+        self._rows.observe(num_images)
+
+    def snapshot(self) -> Snapshot:
+        """Return the present values."""
+        return take(self._registry)
+
+
+def cell_snapshot(cluster: ClusterSnapshot, num_open_jobs: int) -> Snapshot:
+    """Return what the dispatcher has decided so far, and has now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Cell(cluster, num_open_jobs))
+    return take(registry)
+
+
+class _Cell(Collector):
+    def __init__(self, cluster: ClusterSnapshot, num_open_jobs: int) -> None:
+        self._cluster = cluster
+        self._num_open_jobs = num_open_jobs
+
+    def collect(self) -> Iterator[Metric]:
+        cluster = self._cluster
+        images = CounterMetricFamily(
+            "ray_cluster_images", "Images by what became of them.", labels=["event"]
+        )
+        for event, count in sorted(cluster.totals.items()):
+            images.add_metric([event], count)
+        yield images
+        waiting = GaugeMetricFamily(
+            "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
+        )
+        for model, count in cluster.num_waiting_by_model.items():
+            waiting.add_metric([model], count)
+        yield waiting
+        yield GaugeMetricFamily(
+            "ray_cluster_oldest_waiting_seconds",
+            "Seconds that the longest-waiting image has been in the system.",
+            value=cluster.oldest_waiting_s,
+        )
+        yield GaugeMetricFamily(
+            "ray_cluster_open_jobs", "Durable jobs that have not ended.", value=self._num_open_jobs
+        )
+        leased = GaugeMetricFamily(
+            "ray_cluster_leased_images", "Images that a replica has.", labels=["model", "replica"]
+        )
+        room = GaugeMetricFamily(
+            "ray_cluster_free_places",
+            "Images that a replica could take.",
+            labels=["model", "replica"],
+        )
+        for one in cluster.replicas:
+            leased.add_metric([one.model, one.replica_id], one.num_leased)
+            room.add_metric([one.model, one.replica_id], one.num_free)
+        yield leased
+        yield room
