@@ -1,4 +1,4 @@
-"""The command line: ``ray-cluster serve | generate | models | doctor | version``.
+"""The command line: ``ray-cluster serve | generate | jobs | models | doctor | version``.
 
 Nothing heavy is imported before a command needs it, so that ``--help`` answers at once.
 """

@@ -10,6 +10,7 @@ import typer
 
 from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
+from ray_cluster.cli.jobs import jobs
 from ray_cluster.cli.models import models
 from ray_cluster.cli.serve import serve
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.command()(doctor)
 

@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 
 def command(name: str = "ray-cluster") -> str:
     """Return the command by its name alone where PATH finds ours, else by its path."""
@@ -20,3 +22,9 @@ def command(name: str = "ray-cluster") -> str:
         return shlex.quote(str(ours))
     # a shell looks for a bare name in PATH only
     return shlex.quote(near if os.sep in near else os.path.join(os.curdir, near))
+
+
+def jobs_command(action: str, job_id: str, base: str) -> str:
+    """Return a command on a job of the service at ``base``."""
+    text = f"{command()} jobs {action} {shlex.quote(job_id)}"
+    return text if base == DEFAULT_URL else f"{text} --url {shlex.quote(base)}"

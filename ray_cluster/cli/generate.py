@@ -34,6 +34,8 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 ) -> None:
     """Make images from a text, and write them to files.
 
+    With --url they are a job of that service, which a lost connection does not end; Ctrl-C does.
+
     [bold]Examples[/bold]
 
       ray-cluster generate "a red circle on a white background" -o red.png

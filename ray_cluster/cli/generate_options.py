@@ -101,7 +101,10 @@ ApiKey = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(help="Seconds to wait for --url; 600 if absent.", rich_help_panel=_WHERE),
+    typer.Option(
+        help="Seconds to wait for --url, over lost connections; 600 if absent. The job goes on.",
+        rich_help_panel=_WHERE,
+    ),
 ]
 Config = Annotated[
     Path | None,

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.cli.call_body import call_body
-from ray_cluster.cli.image_files import check_writable, format_of, output_paths, write_image
-from ray_cluster.cli.made import MadeImage, MadeImages
-from ray_cluster.cli.output import stderr, stdout
+from ray_cluster.cli.image_files import check_writable, format_of, output_paths
+from ray_cluster.cli.made import MadeImages
+from ray_cluster.cli.output import stderr
+from ray_cluster.cli.saving import save
 from ray_cluster.config import load_config
 from ray_cluster.errors import ConfigError
 from ray_cluster.requests import ImageFormat
@@ -69,11 +70,7 @@ def run(options: Mapping[str, Any], files: Files, place: Place) -> None:
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
     check_writable(paths, force=files.force)
-    made = _make(body, place)
-    for path, image in zip(paths, made.images, strict=True):
-        write_image(path, image.data, force=files.force)
-        stdout().print(_line(path, image, made), markup=False)
-    stdout().print(_summary(made), markup=False)
+    save(_make(body, place), paths, force=files.force)
 
 
 def _make(body: Mapping[str, Any], place: Place) -> MadeImages:
@@ -86,24 +83,9 @@ def _make(body: Mapping[str, Any], place: Place) -> MadeImages:
         from ray_cluster.cli.local_images import generate_here
 
         return generate_here(call, config, stderr())
-    from ray_cluster.cli.remote_images import RemoteService
+    from ray_cluster.cli.remote_images import generate_there
+    from ray_cluster.cli.remote_service import RemoteService
 
     timeout_s = _TIMEOUT_S if place.timeout_s is None else place.timeout_s
-    service = RemoteService.at(place.url, place.api_key, config, timeout_s)
-    return service.generate(body, stderr())
-
-
-def _line(path: Path, image: MadeImage, made: MadeImages) -> str:
-    stages = ", ".join(
-        f"{name.removesuffix('_s')} {seconds:.2f} s"
-        for name, seconds in image.timing.items()
-        if seconds >= 0.005
-    )
-    return f"{path}  seed {image.seed}  {made.size}  {stages}"
-
-
-def _summary(made: MadeImages) -> str:
-    text = f"{len(made.images)} image(s) of {made.model} in {made.elapsed_s:.2f} s"
-    if made.deadline_met is None:
-        return text
-    return f"{text}, {'within' if made.deadline_met else 'AFTER'} the deadline"
+    with RemoteService.at(place.url, place.api_key, config, answer_s=timeout_s) as service:
+        return generate_there(service, body, timeout_s, stderr())

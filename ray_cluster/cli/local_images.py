@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from ray_cluster.api.resolve import resolve
 from ray_cluster.cli.call_check import CheckedCall
 from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages
 from ray_cluster.cli.plans import profile_of
+from ray_cluster.cli.step_bar import step_progress
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
@@ -42,7 +43,7 @@ def generate_here(call: CheckedCall, config: ClusterConfig, console: Console) ->
     prepare_threads(pool.num_threads)
     # what is wrong is said before the weights are loaded
     requests = resolve(call.fields, profile_of(pool), pool.defaults, config.limits)
-    with _progress(console) as progress:
+    with step_progress(console) as progress:
         return _make(pool, requests, config.dispatch.default_slo_s, progress)
 
 
@@ -81,19 +82,6 @@ def _on_best_device(pool: PoolConfig) -> PoolConfig:
     if not torch.cuda.is_available():
         return pool
     return pool.model_copy(update={"device": "cuda", "dtype": "float16", "num_gpus": 1.0})
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _collect(

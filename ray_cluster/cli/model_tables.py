@@ -9,12 +9,11 @@ import yaml
 from rich import box
 from rich.table import Table
 
-from ray_cluster.cli.remote_images import RemoteService
+from ray_cluster.cli.remote_service import RemoteService
 from ray_cluster.config import load_config
 from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
 
 _CARD = "README.md"
-_TIMEOUT_S = 30.0
 _LICENCE = re.compile(r"[Ll]icen[cs]e[:d]?\s+(?:under\s+)?\W*([A-Za-z]+-[\w.-]*\w)")
 _NO_PROSE = ("#", "```", "!", "|", "-", "<")
 
@@ -31,9 +30,10 @@ def builtin_table() -> Table:
 
 def served_table(url: str, api_key: str | None) -> Table:
     """Return what a service has ready."""
-    service = RemoteService.at(url, api_key, load_config(), _TIMEOUT_S)
+    with RemoteService.at(url, api_key, load_config()) as service:
+        served = service.models()
     table = Table("served", "family", "default size", "sides", "samplers", box=box.SIMPLE)
-    for model in service.models():
+    for model in served:
         table.add_row(
             model.id,
             model.family,

@@ -9,6 +9,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ray_cluster.errors import InvalidRequest, RayClusterError
 
@@ -41,18 +42,21 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table, soft_wrap=False)
 
 
-def warn(message: str) -> None:
-    """Write a warning to stderr."""
-    console = stderr()
-    console.print("warning:", style="bold yellow", end=" ")
-    console.print(message, markup=False)
+def warn(message: str, console: Console | None = None) -> None:
+    """Write a warning to stderr, or to the console on which something is live."""
+    # in one piece: what is live is drawn again after each
+    text = Text.assemble(("warning:", "bold yellow"), " ", message)
+    (console or stderr()).print(text)
+
+
+def complain(message: str) -> None:
+    """Write an error to stderr."""
+    stderr().print(Text.assemble(("error:", "bold red"), " ", message))
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Write an error to stderr and leave with ``code``."""
-    console = stderr()
-    console.print("error:", style="bold red", end=" ")
-    console.print(message, markup=False)
+    complain(message)
     raise typer.Exit(code)
 
 

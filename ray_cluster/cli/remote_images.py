@@ -1,131 +1,136 @@
-"""Images from a running service, through its HTTP API."""
+"""Images from a running service, as a durable job: a lost connection loses nothing."""
 
 from __future__ import annotations
 
-import binascii
-from collections.abc import Mapping
-from typing import Any
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
-import httpx
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
-from ray_cluster.api.schema import ErrorResponse, ImagesResponse, ModelCard, ModelList
-from ray_cluster.cli.commands import command
-from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages
-from ray_cluster.config import ClusterConfig
-from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
+from ray_cluster.api.replies import JobResponse
+from ray_cluster.cli.commands import jobs_command
+from ray_cluster.cli.job_images import check_completed, images_of
+from ray_cluster.cli.made import GenerateFailed, MadeImages
+from ray_cluster.cli.patience import ask_again
+from ray_cluster.cli.remote_service import NoAnswer, RemoteService
+from ray_cluster.cli.step_bar import step_progress
+from ray_cluster.errors import RayClusterError
 
-_CONNECT_S = 10.0
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+AnswerT = TypeVar("AnswerT")
+
+_POLL_S = 0.3
+_GIVE_UP_S = 5.0
 
 
-class RemoteService:
-    """A service at a URL.
+def generate_there(
+    service: RemoteService, body: Mapping[str, Any], timeout_s: float, console: Console
+) -> MadeImages:
+    """Have images made, with the steps on the console. Ctrl-C cancels the job.
 
-    Args:
-        url: as ``serve`` prints it, with or without ``/v1``.
-        api_key: sent with every call; None sends none.
-        timeout_s: longest wait for an answer.
-
-    Attributes:
-        headers: sent with every call.
+    Raises:
+        InvalidRequest: a parameter is wrong.
+        RayClusterError: the service cannot be reached, is full, failed, or took too long.
     """
-
-    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
-        self._base = base_of(url)
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-
-    @classmethod
-    def at(
-        cls, url: str, api_key: str | None, config: ClusterConfig, timeout_s: float
-    ) -> RemoteService:
-        """Return the service at a URL; the configuration's own key goes to this machine only."""
-        keys = config.http.api_keys
-        if api_key is None and keys and is_this_machine(url):
-            api_key = keys[0].get_secret_value()
-        return cls(url, api_key, timeout_s)
-
-    def generate(self, body: Mapping[str, Any], console: Console) -> MadeImages:
-        """Have images made, with the elapsed time on the console.
-
-        Raises:
-            InvalidRequest: a parameter is wrong.
-            GenerateFailed: the service cannot be reached, is full, or failed.
-        """
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        ) as progress:
-            progress.add_task(f"waiting for {self._base}", total=None)
-            content = self._call("POST", "/v1/images/generations", body)
-        reply = ImagesResponse.model_validate(content)
-        return MadeImages(
-            model=reply.model,
-            size=reply.size,
-            images=tuple(
-                MadeImage(binascii.a2b_base64(item.b64_json), item.seed, item.timing.model_dump())
-                for item in reply.data
-            ),
-            elapsed_s=reply.deadline.elapsed_s,
-            deadline_met=reply.deadline.met,
-        )
-
-    def models(self) -> list[ModelCard]:
-        """Return the models that are ready; errors as of :meth:`generate`."""
-        return ModelList.model_validate(self._call("GET", "/v1/models")).data
-
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        url = self._base + path
+    with step_progress(console) as progress:
+        call = _RemoteCall(service, body, timeout_s, progress)
         try:
-            reply = httpx.request(
-                method, url, json=body, headers=self.headers, timeout=self._timeout
-            )
-        except httpx.TimeoutException as error:
+            return call.make()
+        except KeyboardInterrupt:
+            call.give_up()
+            raise
+
+
+class _RemoteCall:
+    """One call as a job, from its key to its images."""
+
+    def __init__(
+        self, service: RemoteService, body: Mapping[str, Any], timeout_s: float, progress: Progress
+    ) -> None:
+        self._service = service
+        self._create = partial(service.create_job, body, f"generate-{secrets.token_hex(16)}")
+        self._timeout_s = timeout_s
+        self._until_s = time.monotonic() + timeout_s
+        self._progress = progress
+        self._task = progress.add_task(f"asking {service.base}", total=None)
+        self._job_id: str | None = None
+
+    def make(self) -> MadeImages:
+        job = self._accepted()
+        self._job_id = job.id
+        while job.finished is None:
+            self._show(job)
+            if time.monotonic() > self._until_s:
+                raise self._too_late("it is not done")
+            time.sleep(_POLL_S)
+            job = self._ask(partial(self._service.job, job.id))
+        self._show(job)
+        check_completed(job)
+        return images_of(job, lambda image: self._ask(partial(self._service.image, image)))
+
+    def give_up(self) -> None:
+        """Cancel the job, and say what became of it."""
+        self._progress.update(self._task, description="cancelling")
+        console = self._progress.console
+        until_s = time.monotonic() + _GIVE_UP_S
+        try:
+            if self._job_id is None:
+                # the call may have been taken; its key finds the job, or makes one to cancel
+                self._job_id = ask_again(
+                    self._create, until_s=until_s, console=console, is_known=False
+                ).id
+            cancel = partial(self._service.cancel_job, self._job_id)
+            job = ask_again(cancel, until_s=until_s, console=console)
+        except RayClusterError as error:
+            console.print(self._not_cancelled(error), markup=False)
+            return
+        if job.state == "cancelled":
+            console.print(f"cancelled {job.id}", markup=False)
+        else:
+            console.print(f"{job.id} had {job.state} already", markup=False)
+
+    def _accepted(self) -> JobResponse:
+        console = self._progress.console
+        try:
+            return ask_again(self._create, until_s=self._until_s, console=console, is_known=False)
+        except NoAnswer as error:
+            if error.kind != "away":
+                raise
             raise GenerateFailed(
-                f"{self._base} did not answer in time; wait longer with --timeout"
+                f"{error}, or leave --url out to make the image in this process"
             ) from error
-        except httpx.HTTPError as error:
-            raise GenerateFailed(
-                f"{self._base} cannot be reached ({error}); start the service with "
-                f"'{command()} serve', or leave --url out to make the image in this process"
-            ) from error
-        if not reply.is_success:
-            raise _error_of(reply)
-        return reply.json()
 
+    def _ask(self, call: Callable[[], AnswerT]) -> AnswerT:
+        try:
+            return ask_again(call, until_s=self._until_s, console=self._progress.console)
+        except NoAnswer as error:
+            raise self._too_late(str(error)) from error
 
-def base_of(url: str) -> str:
-    """Return the service's address without the API's path; ConfigError if it is none."""
-    base = url.rstrip("/").removesuffix("/v1")
-    try:
-        parsed = httpx.URL(base)
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"--url {url!r} is no URL: {error}") from error
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise ConfigError(f"--url {url!r} is no URL; give one like http://127.0.0.1:8000")
-    return base
-
-
-def is_this_machine(url: str) -> bool:
-    """Whether a URL leads to this machine."""
-    return httpx.URL(base_of(url)).host in _LOOPBACK
-
-
-def _error_of(reply: httpx.Response) -> RayClusterError:
-    """Return what an answer other than success says, in OpenAI's form or not."""
-    try:
-        error = ErrorResponse.model_validate(reply.json()).error
-    except ValueError:
-        return GenerateFailed(
-            f"{reply.url} answered {reply.status_code} {reply.reason_phrase}, and not as "
-            "ray-cluster does; is it another service?"
+    def _show(self, job: JobResponse) -> None:
+        waits = job.state == "queued" and job.queue_position is not None
+        self._progress.update(
+            self._task,
+            description=f"waiting, {job.queue_position} before it" if waits else "denoising",
+            total=job.num_steps,
+            completed=job.step,
         )
-    if error.param is not None:
-        return InvalidRequest(error.message, error.param, error.code or "invalid_value")
-    return GenerateFailed(error.message)
+
+    def _too_late(self, why: str) -> GenerateFailed:
+        job_id, base = str(self._job_id), self._service.base
+        return GenerateFailed(
+            f"no image after {self._timeout_s:g} s (--timeout): {why}. The job goes on: see "
+            f"'{jobs_command('watch', job_id, base)}', then "
+            f"'{jobs_command('fetch', job_id, base)}'"
+        )
+
+    def _not_cancelled(self, error: RayClusterError) -> str:
+        base = self._service.base
+        if self._job_id is None:
+            return f"no job was found to cancel: {error}"
+        return (
+            f"{self._job_id} is perhaps not cancelled: {error}. Try "
+            f"'{jobs_command('cancel', self._job_id, base)}'"
+        )

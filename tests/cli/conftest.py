@@ -1,24 +1,19 @@
-"""The command line in this process, small models, and a gateway on a fake dispatcher."""
+"""The command line in this process, small models, and a service that makes images of nothing."""
 
 from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvicorn
 import yaml
 from typer.testing import CliRunner, Result
 
-from ray_cluster.api.app import create_app
 from ray_cluster.cli.app import app
-from ray_cluster.config import ClusterConfig
+from tests.cli.served import Served
 from tests.engine.random_models import save_sd
-from tests.fakes import FakeDispatcherClient, model_profile
 
 Cli = Callable[..., Result]
 
@@ -79,25 +74,14 @@ def ports() -> list[int]:
 
 
 @pytest.fixture
-def dispatcher() -> FakeDispatcherClient:
-    return FakeDispatcherClient(replace(model_profile("shapes"), max_px=128))
+def served(tmp_path: Path) -> Iterator[Served]:
+    """The real HTTP application on a socket; its jobs are made of nothing."""
+    one = Served(tmp_path / "served")
+    one.start()
+    yield one
+    one.stop()
 
 
 @pytest.fixture
-def service_url(dispatcher: FakeDispatcherClient) -> Iterator[str]:
-    """The real HTTP application on a socket; its images come from the fake dispatcher."""
-    config = ClusterConfig.model_validate(
-        {"http": {"api_keys": ["secret"]}, "pools": [{"name": "shapes", "model": "shapes-sd"}]}
-    )
-    settings = uvicorn.Config(
-        create_app(dispatcher, config), port=0, log_level="critical", lifespan="off"
-    )
-    server = uvicorn.Server(settings)
-    listener = settings.bind_socket()
-    listener.listen()
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = server.force_exit = True
-    thread.join()
-    listener.close()
+def service_url(served: Served) -> str:
+    return served.url

@@ -9,8 +9,9 @@ import pytest
 
 from tests.cli.conftest import Cli
 
-COMMANDS = [(), ("serve",), ("generate",), ("models",), ("doctor",)]
+COMMANDS = [(), ("serve",), ("generate",), ("jobs",), ("models",), ("doctor",)]
 COMMANDS += [("models", name) for name in ("list", "train", "publish", "evaluate")]
+COMMANDS += [("jobs", name) for name in ("list", "show", "watch", "cancel", "fetch")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -18,7 +19,7 @@ def test_every_command_explains_itself(cli: Cli, command: tuple[str, ...]) -> No
     result = cli(*command, "--help")
     assert result.exit_code == 0
     assert "Usage:" in result.output
-    if command not in {(), ("models",)}:
+    if command not in {(), ("jobs",), ("models",)}:
         assert f"ray-cluster {' '.join(command)}" in result.output, "an example is missing"
 
 

@@ -1,0 +1,113 @@
+"""What the commands of ``jobs`` do with their options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from ray_cluster.api.replies import JobResponse
+from ray_cluster.cli.commands import jobs_command
+from ray_cluster.cli.image_files import check_writable, format_of, output_paths
+from ray_cluster.cli.job_images import check_completed, images_of
+from ray_cluster.cli.job_screen import JobScreen
+from ray_cluster.cli.job_text import job_details, job_words, jobs_table
+from ray_cluster.cli.job_watch import follow, open_job_ids
+from ray_cluster.cli.output import complain, print_table, stderr, stdout
+from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
+from ray_cluster.cli.saving import save
+from ray_cluster.config import load_config
+from ray_cluster.errors import ConfigError, InvalidRequest
+from ray_cluster.jobs.records import JobState
+
+
+def service_at(url: str, api_key: str | None, config: Path | None) -> RemoteService:
+    """Return the service that the options mean."""
+    return RemoteService.at(url, api_key, load_config(config))
+
+
+def list_all(service: RemoteService, state: JobState | None, limit: int, *, as_json: bool) -> None:
+    """Print the newest jobs: as a table, as lines where nobody looks, or as JSON."""
+    found, console = service.jobs(state, limit), stdout()
+    if as_json:
+        typer.echo(json.dumps([job.model_dump() for job in found], indent=2))
+    elif not found:
+        stderr().print("no jobs" if state is None else f"no jobs that are {state}")
+    elif console.is_terminal:
+        print_table(console, jobs_table(found))
+    else:
+        for job in found:
+            console.print(f"{job.id}  {job_words(job)}", markup=False)
+
+
+def show_one(service: RemoteService, job_id: str, *, as_json: bool) -> None:
+    """Print all that is known of a job."""
+    job = service.job(job_id)
+    if as_json:
+        typer.echo(job.model_dump_json(indent=2))
+        return
+    for name, value in job_details(job).items():
+        stdout().print(f"{name:<10} {value}", markup=False)
+
+
+def watch_all(service: RemoteService, job_ids: Sequence[str]) -> None:
+    """Show jobs until all have ended; leave with code 1 unless all are completed."""
+    ids = list(dict.fromkeys(job_ids)) or open_job_ids(service)
+    console = stdout()
+    if not ids:
+        stderr().print("no open jobs")
+        return
+    # what is written beside a live table goes through it
+    notices = console if console.is_terminal else stderr()
+    jobs: list[JobResponse] = []
+    with JobScreen(console) as screen:
+        for jobs in follow(service, ids, notices):
+            screen.show(jobs)
+    bad = [job for job in jobs if job.state != "completed"]
+    for job in bad:
+        complain(f"{job.id} {job_words(job)}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def cancel_all(service: RemoteService, job_ids: Sequence[str]) -> None:
+    """End jobs; leave with code 1 if there is one that cannot be."""
+    is_bad = False
+    for job_id in job_ids:
+        try:
+            job = service.cancel_job(job_id)
+        except NoAnswer:
+            raise
+        except (InvalidRequest, ServiceFailed) as error:
+            complain(str(error))
+            is_bad = True
+            continue
+        was = "" if job.state == "cancelled" else " already; there is nothing to cancel"
+        stdout().print(f"{job.id}  {job.state}{was}", markup=False)
+    if is_bad:
+        raise typer.Exit(1)
+
+
+def fetch_images(service: RemoteService, job_id: str, output: Path, *, force: bool) -> None:
+    """Write the images of a job that is completed."""
+    named_as = format_of(output, None)
+    job = service.job(job_id)
+    if job.finished is None:
+        raise ConfigError(
+            f"{job.id} is not done: {job_words(job)}. "
+            f"'{jobs_command('watch', job.id, service.base)}' waits for it"
+        )
+    check_completed(job)
+    # all images of a job are coded alike
+    image_format = format_of(Path(job.data[0].url), None)
+    assert image_format is not None
+    if named_as not in {None, image_format}:
+        raise ConfigError(
+            f"the output {output} is named as {named_as}, but the images of {job.id} are "
+            f"{image_format}; name it so, or leave the suffix out"
+        )
+    paths = output_paths(output, image_format, job.n)
+    check_writable(paths, force=force)
+    save(images_of(job, service.image), paths, force=force)

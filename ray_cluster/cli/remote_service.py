@@ -1,0 +1,200 @@
+"""A running service through its HTTP API: a method per call, and why there is no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel
+
+from ray_cluster.api.call import IDEMPOTENCY_KEY
+from ray_cluster.api.replies import (
+    ErrorDetail,
+    ErrorResponse,
+    JobImage,
+    JobList,
+    JobResponse,
+    ModelCard,
+    ModelList,
+)
+from ray_cluster.cli.commands import command
+from ray_cluster.config import ClusterConfig
+from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
+from ray_cluster.jobs.records import JobState
+
+ReplyT = TypeVar("ReplyT", bound=BaseModel)
+
+_CONNECT_S = 10.0
+_ANSWER_S = 30.0
+_PAGE = 100
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+class ServiceFailed(RayClusterError):
+    """The service refused a call or failed on it, in its own words."""
+
+
+class NoAnswer(ServiceFailed):
+    """The same call, made again, may succeed.
+
+    Attributes:
+        kind: ``away``: nothing is there; ``lost``: whether the call was taken is not known;
+            ``not yet``: it was refused for now.
+    """
+
+    def __init__(self, message: str, kind: Literal["away", "lost", "not yet"]) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class RemoteService:
+    """A service at a URL. Every call raises what :func:`error_of` makes of the service's answer.
+
+    Args:
+        url: as ``serve`` prints it, with or without ``/v1``.
+        api_key: sent with every call; None sends none.
+        answer_s: longest wait for one answer.
+
+    Attributes:
+        base: its address, without the API's path.
+        headers: sent with every call.
+    """
+
+    def __init__(self, url: str, api_key: str | None, answer_s: float = _ANSWER_S) -> None:
+        self.base = base_of(url)
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(min(answer_s, _ANSWER_S), connect=_CONNECT_S)
+        self._http = httpx.Client(headers=self.headers, timeout=timeout)
+
+    @classmethod
+    def at(
+        cls, url: str, api_key: str | None, config: ClusterConfig, answer_s: float = _ANSWER_S
+    ) -> RemoteService:
+        """Return the service at a URL; the configuration's own key goes to this machine only."""
+        keys = config.http.api_keys
+        if api_key is None and keys and is_this_machine(url):
+            api_key = keys[0].get_secret_value()
+        return cls(url, api_key, answer_s)
+
+    def __enter__(self) -> RemoteService:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def models(self) -> list[ModelCard]:
+        """Return the models that are ready."""
+        return self._ask(ModelList, "GET", "/v1/models").data
+
+    def create_job(self, body: Mapping[str, Any], key: str) -> JobResponse:
+        """Return the new job of a call, or the one that its key has named before."""
+        headers = {IDEMPOTENCY_KEY: key}
+        return self._ask(JobResponse, "POST", "/v1/jobs", json=dict(body), headers=headers)
+
+    def job(self, job_id: str) -> JobResponse:
+        """Return a job as it is now."""
+        return self._ask(JobResponse, "GET", _job_path(job_id))
+
+    def cancel_job(self, job_id: str) -> JobResponse:
+        """End a job, unless it has ended; return it."""
+        return self._ask(JobResponse, "DELETE", _job_path(job_id))
+
+    def jobs(self, state: JobState | None = None, limit: int | None = None) -> list[JobResponse]:
+        """Return jobs, the newest first: all of them without a limit."""
+        found: list[JobResponse] = []
+        params: dict[str, Any] = {} if state is None else {"state": state}
+        while True:
+            params["limit"] = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = self._ask(JobList, "GET", "/v1/jobs", params=params)
+            found += page.data
+            if not page.has_more or len(found) == limit:
+                return found
+            params["after"] = page.last_id
+
+    def image(self, image: JobImage) -> bytes:
+        """Return the coded image."""
+        # at the address that is known to lead there; a proxy in between may have another one
+        return self._call("GET", httpx.URL(image.url).path).content
+
+    def _ask(self, form: type[ReplyT], method: str, path: str, **options: Any) -> ReplyT:
+        reply = self._call(method, path, **options)
+        try:
+            return form.model_validate_json(reply.content)
+        except ValueError as error:
+            raise ServiceFailed(_not_ours(reply)) from error
+
+    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            reply = self._http.request(method, self.base + path, **options)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+            raise NoAnswer(
+                f"{self.base} cannot be reached ({error}); start the service with "
+                f"'{command()} serve'",
+                "away",
+            ) from error
+        except httpx.TimeoutException as error:
+            raise NoAnswer(f"{self.base} did not answer in time", "lost") from error
+        except httpx.HTTPError as error:
+            why = str(error) or type(error).__name__
+            raise NoAnswer(f"the connection to {self.base} was lost ({why})", "lost") from error
+        if not reply.is_success:
+            raise error_of(reply)
+        return reply
+
+
+def base_of(url: str) -> str:
+    """Return the service's address without the API's path; ConfigError if it is none."""
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        parsed = httpx.URL(base)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--url {url!r} is no URL: {error}") from error
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise ConfigError(f"--url {url!r} is no URL; give one like http://127.0.0.1:8000")
+    return base
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether a URL leads to this machine."""
+    return httpx.URL(base_of(url)).host in _LOOPBACK
+
+
+def error_of(reply: httpx.Response) -> RayClusterError:
+    """Return what an answer other than success says, in OpenAI's form or not."""
+    try:
+        error = ErrorResponse.model_validate_json(reply.content).error
+    except ValueError:
+        text = _not_ours(reply)
+        # a proxy in front of a gateway that has died answers so
+        return NoAnswer(text, "lost") if reply.is_server_error else ServiceFailed(text)
+    if error.code == "dispatcher_unavailable":
+        return NoAnswer(error.message, "lost")
+    if reply.is_server_error and reply.headers.get("x-should-retry") == "true":
+        return NoAnswer(error.message, "not yet")
+    return error_from(error)
+
+
+def error_from(error: ErrorDetail) -> RayClusterError:
+    """Return an error of the API as one of ours."""
+    if error.param is not None:
+        return InvalidRequest(error.message, error.param, error.code or "invalid_value")
+    return ServiceFailed(error.message)
+
+
+def _not_ours(reply: httpx.Response) -> str:
+    return (
+        f"{reply.url} answered {reply.status_code} {reply.reason_phrase}, and not as "
+        "ray-cluster does; is it another service?"
+    )
+
+
+def _job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"

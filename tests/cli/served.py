@@ -1,0 +1,179 @@
+"""The real HTTP application over a real dispatcher's services, on a socket; replicas of nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+
+from ray_cluster.api.app import create_app
+from ray_cluster.config import ClusterConfig
+from ray_cluster.requests import ImageRequest
+from tests.fakes import model_profile, registration
+from tests.jobs.cell import Cell, Replica, until
+
+T = TypeVar("T")
+
+KEYS = ["secret", "other"]
+PATIENCE_S = 30.0
+
+
+class Served:
+    """A service whose dispatcher, gateway and replica live in a thread, and can be started again.
+
+    The replica makes what it leases while ``is_working``, a step at each poll; else it stands
+    still.
+
+    Attributes:
+        fails: whether the replica fails on what it leases.
+        made: what it has made.
+        num_losses: answers that will be lost with their connections.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.is_working = True
+        self.fails = False
+        self.made: list[ImageRequest] = []
+        self.num_losses = 0
+        self.cell: Cell
+        self.replica: Replica
+        self._folder = folder
+        self._port = 0
+        self._epoch = 0
+        self._server: uvicorn.Server
+        self._thread: threading.Thread
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self, **cell_options: Any) -> None:
+        """Start it; at the same port and over the same stores as the last time."""
+        self._epoch += 1
+        config = ClusterConfig.model_validate(
+            {"http": {"api_keys": KEYS}, "pools": [{"name": "shapes", "model": "shapes-sd"}]}
+        )
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self._port))
+        self._port = listener.getsockname()[1]
+        listener.listen()
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(config, listener, started, cell_options))
+        )
+        self._thread.start()
+        assert started.wait(PATIENCE_S)
+
+    def stop(self) -> None:
+        """Stop it, and break off what is connected; its stores stay."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+
+    def create(self, prompt: str = "a red circle", **fields: Any) -> str:
+        """Create a job of the first key; return its id."""
+        body = {"prompt": prompt, "seed": 7, **fields}
+        return str(self._call("POST", "/v1/jobs", json=body).json()["id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{job_id}").json()
+        return found
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs of the first key."""
+        found: list[dict[str, Any]] = self._call("GET", "/v1/jobs").json()["data"]
+        return found
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        """Return a job once it has ended."""
+        end_s = time.monotonic() + PATIENCE_S
+        while (job := self.job(job_id))["finished"] is None:
+            assert time.monotonic() < end_s, "the job does not end"
+            time.sleep(0.02)
+        return job
+
+    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {KEYS[0]}"}
+        reply = httpx.request(method, self.url + path, headers=headers, timeout=10, **options)
+        assert reply.is_success, reply.text
+        return reply
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something on the service's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Wait for something on the service's loop."""
+        self.do(until(condition, PATIENCE_S))
+
+    async def _live(
+        self,
+        config: ClusterConfig,
+        listener: socket.socket,
+        started: threading.Event,
+        cell_options: dict[str, Any],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        cell = Cell(self._folder, epoch=self._epoch, **cell_options)
+        async with cell as self.cell, self._replica():
+            self._app = create_app(cell, config, results=cell.results)
+            settings = uvicorn.Config(
+                self._front, log_level="critical", lifespan="off", interface="asgi3"
+            )
+            self._server = uvicorn.Server(settings)
+            started.set()
+            with contextlib.closing(listener):
+                await self._server.serve([listener])
+
+    async def _front(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.num_losses:
+            await self._app(scope, receive, send)
+            return
+        self.num_losses -= 1
+
+        async def lose(_: Message) -> None:
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            # until the server has seen it
+            await asyncio.sleep(0.05)
+
+        await self._app(scope, receive, lose)
+
+    @contextlib.asynccontextmanager
+    async def _replica(self) -> AsyncIterator[None]:
+        self.replica = Replica(self.cell, model="shapes")
+        profile = replace(model_profile("shapes"), max_px=128)
+        self.replica.epoch = await self.cell.dispatch.register(
+            replace(registration("r", "shapes"), profile=profile)
+        )
+        work = asyncio.create_task(self._work())
+        yield
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            if not self.is_working:
+                continue
+            leases = await self.replica.poll()
+            for lease in list(leases.values()):
+                if self.replica.steps_done < lease.request.num_steps:
+                    continue
+                if self.fails:
+                    await self.replica.fail(lease)
+                else:
+                    await self.replica.finish(lease, f"image {lease.request.seed}".encode())
+                    self.made.append(lease.request)
+            self.replica.steps_done = self.replica.steps_done + 1 if self.replica.leases else 0
