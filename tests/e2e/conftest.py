@@ -6,15 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.service import Service
+from tests.e2e.service import Service, running
 
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    running = Service(tmp_path_factory.mktemp("service"))
-    try:
-        running.start()
-        yield running
-        assert running.stop() == 0
-    finally:
-        running.kill()
+    with running(tmp_path_factory.mktemp("service")) as one:
+        yield one

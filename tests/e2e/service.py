@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +65,13 @@ class Service:
         self.url = f"http://127.0.0.1:{http_port}"
         # the path of Ray's sockets must stay short
         self._ray_folder = tempfile.mkdtemp(prefix="rc-", dir="/tmp")
+        self.folder = folder
         self._config = folder / "service.yaml"
         self.log = folder / "service.log"
         self._config.write_text(
             yaml.safe_dump(self._settings(http_port, dashboard_port, folder) | overrides)
         )
         self._process: subprocess.Popen[bytes] | None = None
-        self._family: list[psutil.Process] = []
 
     def _settings(self, http_port: int, dashboard_port: int, folder: Path) -> dict[str, Any]:
         return {
@@ -81,6 +83,10 @@ class Service:
                 "object_store_mib": 100,
             },
             "limits": {"max_queued_images": 16},
+            "storage": {
+                "jobs": f"sqlite:///{folder}/store/jobs.db",
+                "results": str(folder / "store" / "results"),
+            },
             "pools": [
                 {
                     "name": "shapes-sd",
@@ -103,6 +109,7 @@ class Service:
 
     def start(self, timeout_s: float = 150.0) -> None:
         """Start it and wait until it is ready."""
+        Path(self._ray_folder).mkdir(exist_ok=True)
         command = [str(Path(sys.executable).with_name("ray-cluster")), "serve", str(self._config)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -129,10 +136,14 @@ class Service:
 
     def replicas(self) -> list[psutil.Process]:
         """Return the processes of the model's replicas."""
+        return self.processes(REPLICA_PROCESS)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Return the processes that Ray has given this name."""
         found = []
         for process in self.family():
             try:
-                if process.cmdline()[:1] == [REPLICA_PROCESS]:
+                if process.cmdline()[:1] == [name]:
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
@@ -151,12 +162,28 @@ class Service:
         assert not alive, f"left running: {[process.cmdline() for process in alive if process]}"
         return code
 
+    def kill_all(self) -> None:
+        """Kill every process at once, as when a machine goes down; it can be started again."""
+        assert self._process is not None
+        family = self.family()
+        for process in [*family, *self._strays()]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(30)
+        psutil.wait_procs(family, timeout=15)
+
+    def _strays(self) -> list[psutil.Process]:
+        """Return processes of its Ray that were started while it was looked at."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if any(self._ray_folder in part for part in process.info["cmdline"] or ())
+        ]
+
     def kill(self) -> None:
         """Make sure that nothing is left, whatever happened; for the end of a failed test."""
         if self._process is not None and self._process.poll() is None:
-            for process in self.family():
-                process.kill()
-            self._process.wait(30)
+            self.kill_all()
         shutil.rmtree(self._ray_folder, ignore_errors=True)
 
 
@@ -166,3 +193,15 @@ def image_request(**fields: Any) -> dict[str, Any]:
 
 
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Service]:
+    """A service that runs within the block, and of which nothing runs after it."""
+    service = Service(folder)
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0
+    finally:
+        service.kill()

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.e2e import openai_scenario
+from tests.e2e.pixels import pixels_differ
 from tests.e2e.service import API_KEY, HEADERS, POISONED_WORD, Service, image_request
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -75,7 +76,7 @@ def test_a_failing_request_does_not_touch_its_peers(service: Service) -> None:
         )
     assert [reply.status_code for reply in replies] == [200, 500] * 4
     for reply in replies[::2]:
-        assert _pixels_differ(images(reply)[0], alone) <= 1
+        assert pixels_differ(images(reply)[0], alone) <= 1
     for reply in replies[1::2]:
         assert reply.json()["error"]["type"] == "server_error"
         assert reply.headers["x-should-retry"] == "false"
@@ -149,7 +150,7 @@ def _kill_rounds(service: Service, rounds: int, seed: int) -> None:
             replies = run()
             assert running.result(), "the replica died before any request was in flight"
             for reply, expected in zip(replies, whole, strict=True):
-                assert _pixels_differ(images(reply)[0], expected) <= 1
+                assert pixels_differ(images(reply)[0], expected) <= 1
 
 
 def run_after_kill(service: Service, delay_s: float) -> bool:
@@ -165,16 +166,6 @@ def _wait_for_replicas(service: Service, count: int = 2) -> None:
     while len(service.replicas()) < count:
         assert time.monotonic() < deadline_s, "Serve did not bring the replica back"
         time.sleep(0.5)
-
-
-def _pixels_differ(png: bytes, other: bytes) -> int:
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    one, two = (np.asarray(Image.open(io.BytesIO(data))).astype(int) for data in (png, other))
-    return int(np.abs(one - two).max())
 
 
 def test_a_killed_replica_loses_no_request(service: Service) -> None:

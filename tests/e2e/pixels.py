@@ -1,0 +1,14 @@
+"""How far two images are apart."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def pixels_differ(png: bytes, other: bytes) -> int:
+
+    one, two = (np.asarray(Image.open(io.BytesIO(data))).astype(int) for data in (png, other))
+    return int(np.abs(one - two).max())

@@ -1,0 +1,202 @@
+"""Durable jobs against kill -9 of each process, and of all of them at once."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.pixels import pixels_differ
+from tests.e2e.service import HEADERS, REPLICA_PROCESS, Service, image_request, running
+
+logger = logging.getLogger(__name__)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+JOBS = 10
+PATIENCE_S = 120.0
+VICTIMS = {
+    "gateway": "ray::ServeReplica:front:Gateway",
+    "dispatcher": "ray::ServeReplica:front:Dispatcher",
+    "replica": REPLICA_PROCESS,
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of its own: the others' would be gone for a while."""
+    with running(tmp_path_factory.mktemp("killed")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def unkilled(killed: Service) -> dict[int, bytes]:
+    """The images of a run in which nothing dies, by seed."""
+    return images_of(killed, [create(killed, seed) for seed in range(JOBS)])
+
+
+def create(service: Service, seed: int) -> str:
+    """Create a job; sent again with its key until it is answered, as a client must."""
+    key = {"Idempotency-Key": f"{seed}-{random.random()}"}
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            reply = httpx.post(
+                f"{service.url}/v1/jobs",
+                json=image_request(seed=seed, slo_s=600),
+                headers=HEADERS | key,
+                timeout=10,
+            )
+            if reply.status_code in {200, 202}:
+                return str(reply.json()["id"])
+            assert reply.status_code in {429, 500, 503}, reply.text
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline_s
+        time.sleep(0.3)
+
+
+def look(service: Service, path: str) -> httpx.Response | None:
+    """Get something; None while the service is not there to ask."""
+    try:
+        reply = httpx.get(f"{service.url}{path}", headers=HEADERS, timeout=10)
+    except httpx.HTTPError:
+        return None
+    assert reply.status_code != 404, f"{path} is lost: {reply.text}"
+    return reply if reply.status_code == 200 else None
+
+
+def images_of(service: Service, job_ids: list[str]) -> dict[int, bytes]:
+    """Wait until all jobs are completed; return their images by seed."""
+    found: dict[int, bytes] = {}
+    deadline_s = time.monotonic() + PATIENCE_S
+    for job_id in job_ids:
+        while True:
+            reply = look(service, f"/v1/jobs/{job_id}")
+            job: dict[str, Any] = reply.json() if reply is not None else {"state": "unknown"}
+            assert job["state"] not in {"failed", "cancelled"}, job
+            if job["state"] == "completed":
+                break
+            assert time.monotonic() < deadline_s, job
+            time.sleep(0.2)
+        [image] = job["data"]
+        while (reply := look(service, image["url"].removeprefix(service.url))) is None:
+            assert time.monotonic() < deadline_s
+        found[image["seed"]] = reply.content
+    return found
+
+
+def kill_and_check(
+    service: Service, unkilled: dict[int, bytes], kill: Callable[[], None], delay_s: float
+) -> float:
+    """Have jobs made, kill in between; return the seconds from the kill to the last image."""
+    job_ids = [create(service, seed) for seed in range(JOBS)]
+    time.sleep(delay_s)
+    started_s = time.monotonic()
+    kill()
+    found = images_of(service, job_ids)
+    took_s = time.monotonic() - started_s
+    assert found.keys() == unkilled.keys()
+    assert max(pixels_differ(found[seed], unkilled[seed]) for seed in found) <= 1
+    return took_s
+
+
+def kill_one(service: Service, victim: str) -> Callable[[], None]:
+    def kill() -> None:
+        random.choice(service.processes(VICTIMS[victim])).kill()
+
+    return kill
+
+
+def kill_everything(service: Service) -> None:
+    service.kill_all()
+    service.start()
+
+
+def rounds(service: Service, unkilled: dict[int, bytes], what: str, count: int) -> None:
+    rng = random.Random(7)
+    kill = (lambda: kill_everything(service)) if what == "all" else kill_one(service, what)
+    took_s = []
+    for _ in range(count):
+        took_s.append(kill_and_check(service, unkilled, kill, rng.uniform(0.0, 2.0)))
+        wait_until_whole(service)
+    logger.warning(
+        "%s: %d kills, from kill to the last of %d images: median %.1f s, worst %.1f s",
+        *(what, count, JOBS, statistics.median(took_s), max(took_s)),
+    )
+
+
+def wait_until_whole(service: Service) -> None:
+    """Wait for what was killed: the next round shall have it to kill again."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    wanted = {"gateway": 2, "dispatcher": 1, "replica": 2}
+    while any(len(service.processes(VICTIMS[name])) < count for name, count in wanted.items()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+    while look(service, "/readyz") is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("what", ["dispatcher", "gateway"])
+def test_jobs_outlive_a_killed_process(
+    killed: Service, unkilled: dict[int, bytes], what: str
+) -> None:
+    rounds(killed, unkilled, what, 1)
+
+
+def test_jobs_outlive_everything(killed: Service, unkilled: dict[int, bytes]) -> None:
+    rounds(killed, unkilled, "all", 1)
+    # what was finished before is still there
+    listed = look(killed, "/v1/jobs?limit=100")
+    assert listed is not None
+    assert {job["state"] for job in listed.json()["data"]} == {"completed"}
+    assert not list((killed.folder / "store" / "results").glob("*.part"))
+
+
+@pytest.mark.parametrize("what", ["dispatcher", "gateway"])
+def test_attached_calls_end_soon_after_a_kill(
+    killed: Service, unkilled: dict[int, bytes], what: str
+) -> None:
+    """Each is completed, or fails clearly; none hangs."""
+
+    def call(seed: int) -> tuple[int, float, dict[str, Any]]:
+        reply = httpx.post(
+            f"{killed.url}/v1/images/generations",
+            json=image_request(seed=seed),
+            headers=HEADERS,
+            timeout=60,
+        )
+        is_json = reply.headers.get("content-type", "").startswith("application/json")
+        return reply.status_code, time.monotonic(), reply.json() if is_json else {}
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        calls = [pool.submit(call, seed) for seed in range(JOBS)]
+        time.sleep(0.3)
+        killed_s = time.monotonic()
+        kill_one(killed, what)()
+        ends = [one.result() for one in calls]
+    for seed, (status, end_s, body) in enumerate(ends):
+        if status == 200:
+            data = base64.b64decode(body["data"][0]["b64_json"])
+            assert pixels_differ(data, unkilled[seed]) <= 1
+        else:
+            # the proxy itself answers for a dead gateway
+            assert status in ({500, 503} if what == "gateway" else {503}), body
+            assert end_s - killed_s <= 5.0, (status, body)
+    wait_until_whole(killed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("what", ["gateway", "dispatcher", "replica", "all"])
+def test_jobs_outlive_twenty_kills(killed: Service, unkilled: dict[int, bytes], what: str) -> None:
+    rounds(killed, unkilled, what, 20)
