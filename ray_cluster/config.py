@@ -85,7 +85,7 @@ class DispatchConfig(_Section):
     attached_timeout_s: float = Field(
         15.0, gt=0, description="silence after which a client is gone"
     )
-    patience_s: float = Field(4.0, gt=0, description="longest wait for the dispatcher's answer")
+    patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher's answer")
     max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
 
 
