@@ -37,6 +37,8 @@ def check_aims(sections: dict[str, Any]) -> list[Aim]:
         found += _speed(sections["engine"])
     if "overhead" in sections:
         found += _step(sections["overhead"])
+    if "exports" in sections:
+        found += _exports(sections["exports"])
     if "service" in sections:
         found += _service(sections["service"])
     return found
@@ -59,6 +61,14 @@ def _step(section: Figures) -> Iterator[Aim]:
             low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
             name = f"step over bare UNet, batch 8, guidance {'on' if case['guidance'] else 'off'}"
             yield _at_most(name, 5.0, 100 * case["share"], (low, high), "%")
+
+
+def _exports(section: Figures) -> Iterator[Aim]:
+    for case in section["cases"]:
+        if case["interval"] == "the policy's":
+            low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
+            name = f"exported states, batch 8, guidance {'on' if case['guidance'] else 'off'}"
+            yield _at_most(name, 1.0, 100 * case["share"], (low, high), "%")
 
 
 def _service(section: Figures) -> Iterator[Aim]:

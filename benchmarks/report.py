@@ -19,6 +19,7 @@ def print_report(console: Console, result: dict[str, Any]) -> None:
         ("engine", _engine),
         ("mixed_steps", _mixed_steps),
         ("overhead", _overhead),
+        ("exports", _exports),
         ("service", _service),
         ("memory", _memory),
     ):
@@ -105,6 +106,25 @@ def _overhead(console: Console, section: Figures) -> None:
             f"{100 * case['share']:+.1f} %",
             f"{low:+.1f} to {high:+.1f} %",
             *(f"{1e3 * case['mean_parts_s'][part]:.2f}" for part in parts),
+        )
+    console.print(table)
+
+
+def _exports(console: Console, section: Figures) -> None:
+    table = _table(
+        "Steps with exports over steps without (CPU of the process, batch 8, 64 px)",
+        *("interval", "guidance", "steps", "step, ms", "export, ms", "share", "95 % interval"),
+    )
+    for case in section["cases"]:
+        low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
+        table.add_row(
+            case["interval"],
+            "on" if case["guidance"] else "off",
+            str(case["num_steps"]),
+            f"{1e3 * case['without_s']['median']:.2f}",
+            f"{1e3 * case['export_s']:.2f}",
+            f"{100 * case['share']:+.2f} %",
+            f"{low:+.2f} to {high:+.2f} %",
         )
     console.print(table)
 

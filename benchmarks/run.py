@@ -24,12 +24,12 @@ from benchmarks.plots import save_plots
 from benchmarks.report import print_report
 from benchmarks.settings import Report, Settings, quick_settings
 
-SECTIONS = ("engine", "overhead", "service", "memory")
+SECTIONS = ("engine", "overhead", "exports", "service", "memory")
 RESULTS = Path(__file__).resolve().parent / "results"
 _FILE_WIDTH = 130
 _LINE_EVERY_S = 20.0
 # share of the whole run that a section takes, for the time left
-_WEIGHTS = {"engine": 60.0, "overhead": 8.0, "service": 32.0}
+_WEIGHTS = {"engine": 60.0, "overhead": 8.0, "exports": 8.0, "service": 32.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +76,7 @@ def measure(
 ) -> None:
     """Put the results of the sections that are wanted into ``sections``, one by one."""
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from benchmarks.engine.exports import ExportBenchmark
     from benchmarks.engine.mixed_steps import MixedSteps
     from benchmarks.engine.overhead import OverheadBenchmark
     from benchmarks.engine.speed import SpeedBenchmark
@@ -96,6 +97,9 @@ def measure(
         if "overhead" in wanted:
             report = reports.of("overhead")
             sections["overhead"] = OverheadBenchmark(subject, settings).run(report)
+        if "exports" in wanted:
+            report = reports.of("exports")
+            sections["exports"] = ExportBenchmark(subject, settings).run(report)
         if wanted & {"service", "memory"}:
             from benchmarks.serving.section import measure_service
 

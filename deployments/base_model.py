@@ -23,6 +23,7 @@ from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
 from ray_cluster.image_coding import ImageCoder
 from ray_cluster.leases import Registration
 from ray_cluster.replica import ReplicaAgent
+from ray_cluster.replica_states import ReplicaStates
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,6 +40,7 @@ class BaseModel:
         step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=time.monotonic)
         logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
         self._coder = ImageCoder()
+        states = ReplicaStates(BlobStore(config.storage.states))
         self._agent = ReplicaAgent(
             Registration(
                 replica_id=serve.get_replica_context().replica_id.unique_id,
@@ -47,8 +49,11 @@ class BaseModel:
                 max_batch=pool.max_batch,
                 step_cost=step_cost,
             ),
-            make_runner=partial(build_runner, model, pool, clock=time.monotonic),
+            make_runner=partial(
+                build_runner, model, pool, clock=time.monotonic, sink=states.writer
+            ),
             delivery=Delivery(self._coder, BlobStore(config.storage.results)),
+            states=states,
             link=DispatcherHandle(
                 patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
             ),

@@ -1,7 +1,7 @@
 """The Dispatcher deployment: exactly one per cell.
 
-Duties: own the dispatch and job services on its event loop; take up the jobs that are open; hand
-calls through; say whether it is well.
+Duties: own the dispatch and job services on its event loop; take up the jobs that are open; delete
+the states that no replica deletes; hand calls through; say whether it is well.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
+from ray_cluster.left_states import LeftStates
 from ray_cluster.metrics.book import MetricsBook
 from ray_cluster.metrics.roles import cell_snapshot
 from ray_cluster.metrics.snapshot import Snapshot
@@ -40,7 +41,17 @@ class Dispatcher:
             # an epoch must be new in every life of the dispatcher
             epoch=time.time_ns(),
         )
-        self._service = DispatchService(core, config=config.dispatch, clock=time.monotonic)
+        self._states = LeftStates(
+            await asyncio.to_thread(BlobStore, config.storage.states),
+            knows=core.knows,
+            wall_clock=time.time,
+        )
+        self._service = DispatchService(
+            core,
+            config=config.dispatch,
+            clock=time.monotonic,
+            on_outcome=self._states.on_outcome,
+        )
         self._jobs = JobService(
             self._service,
             await asyncio.to_thread(SqlJobStore.open, config.storage.jobs),
@@ -51,6 +62,8 @@ class Dispatcher:
         )
         self._book = MetricsBook(_SILENCE_S)
         await self._jobs.start()
+        # not before the open jobs are known
+        self._states.start()
 
     async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
         """See :meth:`DispatchService.submit`."""

@@ -90,8 +90,8 @@ class DispatchConfig(_Section):
 
 
 class StorageConfig(_Section):
-    """What outlives processes: jobs, and the images of jobs. Relative folders start where
-    ``serve`` is called."""
+    """What outlives processes: jobs and their images, and what is done of images that are not yet
+    finished. Relative folders start where ``serve`` is called."""
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
@@ -100,20 +100,28 @@ class StorageConfig(_Section):
     results: str = Field(
         ".ray-cluster/results", description="a folder, or an object store's URL (s3://...)"
     )
-    retention_s: float = Field(7 * 86400.0, gt=0, description="age at which both are forgotten")
+    states: str = Field(
+        ".ray-cluster/states",
+        description="where replicas leave unfinished images for others; likewise",
+    )
+    retention_s: float = Field(
+        7 * 86400.0, gt=0, description="age at which jobs and images are forgotten"
+    )
     max_results_mib: int | None = Field(
         10240, ge=1, description="size of all results above which the oldest are forgotten"
     )
 
     def resolved(self, folder: Path) -> StorageConfig:
         """Return it with absolute paths: its readers run in other working folders."""
-        jobs, results = self.jobs, self.results
+        jobs = self.jobs
         kind, mark, path = jobs.partition(":///")
         if kind == "sqlite" and mark and path and path != ":memory:":
             jobs = f"sqlite:///{folder / path}"
-        if "://" not in results:
-            results = str(folder / Path(results).expanduser())
-        return self.model_copy(update={"jobs": jobs, "results": results})
+        folders = {
+            name: url if "://" in url else str(folder / Path(url).expanduser())
+            for name, url in (("results", self.results), ("states", self.states))
+        }
+        return self.model_copy(update={"jobs": jobs} | folders)
 
 
 class DefaultsConfig(_Section):

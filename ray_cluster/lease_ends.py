@@ -1,15 +1,12 @@
-"""What a replica makes of a lease's state, and how it says that a lease has ended."""
+"""How a replica says that leases have ended, until it has been heard."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.leases import DispatcherLink, Fence, Lease, ReplicaEvent, Returned
 from ray_cluster.requests import Failure
@@ -32,11 +29,16 @@ class LeaseEnds:
 
     Args:
         link: the dispatcher.
+        on_heard: told the id of each request whose end was acknowledged, but not if it was only
+            handed back.
     """
 
-    def __init__(self, link: DispatcherLink, replica_id: str) -> None:
+    def __init__(
+        self, link: DispatcherLink, replica_id: str, on_heard: Callable[[str], None]
+    ) -> None:
         self._link = link
         self._replica_id = replica_id
+        self._on_heard = on_heard
         self._pending: list[LeaseEnd] = []
         self._has_news = asyncio.Event()
         self._is_known = asyncio.Event()
@@ -98,6 +100,9 @@ class LeaseEnds:
             self._has_news.set()
             return
         self._pending = [end for end in self._pending if end not in reported]
+        for end in reported:
+            if not isinstance(end.event, Returned):
+                self._on_heard(end.event.request_id)
 
 
 async def back_off(failures: int, error: DispatcherUnavailable) -> None:
@@ -105,32 +110,6 @@ async def back_off(failures: int, error: DispatcherUnavailable) -> None:
     if failures == 0:
         logger.warning("the dispatcher cannot be reached (%s); trying again", error)
     await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
-
-
-def restored_state(
-    lease: Lease, *, device: torch.device, arrival_s: float, deadline_s: float
-) -> RequestState | None:
-    """Return the state to go on from, if there is one and it can be read."""
-    if lease.state is None:
-        return None
-    request = lease.request
-    try:
-        state = RequestState.from_bytes(
-            lease.state, device=device, arrival_s=arrival_s, deadline_s=deadline_s
-        )
-        if state.request != request:
-            raise ValueError(f"the state is of {state.request}")
-    except ValueError as error:
-        logger.warning("request %s starts over: %s", request.request_id, error)
-        return None
-    return state
-
-
-def returned(lease: Lease, state: RequestState | None) -> Returned:
-    """Return the event that hands a lease back, with what has been done of it."""
-    data = state.to_bytes() if state is not None else None
-    steps_done = state.step_index if state is not None else 0
-    return Returned(lease.request.request_id, lease.fence, data, steps_done)
 
 
 def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:

@@ -32,14 +32,14 @@ class Lease:
     Attributes:
         deadline_in_s: seconds from the lease to the deadline (clocks differ between machines).
         queued_s: seconds the request has spent in the waiting queue, over all its leases.
-        state: an exported ``RequestState`` to go on from; None starts at step 0.
+        may_resume: whether somebody may have worked on it: a state of it may be in the store.
     """
 
     fence: Fence
     request: ImageRequest
     deadline_in_s: float
     queued_s: float
-    state: bytes | None = None
+    may_resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class PollReply:
         known: False asks the replica to drop all rows and register again.
         aborts: request ids whose rows must go at the next step boundary. They mean rows held
             before this reply: apply aborts first, then add the leases.
+        moved: those of ``aborts`` that have not ended; somebody may yet need their states.
         adopted: new fences, by request id, for what the replica goes on with though its lease was
             another dispatcher's, or was taken for lost.
     """
@@ -92,6 +93,7 @@ class PollReply:
     known: bool
     leases: tuple[Lease, ...] = ()
     aborts: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
     adopted: Mapping[str, Fence] = field(default_factory=dict)
 
 
@@ -115,11 +117,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A replica hands a lease back, with what it has done of it."""
+    """A replica hands a lease back.
+
+    Attributes:
+        steps_done: what is done of it, in the state that is in the store now; 0 without one.
+    """
 
     request_id: str
     fence: Fence
-    state: bytes | None
     steps_done: int
 
 

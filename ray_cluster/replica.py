@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from ray_cluster.delivery import Delivery
 from ray_cluster.engine.events import Broken, Decoded, Died, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
-from ray_cluster.lease_ends import LeaseEnds, back_off, failure_of, restored_state, returned
+from ray_cluster.lease_ends import LeaseEnds, failure_of
+from ray_cluster.lease_polls import LeasePolls
 from ray_cluster.leases import (
     DispatcherLink,
     Failed,
@@ -23,11 +25,14 @@ from ray_cluster.leases import (
     Finished,
     Lease,
     Poll,
+    PollReply,
     Registration,
     ReplicaEvent,
+    Returned,
 )
 from ray_cluster.metrics.roles import ReplicaMetrics
 from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
+from ray_cluster.replica_states import ReplicaStates
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class ReplicaAgent:
         registration: what to register with; its step cost is corrected by observation.
         make_runner: builds the runner around the callback for its events.
         delivery: codes finished images and puts them where they belong.
+        states: what others can go on from; its writer is what the runner exports to.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
     """
@@ -65,6 +71,7 @@ class ReplicaAgent:
         *,
         make_runner: Callable[[Callable[[RunnerEvent], None]], EngineRunner],
         delivery: Delivery,
+        states: ReplicaStates,
         link: DispatcherLink,
         clock: Callable[[], float],
         limits: ReplicaLimits = ReplicaLimits(),
@@ -72,13 +79,16 @@ class ReplicaAgent:
         self._registration = registration
         self._runner = make_runner(self.on_runner_event)
         self._delivery = delivery
+        self._states = states
         self._link = link
         self._clock = clock
         self._limits = limits
         self._residual = CostResidual()
         self._metrics = ReplicaMetrics(registration.profile.model)
         self._leases: dict[str, Lease] = {}
-        self._ends = LeaseEnds(link, registration.replica_id)
+        self._ends = LeaseEnds(link, registration.replica_id, self._on_heard)
+        self._polls = LeasePolls(link, registration, make_poll=self._poll, on_reply=self._on_reply)
+        self._resuming: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,9 +99,10 @@ class ReplicaAgent:
     def start(self) -> None:
         """Start the runner's threads and the polling and reporting tasks on the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._states.start()
         self._runner.start()
         self._loops = [
-            asyncio.create_task(self._poll_forever(), name="the polling task"),
+            asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
             asyncio.create_task(self._ends.report_forever(), name="the reporting task"),
         ]
 
@@ -107,7 +118,8 @@ class ReplicaAgent:
     async def drain(self) -> None:
         """Export every row at the next step boundary, hand all leases back, and stop.
 
-        Images that are being coded are finished first; other replicas go on from the rest.
+        Images that are being coded are finished first; other replicas go on from the states of the
+        rest, which are in the store before the leases go back.
         """
         self._is_draining = True
         if self._giving_up is not None:
@@ -115,9 +127,10 @@ class ReplicaAgent:
             return
         exported = await asyncio.to_thread(self._runner.export_all)
         await self._end_tasks()
-        state_by_id = {item.request.request_id: item.state for item in exported}
+        steps_kept = await self._states.keep_all([one.state for one in exported if one.state])
         for request_id, lease in self._leases.items():
-            self._ends.add(lease, returned(lease, state_by_id.get(request_id)))
+            event = Returned(request_id, lease.fence, steps_kept.get(request_id, 0))
+            self._ends.add(lease, event)
         await self._sign_off()
 
     def _on_death(self, death: Died) -> None:
@@ -138,20 +151,24 @@ class ReplicaAgent:
         await self._sign_off()
 
     async def _end_tasks(self) -> None:
-        for task in self._loops:
+        for task in (*self._loops, *self._resuming.values()):
             task.cancel()
         if self._codings:
             await asyncio.wait(self._codings, timeout=_CODING_GRACE_S)
         for task in self._codings:
             task.cancel()
-        await asyncio.gather(*self._loops, *self._codings, return_exceptions=True)
+        tasks = (*self._loops, *self._resuming.values(), *self._codings)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sign_off(self) -> None:
         self._leases.clear()
         with contextlib.suppress(DispatcherUnavailable):
             await self._ends.report()
+            # whoever is leased the requests now is alone with their states
+            await asyncio.to_thread(self._states.stop)
             await self._link.unregister(self._registration.replica_id)
         await asyncio.to_thread(self._runner.stop)
+        await asyncio.to_thread(self._states.stop)
 
     def on_runner_event(self, event: RunnerEvent) -> None:
         """Take an event in from one of the runner's threads."""
@@ -165,42 +182,25 @@ class ReplicaAgent:
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._settle, event)
 
-    async def _poll_forever(self) -> None:
-        epoch = await self._register()
-        failures = 0
-        while not self._is_draining:
-            try:
-                reply = await self._link.poll(self._poll(epoch))
-            except DispatcherUnavailable as error:
-                await back_off(failures, error)
-                failures += 1
-                continue
-            failures = 0
-            if not reply.known:
-                logger.warning("the dispatcher does not know this replica; registering again")
-                epoch = await self._register()
-                continue
-            for request_id in reply.aborts:
-                self._drop(request_id)
-            self._adopt(reply.adopted)
-            for lease in reply.leases:
-                self._take(lease)
-
-    async def _register(self) -> int:
-        failures = 0
-        while True:
-            try:
-                return await self._link.register(self._registration)
-            except DispatcherUnavailable as error:
-                await back_off(failures, error)
-                failures += 1
+    def _on_reply(self, reply: PollReply) -> None:
+        if self._is_draining:
+            # leases that nobody takes up go to others with the rest
+            self._leases |= {lease.request.request_id: lease for lease in reply.leases}
+            return
+        for request_id in reply.aborts:
+            self._drop(request_id)
+            self._states.forget(request_id, is_ended=request_id not in reply.moved)
+        self._adopt(reply.adopted)
+        for lease in reply.leases:
+            self._take(lease)
 
     def _poll(self, epoch: int) -> Poll:
-        steps_done = self._runner.steps_done_by_id
+        steps_done = dict.fromkeys(self._resuming, 0) | self._runner.steps_done_by_id
+        num_free = self._registration.max_in_flight - len(self._leases)
         return Poll(
             replica_id=self._registration.replica_id,
             epoch=epoch,
-            num_free=self._registration.max_in_flight - len(self._leases),
+            num_free=0 if self._is_draining else num_free,
             steps_done_by_id={
                 lease.request.request_id: steps_done.get(
                     lease.request.request_id, lease.request.num_steps
@@ -212,26 +212,32 @@ class ReplicaAgent:
         )
 
     def _take(self, lease: Lease) -> None:
-        request = lease.request
-        self._drop(request.request_id)
-        self._leases[request.request_id] = lease
-        now_s = self._clock()
-        deadline_s = now_s + lease.deadline_in_s
+        request_id = lease.request.request_id
+        self._drop(request_id)
+        self._leases[request_id] = lease
+        deadline_s = self._clock() + lease.deadline_in_s
+        if lease.may_resume:
+            task = asyncio.create_task(self._resume(lease, deadline_s))
+            self._resuming[request_id] = task
+        else:
+            self._submit(lease, deadline_s, None)
+
+    async def _resume(self, lease: Lease, deadline_s: float) -> None:
+        """Go on where another replica stopped; :meth:`_drop` cancels it."""
+        state = await self._states.load(lease.request, self._runner.device)
+        del self._resuming[lease.request.request_id]
+        self._submit(lease, deadline_s, state)
+
+    def _submit(self, lease: Lease, deadline_s: float, state: RequestState | None) -> None:
         self._runner.submit(
-            request,
-            deadline_s=deadline_s,
-            queued_s=lease.queued_s,
-            state=restored_state(
-                lease,
-                device=self._runner.device,
-                arrival_s=now_s - lease.queued_s,
-                deadline_s=deadline_s,
-            ),
+            lease.request, deadline_s=deadline_s, queued_s=lease.queued_s, state=state
         )
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
         self._leases.pop(request_id, None)
+        if (resuming := self._resuming.pop(request_id, None)) is not None:
+            resuming.cancel()
         self._runner.abort(request_id)
         self._ends.drop(request_id)
 
@@ -268,6 +274,11 @@ class ReplicaAgent:
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
         request_id = lease.request.request_id
         self._finish(lease, Failed(request_id, lease.fence, failure_of(request_id, error)))
+
+    def _on_heard(self, request_id: str) -> None:
+        # it may have been leased to this replica again meanwhile
+        if request_id not in self._leases:
+            self._states.forget(request_id, is_ended=True)
 
     def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
         request_id = lease.request.request_id

@@ -106,6 +106,11 @@ class ImageRequest:
         return recipe
 
 
+def state_name(request_id: str) -> str:
+    """Return the name of a request's exported state in the state store."""
+    return f"{request_id}.state"
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds one image spent in each stage; waiting between stages counts to the later one."""

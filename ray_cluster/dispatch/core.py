@@ -139,7 +139,7 @@ class DispatchCore:
         """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
         arrival_s = now_s - age_s
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
-        self._ledger.accept(request, view, client_s=None)
+        self._ledger.accept(request, view, client_s=None, may_resume=True)
         self._ledger.totals["restored"] += 1
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
@@ -172,10 +172,10 @@ class DispatchCore:
         replica = self._replicas.get(replica_id)
         if replica is None:
             return PollReply(known=False)
-        aborts = replica.stale
-        chosen = self._choose(replica, now_s)
+        aborts, chosen = replica.stale, self._choose(replica, now_s)
         leases = tuple(self._ledger.lease(one, replica, now_s) for one in chosen)
-        return PollReply(known=True, leases=leases, aborts=aborts)
+        moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
+        return PollReply(known=True, leases=leases, aborts=aborts, moved=moved)
 
     def report(
         self, replica_id: str, events: Iterable[ReplicaEvent], now_s: float

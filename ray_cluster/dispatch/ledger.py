@@ -55,17 +55,30 @@ class Ledger:
         """Return the record of a request that has not ended."""
         return self._records.get(request_id)
 
-    def accept(self, request: ImageRequest, view: RequestView, *, client_s: float | None) -> None:
+    def accept(
+        self,
+        request: ImageRequest,
+        view: RequestView,
+        *,
+        client_s: float | None,
+        may_resume: bool = False,
+    ) -> None:
         """Open a record and queue the request."""
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
         self._records[request.request_id] = RequestRecord(
-            request, view, slo_s, client_s=client_s, since_s=view.arrival_s
+            request,
+            view,
+            slo_s,
+            client_s=client_s,
+            since_s=view.arrival_s,
+            may_resume=may_resume,
         )
         self.queue.add(view)
 
     def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
         """Move a waiting request to a replica, under a new fence."""
         record = self._records[request_id]
+        may_resume = record.may_resume
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
         return Lease(
@@ -73,7 +86,7 @@ class Ledger:
             request=record.request,
             deadline_in_s=record.view.deadline_s - now_s,
             queued_s=record.queued_s,
-            state=record.state,
+            may_resume=may_resume,
         )
 
     def adopt(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
@@ -92,6 +105,7 @@ class Ledger:
         record.holder = replica
         record.queued_s += now_s - record.since_s
         record.since_s = now_s
+        record.may_resume = True
         replica.take(record)
         return record.fence
 
@@ -107,8 +121,7 @@ class Ledger:
                 self.totals[event.failure.kind] += 1
                 self._end(record, event.failure)
             case Returned():
-                if event.state is not None:
-                    record.state, record.state_steps = event.state, event.steps_done
+                record.kept_steps = max(record.kept_steps, event.steps_done)
                 self._requeue(record, now_s)
         return True
 
@@ -148,7 +161,7 @@ class Ledger:
     def _requeue(self, record: RequestRecord, now_s: float) -> None:
         self._release(record)
         record.since_s = now_s
-        record.make_progress(record.state_steps)
+        record.make_progress(record.kept_steps)
         self.queue.add(record.view)
         self.totals["requeued"] += 1
 

@@ -23,7 +23,7 @@ from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest, ModelProfile
 
 Keeper = Callable[[Outcome], None]
-"""Told how a durable request ended, on the event loop and at once."""
+"""Told how a request ended, on the event loop and at once."""
 
 
 class _HeldPoll:
@@ -48,14 +48,21 @@ class DispatchService:
         config: the one that the core has.
         clock: returns the present instant in seconds and never goes backwards. Long polls are
             timed by the event loop's own clock.
+        on_outcome: told how every request ended, on the event loop and at once.
     """
 
     def __init__(
-        self, core: DispatchCore, *, config: DispatchConfig, clock: Callable[[], float]
+        self,
+        core: DispatchCore,
+        *,
+        config: DispatchConfig,
+        clock: Callable[[], float],
+        on_outcome: Keeper | None = None,
     ) -> None:
         self._core = core
         self._config = config
         self._clock = clock
+        self._on_outcome = on_outcome
         self._polls: dict[str, _HeldPoll] = {}
         self._clients: dict[str, asyncio.Event] = {}
         self._outcomes: dict[str, Outcome] = {}
@@ -241,6 +248,8 @@ class DispatchService:
         """Keep outcomes for their clients, and wake those who wait."""
         now_s = self._clock()
         for outcome in outcomes:
+            if self._on_outcome is not None:
+                self._on_outcome(outcome)
             if (keeper := self._keepers.pop(outcome.request_id, None)) is not None:
                 keeper(outcome)
                 continue

@@ -22,7 +22,8 @@ class RequestRecord:
         queued_s: seconds spent in the queue before ``since_s``.
         num_leases: leases given so far.
         num_losses: leases that ended because the replica died or lost them.
-        state: exported state to go on from, with the ``state_steps`` it contains.
+        kept_steps: steps that are known to be in the state store.
+        may_resume: whether somebody may have worked on it, so that there may be a state of it.
     """
 
     request: ImageRequest
@@ -35,8 +36,8 @@ class RequestRecord:
     num_losses: int = 0
     fence: Fence | None = None
     holder: ReplicaRecord | None = None
-    state: bytes | None = None
-    state_steps: int = 0
+    kept_steps: int = 0
+    may_resume: bool = False
 
     def make_progress(self, steps_done: int) -> None:
         """Set the number of steps done, kept within what the request asks for."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ray_cluster.config import PoolConfig
+from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.policies.step_batching import choose_batch
 from ray_cluster.policies.types import BatchDecision, RowView
 
@@ -29,8 +31,10 @@ def build_runner(
     on_event: Callable[[RunnerEvent], None],
     *,
     clock: Callable[[], float],
+    sink: StateSink | None = None,
+    interval: ExportInterval = steps_between_exports,
 ) -> EngineRunner:
-    """Return a runner for the pool's model, not started yet."""
+    """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
     return EngineRunner(
         model,
         build_engine(model, clock=clock),
@@ -38,4 +42,6 @@ def build_runner(
         clock=clock,
         num_threads=pool.num_threads,
         max_batch=pool.max_batch,
+        sink=sink,
+        interval=interval,
     )

@@ -14,13 +14,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ray_cluster.engine.batch_stage import BatchStage
+from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
 from ray_cluster.engine.events import Broken, Decoded, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.starting import start_states
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
+from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.requests import ImageRequest, Timing
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class EngineRunner:
         clock: monotonic seconds.
         num_threads: torch threads of each stage.
         max_batch: most prompts encoded or images decoded together.
+        sink: gets copies of the rows at the interval that the policy says.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class EngineRunner:
         clock: Callable[[], float],
         num_threads: int = 1,
         max_batch: int = 8,
+        sink: StateSink | None = None,
+        interval: ExportInterval = steps_between_exports,
     ) -> None:
         self._model = model
         self._engine = engine
@@ -61,6 +67,9 @@ class EngineRunner:
         self._clock = clock
         self._num_threads = num_threads
         self._live = LiveTickets()
+        self._checkpoints: Checkpoints | None = None
+        if sink is not None:
+            self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval)
         self._arrived = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._stopping = threading.Event()
@@ -202,18 +211,7 @@ class EngineRunner:
 
     def _start_states(self, tickets: Sequence[Ticket]) -> list[RequestState]:
         requests = [ticket.request for ticket in tickets]
-        conditionings = self._model.encoder.encode(requests)
-        return [
-            RequestState.start(
-                request,
-                conditioning,
-                latent_shape=self._model.executor.latent_shape(request.width_px, request.height_px),
-                table=self._model.tables.table(request.sampler, request.num_steps),
-                arrival_s=ticket.arrival_s,
-                deadline_s=ticket.deadline_s,
-            )
-            for ticket, request, conditioning in zip(tickets, requests, conditionings, strict=True)
-        ]
+        return start_states(self._model, requests, now_s=self._clock())
 
     def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:
         now_s = self._clock()
@@ -255,6 +253,8 @@ class EngineRunner:
         report = self._engine.step()
         self._hand_on(report)
         self._on_event(Stepped(report))
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(report)
 
     def _next_commands(self) -> list[Callable[[], None]]:
         """Return what has arrived; with nothing to step, wait for something to arrive."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ class RequestState:
         encode_s: seconds from submission to the first step's queue.
         denoise_s: seconds from there to the last step, here and in earlier replicas.
         queued_s: seconds before the first replica had it.
+        kept_steps: steps contained in the last copy of it; no part of the portable form.
     """
 
     request: ImageRequest
@@ -75,6 +76,12 @@ class RequestState:
     queued_s: float = 0.0
     encode_s: float = 0.0
     denoise_s: float = 0.0
+    kept_steps: int = 0
+
+    @property
+    def unkept_steps(self) -> int:
+        """Steps that would be lost with it."""
+        return self.step_index - self.kept_steps
 
     @classmethod
     def start(
@@ -105,6 +112,18 @@ class RequestState:
             generator=generator,
             arrival_s=arrival_s,
             deadline_s=deadline_s,
+        )
+
+    def copy(self) -> RequestState:
+        """Return a state that stays as it is while this one takes steps.
+
+        Conditioning never changes and is shared.
+        """
+        return replace(
+            self,
+            latents=self.latents.clone(),
+            denoised=self.denoised.clone(),
+            generator=self.generator.clone_state(),
         )
 
     def to_bytes(self) -> bytes:
@@ -167,6 +186,7 @@ class RequestState:
             queued_s=header["queued_s"],
             encode_s=header["encode_s"],
             denoise_s=header["denoise_s"],
+            kept_steps=header["step_index"],
         )
 
 

@@ -121,6 +121,10 @@ class StepEngine:
         self._last_step_by_id.pop(request_id)
         return self._rows.pop(request_id)
 
+    def copy_state(self, request_id: str) -> RequestState:
+        """Return a copy of a row at this step boundary; the row goes on. KeyError if not here."""
+        return self._rows[request_id].copy()
+
     def holds(self, state: RequestState) -> bool:
         """Whether this very state is one of the rows."""
         return self._rows.get(state.request.request_id) is state

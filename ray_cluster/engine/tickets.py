@@ -65,6 +65,11 @@ class LiveTickets:
             del self._tickets[request_id]
             return True
 
+    def get(self, request_id: str) -> Ticket | None:
+        """Return the live ticket of that id."""
+        with self._lock:
+            return self._tickets.get(request_id)
+
     def take(self, request_id: str) -> Ticket | None:
         """Take the ticket of that id out, if there is one."""
         with self._lock:

@@ -10,7 +10,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.starting import start_states
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.types import BatchDecision, StepCost
 from ray_cluster.requests import ImageRequest
@@ -54,22 +54,10 @@ def _median_step_s(model: LoadedModel, num_rows: int, clock: Callable[[], float]
         model.tables,
         clock,
     )
-    profile = model.profile
-    shape = model.executor.latent_shape(profile.default_width_px, profile.default_height_px)
     with torch.inference_mode():
         requests = [_request(model, index) for index in range(num_rows)]
-        for request, conditioning in zip(requests, model.encoder.encode(requests), strict=True):
-            table = model.tables.table(request.sampler, request.num_steps)
-            engine.add(
-                RequestState.start(
-                    request,
-                    conditioning,
-                    latent_shape=shape,
-                    table=table,
-                    arrival_s=clock(),
-                    deadline_s=clock(),
-                )
-            )
+        for state in start_states(model, requests, now_s=clock()):
+            engine.add(state)
         durations_s = [engine.step().duration_s for _ in range(_NUM_STEPS)]
     return statistics.median(durations_s[1:])
 

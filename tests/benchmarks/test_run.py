@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_quick_run_writes_valid_json_in_under_a_minute_of_cpu(tmp_path: Path) -> None:
     path = tmp_path / "results" / "quick.json"
     before = os.times()
-    done = run("--quick", "--only", "engine,overhead", "--out", str(path))
+    done = run("--quick", "--only", "engine,overhead,exports", "--out", str(path))
     after = os.times()
     assert done.returncode == 0, done.stderr
     # CPU and not wall time: other tests run beside this one
@@ -37,7 +37,7 @@ def test_quick_run_writes_valid_json_in_under_a_minute_of_cpu(tmp_path: Path) ->
     result = json.loads(path.read_text())
     assert result["quick"]
     assert {"machine", "commit", "versions", "load_before", "load_after"} <= result.keys()
-    assert set(result["sections"]) == {"engine", "mixed_steps", "overhead"}
+    assert set(result["sections"]) == {"engine", "mixed_steps", "overhead", "exports"}
     rows = [row for cell in result["sections"]["engine"]["cells"] for row in cell["contenders"]]
     assert all(row["images_equal"] and row["speed_up_cpu"]["median"] > 0 for row in rows)
     assert all(case["plain_s"]["n"] > 0 for case in result["sections"]["overhead"]["cases"])
@@ -49,5 +49,5 @@ def test_unknown_section_is_refused_before_anything_is_loaded() -> None:
     done = run("--only", "engine,nonsense")
     assert done.returncode == 2
     assert "nonsense" in done.stderr
-    assert "allowed: engine, overhead, service, memory" in done.stderr
+    assert "allowed: engine, overhead, exports, service, memory" in done.stderr
     assert time.monotonic() - started_s < 60

@@ -42,7 +42,7 @@ def ids_of(leases: tuple[Lease, ...]) -> list[str]:
 def test_a_request_is_leased_and_completed_with_its_times(core: DispatchCore) -> None:
     assert core.offer([image_request("a", slo_s=4.0)], 1.0).accepted
     lease = lease_one(core, 3.0)
-    assert (lease.deadline_in_s, lease.queued_s, lease.state) == (2.0, 2.0, None)
+    assert (lease.deadline_in_s, lease.queued_s, lease.may_resume) == (2.0, 2.0, False)
     (outcome,), stale = core.report("r", [finished(lease)], 7.0)
     assert isinstance(outcome, Completed)
     assert (outcome.slo_s, outcome.elapsed_s, outcome.attempts) == (4.0, 6.0, 1)

@@ -86,20 +86,36 @@ def test_an_outcome_that_comes_up_elsewhere_can_be_taken(core: DispatchCore, how
     assert core.take_outcomes() == ()
 
 
-def test_a_returned_lease_goes_on_from_its_state_and_counts_as_no_loss(core: DispatchCore) -> None:
+def test_a_returned_lease_counts_as_no_loss_and_its_steps_stay_done(core: DispatchCore) -> None:
     core.offer([image_request("a")], 0.0)
     for steps in range(1, 2 * CONFIG.max_attempts):
         lease = lease_one(core, float(steps))
-        event = Returned("a", lease.fence, b"latents %d" % steps, steps)
-        assert core.report("r", [event], float(steps)) == ((), ())
+        assert lease.may_resume == (steps > 1)
+        assert core.report("r", [Returned("a", lease.fence, steps)], float(steps)) == ((), ())
     lease = lease_one(core, 9.0)
-    assert lease.state == b"latents 5"
+    core.poll(poll_of(steps_done_by_id={"a": 8}), 9.5)
+    assert steps_done(core) == 8
     core.register(registration(), 10.0)
+    assert steps_done(core) == 5
     lease = lease_one(core, 10.0)
-    assert lease.state == b"latents 5"
+    assert lease.may_resume
     # a replica that adds nothing leaves what was exported before
-    core.report("r", [Returned("a", lease.fence, None, 0)], 11.0)
-    assert lease_one(core, 11.0).state == b"latents 5"
+    core.report("r", [Returned("a", lease.fence, 0)], 11.0)
+    assert steps_done(core) == 5
+    assert lease_one(core, 11.0).may_resume
+
+
+def steps_done(core: DispatchCore) -> int:
+    progress = core.progress("a")
+    assert progress is not None
+    return progress.steps_done
+
+
+def test_a_lost_lease_says_that_there_may_be_a_state(core: DispatchCore) -> None:
+    core.offer([image_request("a")], 0.0)
+    assert not lease_one(core, 0.0).may_resume
+    core.register(registration(), 1.0)
+    assert lease_one(core, 1.0).may_resume
 
 
 def test_a_lease_that_the_replica_does_not_name_is_given_again(core: DispatchCore) -> None:
@@ -116,6 +132,7 @@ def test_a_lease_that_the_replica_does_not_name_is_given_again(core: DispatchCor
 
 def test_a_row_that_the_replica_has_no_lease_for_is_aborted(core: DispatchCore) -> None:
     assert core.poll(poll_of(steps_done_by_id={"old": 3}), 0.0).aborts == ("old",)
+    assert core.poll(poll_of(steps_done_by_id={"old": 3}), 0.0).moved == ()
 
 
 def test_a_client_that_is_gone_frees_its_place(core: DispatchCore) -> None:
@@ -169,6 +186,7 @@ def test_a_replica_goes_on_with_what_was_taken_for_lost(core: DispatchCore) -> N
     core.register(registration(), 8.0)
     reply = core.poll(poll_of(num_free=2, steps_done_by_id={"a": 4, "b": 4}), 8.0)
     assert (reply.leases, reply.aborts, reply.adopted.keys()) == ((), ("a",), {"b"})
+    assert reply.moved == ("a",)
     assert reply.adopted["b"] > leases["b"].fence
     assert core.report("r", [finished(leases["b"])], 8.0) == ((), ("b",))
     (outcome,), _ = core.report(
@@ -186,6 +204,7 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
     assert lease.request.request_id == "old"
     assert lease.deadline_in_s == pytest.approx(16.0)
     assert lease.queued_s == pytest.approx(104.0)
+    assert lease.may_resume
     progress = core.progress("new")
     assert progress is not None
     assert (progress.position, progress.steps_done, progress.num_steps) == (0, 0, 10)

@@ -24,7 +24,7 @@ BOUND = 6
 MODELS = {"r0": "m", "r1": "m", "r2": "n"}
 MAX_IN_FLIGHT = 3
 
-HOW = ["finish", "fail", "return", "return without state"]
+HOW = ["finish", "fail", "return"]
 
 replica_ids = st.sampled_from(sorted(MODELS))
 
@@ -59,7 +59,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.requests: dict[str, ImageRequest] = {}
         self.keys: dict[str, QueueKey] = {}
         self.outcomes: dict[str, Outcome] = {}
-        self.returned_states: dict[str, bytes] = {}
+        self.ever_leased: set[str] = set()
         # the model of the truth: the newest lease of each request that is leased, and to whom
         self.leased: dict[str, tuple[str, Lease]] = {}
         self.old_leases: list[tuple[str, Lease]] = []
@@ -158,6 +158,8 @@ class DispatchMachine(RuleBasedStateMachine):
             if self.leased.get(request_id, ("",))[0] != replica_id
             or request_id in {lease.request.request_id for lease in reply.leases}
         }
+        gone = self.requests.keys() & self.outcomes.keys()
+        assert set(reply.moved) == set(reply.aborts) & self.requests.keys() - gone
         if not reply_is_lost:
             rows.take(reply)
         self.end(())
@@ -190,7 +192,8 @@ class DispatchMachine(RuleBasedStateMachine):
         for lease in reply.leases:
             request_id = lease.request.request_id
             assert all(lease.fence > old.fence for _, old in self.old_leases)
-            assert lease.state == self.returned_states.get(request_id)
+            assert lease.may_resume == (request_id in self.ever_leased)
+            self.ever_leased.add(request_id)
             self.leased[request_id] = (replica_id, lease)
 
     @rule(replica_id=replica_ids, data=st.data())
@@ -216,12 +219,10 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def report(self, replica_id: str, lease: Lease, how: str) -> None:
         request_id = lease.request.request_id
-        state = f"state {self.now_s}".encode()
         event = {
             "finish": finished(lease),
             "fail": failed(lease),
-            "return": Returned(request_id, lease.fence, state, 1),
-            "return without state": Returned(request_id, lease.fence, None, 0),
+            "return": Returned(request_id, lease.fence, 1),
         }[how]
         is_current = self.leased.get(request_id) == (replica_id, lease)
         outcomes, stale = self.core.report(replica_id, [event], self.now_s)
@@ -234,9 +235,7 @@ class DispatchMachine(RuleBasedStateMachine):
             [request_id] if is_current and how in {"finish", "fail"} else []
         )
         assert all(isinstance(one, Completed) == (how == "finish") for one in outcomes)
-        if is_current and how.startswith("return"):
-            if how == "return":
-                self.returned_states[request_id] = state
+        if is_current and how == "return":
             self.unlease(request_id)
         self.end(outcomes)
 

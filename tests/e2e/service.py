@@ -86,6 +86,7 @@ class Service:
             "storage": {
                 "jobs": f"sqlite:///{folder}/store/jobs.db",
                 "results": str(folder / "store" / "results"),
+                "states": str(folder / "store" / "states"),
             },
             "pools": [
                 {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.leases import Completed, Outcome, Registration
 from ray_cluster.policies.types import StepCost
 from ray_cluster.replica import ReplicaAgent
+from ray_cluster.replica_states import ReplicaStates
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request
 from tests.engine.staged import StagedModel
@@ -40,9 +41,38 @@ REQUESTS = [
 BY_ID = {one.request_id: one for one in REQUESTS}
 
 
-def new_service(epoch: int = 1) -> DispatchService:
-    core = DispatchCore(config=CONFIG, limits=LimitsConfig(), epoch=epoch)
-    return DispatchService(core, config=CONFIG, clock=time.monotonic)
+def new_service(epoch: int = 1, **changes: Any) -> DispatchService:
+    config = CONFIG.model_copy(update=changes)
+    core = DispatchCore(config=config, limits=LimitsConfig(), epoch=epoch)
+    return DispatchService(core, config=config, clock=time.monotonic)
+
+
+class MemoryBlobs:
+    """A state store in this process.
+
+    Attributes:
+        before: called with the name of the call and of each entry; may raise, or wait.
+        puts: the names of all entries that were put, in order.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, bytes] = {}
+        self.before: Callable[[str, str], None] = lambda _call, _name: None
+        self.puts: list[str] = []
+
+    def put(self, name: str, data: bytes) -> None:
+        self.before("put", name)
+        self.entries[name] = data
+        self.puts.append(name)
+
+    def get(self, name: str) -> bytes | None:
+        self.before("get", name)
+        return self.entries.get(name)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.before("delete", name)
+            self.entries.pop(name, None)
 
 
 class Link:
@@ -88,15 +118,30 @@ class Link:
 
 
 def new_agent(
-    model: StagedModel, link: Link, coder: Any, replica_id: str = "one", max_in_flight: int = 6
+    model: StagedModel,
+    link: Link,
+    coder: Any,
+    replica_id: str = "one",
+    max_in_flight: int = 6,
+    *,
+    blobs: Any = None,
+    every: int | None = None,
 ) -> ReplicaAgent:
+    """An agent over a store, memory of its own unless given, that exports every so many steps."""
     profile = model.inner.profile
+    states = ReplicaStates(MemoryBlobs() if blobs is None else blobs)
     return ReplicaAgent(
         Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1)),
         make_runner=partial(
-            build_runner, model.loaded, pool("unused", max_batch=4), clock=time.monotonic
+            build_runner,
+            model.loaded,
+            pool("unused", max_batch=4),
+            clock=time.monotonic,
+            sink=states.writer,
+            interval=lambda _row_step_s, _export_s: every,
         ),
         delivery=Delivery(coder),
+        states=states,
         link=link,
         clock=time.monotonic,
     )
@@ -104,10 +149,16 @@ def new_agent(
 
 @asynccontextmanager
 async def serving(
-    model: StagedModel, coder: Any, *replica_ids: str, link: Link | None = None
+    model: StagedModel,
+    coder: Any,
+    *replica_ids: str,
+    link: Link | None = None,
+    blobs: Any = None,
+    every: int | None = None,
 ) -> AsyncIterator[tuple[Link, list[ReplicaAgent]]]:
     link = link or Link(new_service())
-    agents = [new_agent(model, link, coder, name) for name in replica_ids]
+    blobs = MemoryBlobs() if blobs is None else blobs
+    agents = [new_agent(model, link, coder, name, blobs=blobs, every=every) for name in replica_ids]
     for agent in agents:
         agent.start()
     try:

@@ -71,6 +71,8 @@ async def test_an_image_that_was_finished_before_is_still_delivered(
         held.let_go()
         found = await outcomes(link.service, REQUESTS[:1])
         check_image(found["r0"], pixels)
+        assert agent._giving_up is not None
+        await agent._giving_up
         assert (await link.service.snapshot()).num_leased == 0
 
 

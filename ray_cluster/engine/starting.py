@@ -1,0 +1,27 @@
+"""From requests to the states that their first step starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.state import RequestState
+from ray_cluster.requests import ImageRequest
+
+
+def start_states(
+    model: LoadedModel, requests: Sequence[ImageRequest], *, now_s: float
+) -> list[RequestState]:
+    """Encode requests together; arrival and deadline are both the present instant for now."""
+    conditionings = model.encoder.encode(requests)
+    return [
+        RequestState.start(
+            request,
+            conditioning,
+            latent_shape=model.executor.latent_shape(request.width_px, request.height_px),
+            table=model.tables.table(request.sampler, request.num_steps),
+            arrival_s=now_s,
+            deadline_s=now_s,
+        )
+        for request, conditioning in zip(requests, conditionings, strict=True)
+    ]

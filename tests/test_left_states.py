@@ -1,0 +1,86 @@
+"""What the dispatcher deletes from the state store, and what it leaves there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ray_cluster.blob_store import BlobStore, BlobStoreError
+from ray_cluster.leases import Outcome
+from ray_cluster.left_states import LeftStates
+from ray_cluster.requests import Failure
+from tests.fakes import completed, image_request
+from tests.jobs.cell import until
+
+DAY_S = 86400.0
+
+
+def put(folder: Path, name: str, age_s: float) -> None:
+    (folder / name).write_bytes(b"state")
+    changed_s = time.time() - age_s
+    os.utime(folder / name, (changed_s, changed_s))
+
+
+async def until_there_are(folder: Path, names: set[str]) -> None:
+    await until(lambda: {path.name for path in folder.iterdir()} == names)
+
+
+def left_states(folder: Path) -> LeftStates:
+    return LeftStates(BlobStore(str(folder)), knows=lambda key: key == "open", wall_clock=time.time)
+
+
+async def test_old_states_go_unless_their_request_is_open(tmp_path: Path) -> None:
+    put(tmp_path, "young.state", DAY_S - 100)
+    put(tmp_path, "old.state", DAY_S + 100)
+    put(tmp_path, "open.state", 9 * DAY_S)
+    put(tmp_path, "open.state.0123456789abcdef.part", 3600.0)
+    put(tmp_path, "young.state.0123456789abcdef.part", 60.0)
+    put(tmp_path, "somebody-elses.txt", 9 * DAY_S)
+    left = left_states(tmp_path)
+    left.start()
+    stays = {"young.state", "open.state", "young.state.0123456789abcdef.part", "somebody-elses.txt"}
+    await until_there_are(tmp_path, stays)
+    await left.close()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_deleted"),
+    [
+        (Failure("a", "aborted", "by its client", "queue"), True),
+        (Failure("a", "aborted", "by its client", "replica"), True),
+        (Failure("a", "lost", "too often", "replica"), True),
+        # its replica deletes it
+        (Failure("a", "error", "out of luck", "denoise"), False),
+        (completed(image_request("a")), False),
+    ],
+)
+async def test_what_no_replica_ends_is_deleted_at_once(
+    tmp_path: Path, outcome: Outcome, is_deleted: bool
+) -> None:
+    put(tmp_path, "a.state", 0.0)
+    put(tmp_path, "b.state", 0.0)
+    left = left_states(tmp_path)
+    left.start()
+    left.on_outcome(outcome)
+    left.on_outcome(Failure("b", "lost", "too often", "replica"))
+    await until_there_are(tmp_path, set() if is_deleted else {"a.state"})
+    await left.close()
+
+
+async def test_a_store_that_fails_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_store: BlobStore) -> None:
+        raise BlobStoreError("no list")
+
+    monkeypatch.setattr(BlobStore, "entries", fail)
+    put(tmp_path, "a.state", 0.0)
+    left = left_states(tmp_path)
+    left.start()
+    left.on_outcome(Failure("a", "lost", "too often", "replica"))
+    await until_there_are(tmp_path, set())
+    assert "no list" in caplog.text
+    await left.close()
