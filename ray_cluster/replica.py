@@ -84,7 +84,7 @@ class ReplicaAgent:
         self._clock = clock
         self._limits = limits
         self._residual = CostResidual()
-        self._metrics = ReplicaMetrics(registration.profile.model)
+        self._metrics = ReplicaMetrics(registration.profile.model, registration.replica_id)
         self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id, self._on_heard)
         self._polls = LeasePolls(link, registration, make_poll=self._poll, on_reply=self._on_reply)
@@ -195,6 +195,9 @@ class ReplicaAgent:
             self._take(lease)
 
     def _poll(self, epoch: int) -> Poll:
+        self._metrics.exported(
+            total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
+        )
         steps_done = dict.fromkeys(self._resuming, 0) | self._runner.steps_done_by_id
         num_free = self._registration.max_in_flight - len(self._leases)
         return Poll(
@@ -226,6 +229,8 @@ class ReplicaAgent:
         """Go on where another replica stopped; :meth:`_drop` cancels it."""
         state = await self._states.load(lease.request, self._runner.device)
         del self._resuming[lease.request.request_id]
+        if state is not None:
+            self._metrics.resumed(state.step_index)
         self._submit(lease, deadline_s, state)
 
     def _submit(self, lease: Lease, deadline_s: float, state: RequestState | None) -> None:

@@ -80,6 +80,7 @@ class StateWriter:
         self._entered: set[str] = set()
         self._busy_with: str | None = None
         self._is_closing = False
+        self._num_kept = 0
         self._probe_s: float | None = None
         self._costs_s: deque[float] = deque(maxlen=_WINDOW)
         self._measured_s = clock()
@@ -105,6 +106,12 @@ class StateWriter:
             if self._clock() - self._measured_s > _STALE_S:
                 self._costs_s.clear()
             return statistics.fmean(self._costs_s) if self._costs_s else self._probe_s
+
+    @property
+    def num_kept(self) -> int:
+        """States written so far."""
+        with self._changed:
+            return self._num_kept
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a state of that request is still to be written."""
@@ -197,6 +204,7 @@ class StateWriter:
                 copy.is_kept = True
         with self._changed:
             self._busy_with = None
+            self._num_kept += copy.is_kept
             if is_wanted:
                 self._costs_s.append(self._cpu_clock() - started_s)
                 self._measured_s = self._clock()

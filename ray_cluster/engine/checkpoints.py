@@ -50,6 +50,10 @@ class Checkpoints:
         sink: where the copies go.
         clock: monotonic seconds.
         interval: the policy.
+
+    Attributes:
+        num_steps: steps of a row between two exports of it; None while there are none. May be read
+            in any thread.
     """
 
     def __init__(
@@ -69,10 +73,9 @@ class Checkpoints:
         self._num_rows: deque[int] = deque(maxlen=_WINDOW)
         self._copies_s: deque[float] = deque(maxlen=_WINDOW)
         self._is_probed = False
+        self.num_steps: int | None = None
 
-    @property
-    def num_steps(self) -> int | None:
-        """Steps of a row between two exports of it; None while there are none."""
+    def _choose(self) -> int | None:
         keep_s = self._sink.cost_s
         if keep_s is None or not self._copies_s or not self._num_rows:
             return None
@@ -85,7 +88,7 @@ class Checkpoints:
             return
         self._steps_s.append(report.duration_s)
         self._num_rows.append(len(report.stepped))
-        num_steps = self.num_steps
+        num_steps = self.num_steps = self._choose()
         for request_id in report.stepped:
             ticket = self._live.get(request_id)
             row = ticket.state if ticket is not None else None

@@ -76,7 +76,7 @@ class EngineRunner:
         self._heartbeat_s = clock()
         self._encode = BatchStage(
             self._live,
-            work=self._start_states,
+            work=lambda tickets: start_states(model, [t.request for t in tickets], now_s=clock()),
             group_of=lambda _ticket: None,
             on_done=self._enter_engine,
             on_error=lambda ticket, error: self._break(ticket, error, "encode"),
@@ -131,6 +131,11 @@ class EngineRunner:
     def steps_done_by_id(self) -> dict[str, int]:
         """Denoising steps done by every request in flight."""
         return self._live.steps_done_by_id()
+
+    @property
+    def steps_between_exports(self) -> int | None:
+        """Steps of a row between two exports of it; None while there are none."""
+        return self._checkpoints.num_steps if self._checkpoints is not None else None
 
     def check_alive(self, max_silence_s: float) -> None:
         """Raise RuntimeError when a thread has died or hangs in a piece of work."""
@@ -208,10 +213,6 @@ class EngineRunner:
         if self._live.leave(ticket):
             logger.warning("request %s failed: %s", ticket.request.request_id, error)
             self._on_event(Broken(ticket.request, error))
-
-    def _start_states(self, tickets: Sequence[Ticket]) -> list[RequestState]:
-        requests = [ticket.request for ticket in tickets]
-        return start_states(self._model, requests, now_s=self._clock())
 
     def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:
         now_s = self._clock()

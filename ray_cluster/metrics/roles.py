@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -46,9 +46,9 @@ class GatewayMetrics:
 
 
 class ReplicaMetrics:
-    """Denoising steps that one replica has made."""
+    """Denoising steps that one replica has made, and what it exported and resumed."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, replica_id: str) -> None:
         self._registry = CollectorRegistry()
         self._seconds = Histogram(
             "ray_cluster_step_seconds",
@@ -64,11 +64,38 @@ class ReplicaMetrics:
             buckets=_BATCH_SIZES,
             registry=self._registry,
         ).labels(model)
+        self._exports = self._counter("state_exports", "States put into the store.", model)
+        self._resumed = self._counter("resumed_images", "Images gone on with elsewhere.", model)
+        self._resumed_steps = self._counter(
+            "resumed_steps", "Steps not made again, because a state contained them.", model
+        )
+        self._interval = Gauge(
+            "ray_cluster_steps_between_exports",
+            "Steps of an image between two exports of its state; 0 while there are none.",
+            ["model", "replica"],
+            registry=self._registry,
+        ).labels(model, replica_id)
+        self._num_exports = 0
+
+    def _counter(self, name: str, documentation: str, model: str) -> Counter:
+        counter = Counter(f"ray_cluster_{name}", documentation, ["model"], registry=self._registry)
+        return counter.labels(model)
 
     def stepped(self, *, seconds: float, num_images: int) -> None:
         """Count a step; called in the step thread, a few microseconds."""
         self._seconds.observe(seconds)
         self._rows.observe(num_images)
+
+    def resumed(self, num_steps: int) -> None:
+        """Count an image that goes on from a state with so many steps."""
+        self._resumed.inc()
+        self._resumed_steps.inc(num_steps)
+
+    def exported(self, *, total: int, interval: int | None) -> None:
+        """Take in how many states were put into the store, and every how many steps they are."""
+        self._exports.inc(total - self._num_exports)
+        self._num_exports = total
+        self._interval.set(interval or 0)
 
     def snapshot(self) -> Snapshot:
         """Return the present values."""

@@ -98,7 +98,7 @@ def test_sums_never_fall(events: list[tuple[str, int, float]]) -> None:
     for process, more, passed_s in events:
         now_s += passed_s
         counts[process] += more
-        metrics = ReplicaMetrics("m")
+        metrics = ReplicaMetrics("m", "r")
         for _ in range(counts[process]):
             metrics.stepped(seconds=0.1, num_images=2)
         book.update(process, metrics.snapshot(), now_s)
@@ -121,7 +121,7 @@ def test_the_documentation_names_every_metric() -> None:
     )
     snapshots = [
         GatewayMetrics().snapshot(),
-        ReplicaMetrics("m").snapshot(),
+        ReplicaMetrics("m", "r").snapshot(),
         cell_snapshot(cluster, num_open_jobs=0),
     ]
     names = {
