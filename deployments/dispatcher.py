@@ -14,11 +14,20 @@ from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.dispatch.state import ClusterSnapshot
+from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
+from ray_cluster.leases import (
+    Outcome,
+    Poll,
+    PollReply,
+    Registration,
+    ReplicaEvent,
+    Shown,
+    Sight,
+    Submission,
+)
 from ray_cluster.left_states import LeftStates
 from ray_cluster.metrics.book import MetricsBook
 from ray_cluster.metrics.roles import cell_snapshot
@@ -76,6 +85,10 @@ class Dispatcher:
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         """See :meth:`DispatchService.wait`."""
         return await self._service.wait(request_ids, timeout_s)
+
+    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+        """See :meth:`DispatchService.watch`."""
+        return await self._service.watch(request_id, seen, timeout_s)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See :meth:`DispatchService.abort`."""
@@ -136,6 +149,10 @@ class Dispatcher:
     ) -> tuple[str, ...] | None:
         """See :meth:`DispatchService.report`."""
         return await self._service.report(replica_id, events)
+
+    async def show(self, replica_id: str, shown: Shown) -> None:
+        """See :meth:`DispatchService.show`."""
+        await self._service.show(replica_id, shown)
 
     async def snapshot(self) -> ClusterSnapshot:
         """See :meth:`DispatchService.snapshot`."""

@@ -14,7 +14,16 @@ from ray.serve.handle import DeploymentHandle
 
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
-from ray_cluster.leases import Outcome, Poll, PollReply, Registration, ReplicaEvent, Submission
+from ray_cluster.leases import (
+    Outcome,
+    Poll,
+    PollReply,
+    Registration,
+    ReplicaEvent,
+    Shown,
+    Sight,
+    Submission,
+)
 from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -48,6 +57,11 @@ class DispatcherHandle:
         """Return the outcomes that are there, as soon as there is one."""
         reply = await self._call("wait", tuple(request_ids), timeout_s, held_s=timeout_s)
         return cast(dict[str, Outcome], reply)
+
+    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+        """Return how a request ended, or a preview after number ``seen``."""
+        reply = await self._call("watch", request_id, seen, timeout_s, held_s=timeout_s)
+        return cast(Sight, reply)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Give these requests up."""
@@ -107,6 +121,10 @@ class DispatcherHandle:
         """Take in what happened; return the ids whose fence was stale, None if unknown here."""
         reply = await self._call("report", replica_id, tuple(events))
         return cast(tuple[str, ...] | None, reply)
+
+    async def show(self, replica_id: str, shown: Shown) -> None:
+        """Take in a preview."""
+        await self._call("show", replica_id, shown)
 
     async def _call(self, method: str, *args: object, held_s: float = 0.0) -> object:
         try:

@@ -121,6 +121,7 @@ def pooled_cost(replicas: Sequence[ReplicaView]) -> StepCost:
     return StepCost(
         fixed_s=_parallel([cost.fixed_s for cost in costs]),
         per_megapixel_s=_parallel([cost.per_megapixel_s for cost in costs]),
+        decode_per_megapixel_s=_parallel([cost.decode_per_megapixel_s for cost in costs]),
         source="modelled",
     )
 

@@ -1,10 +1,11 @@
-"""How long denoising takes: seconds of a step, of a request alone, and of its share of a batch."""
+"""How long an image takes: seconds of a step, of a request alone, and of its share of a batch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
+from ray_cluster.policies.previews import previews_left
 from ray_cluster.policies.types import RequestView, StepCost
 
 # one observation moves the correction by at most this factor, up or down
@@ -23,19 +24,28 @@ def step_s(cost: StepCost, rows_megapixels: float) -> float:
     return cost.fixed_s + cost.per_megapixel_s * rows_megapixels
 
 
+def decodes_s(cost: StepCost, request: RequestView) -> float:
+    """Return the seconds of decoding that the request still takes: its previews and its image."""
+    num_decodes = 1
+    if request.num_previews:
+        num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
+    return num_decodes * cost.decode_per_megapixel_s * request.width_px * request.height_px / 1e6
+
+
 def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:
-    """Return the seconds until the request is denoised in a batch of that many of its like."""
-    return request.remaining_steps * step_s(cost, row_megapixels(request) * num_in_batch)
+    """Return the seconds until the request is done in a batch of that many of its like."""
+    denoise_s = request.remaining_steps * step_s(cost, row_megapixels(request) * num_in_batch)
+    return denoise_s + decodes_s(cost, request)
 
 
 def alone_s(cost: StepCost, request: RequestView) -> float:
-    """Return the seconds until the request is denoised with the replica to itself."""
+    """Return the seconds until the request is done with the replica to itself."""
     return batch_s(cost, request, 1)
 
 
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
     """Return one request's part of the cost of a step of a full batch."""
-    return StepCost(cost.fixed_s / max_batch, cost.per_megapixel_s, cost.source)
+    return replace(cost, fixed_s=cost.fixed_s / max_batch)
 
 
 def share_s(cost: StepCost, request: RequestView, max_batch: int) -> float:
@@ -87,7 +97,7 @@ def observe(residual: CostResidual, *, predicted_s: float, observed_s: float) ->
 
 
 def corrected(cost: StepCost, residual: CostResidual) -> StepCost:
-    """Return the cost with the residual's factor applied to both of its terms."""
+    """Return the cost with the residual's factor applied to both terms of a step."""
     return replace(
         cost,
         fixed_s=cost.fixed_s * residual.factor,

@@ -24,6 +24,7 @@ class RequestView:
         arrival_s: instant of arrival on the caller's clock.
         deadline_s: instant by which it should be done, on the same clock.
         steps_done: denoising steps already taken (kept in an exported state, or in a replica).
+        num_previews: how often it is decoded before its last step.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class RequestView:
     arrival_s: float
     deadline_s: float
     steps_done: int = 0
+    num_previews: int = 0
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -57,16 +59,19 @@ class RequestView:
 class StepCost:
     """Linear cost of one denoising step of a batch: ``fixed_s + per_megapixel_s * megapixels``.
 
-    ``megapixels`` counts every model row, so a request with guidance counts twice.
+    ``megapixels`` counts every model row, so a request with guidance counts twice. Beside steps a
+    replica decodes: each image at its end, and each preview.
 
     Attributes:
         fixed_s: seconds a step costs whatever is in it.
         per_megapixel_s: seconds per million image pixels of one model row.
+        decode_per_megapixel_s: seconds of decoding per million image pixels.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
     """
 
     fixed_s: float
     per_megapixel_s: float
+    decode_per_megapixel_s: float = 0.0
     source: Literal["measured", "modelled"] = "measured"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Protocol
 
 from ray_cluster.blob_store import BlobStoreError
-from ray_cluster.engine.events import Decoded
+from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.requests import ImageResult, OutputSpec
@@ -60,6 +61,26 @@ class Delivery:
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes
         )
+
+    async def preview(self, event: Previewed, index: int) -> bytes:
+        """Return a coded preview, or nothing if it is stored.
+
+        Raises:
+            RequestFailed: it could not be coded, or the one try to store it failed.
+        """
+        request = event.request
+        spec = replace(request.output, metadata=False)
+        try:
+            data = await asyncio.wrap_future(self._coder.submit(event.pixels, spec, {}))
+        except MODEL_ERRORS as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
+        if not request.output.is_stored or self._results is None:
+            return data
+        try:
+            await asyncio.to_thread(self._results.put, request.preview_file_id(index), data)
+        except BlobStoreError as error:
+            raise RequestFailed(str(error), "storing") from error
+        return b""
 
     async def _store(self, file_id: str, data: bytes) -> None:
         if self._results is None:

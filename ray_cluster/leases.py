@@ -132,6 +132,30 @@ ReplicaEvent = Finished | Failed | Returned
 
 
 @dataclass(frozen=True, slots=True)
+class Preview:
+    """What an unfinished image looked like.
+
+    Attributes:
+        index: its number, from 0, among the previews that the request may have.
+        steps_done: the denoising steps it rests on.
+        data: the coded image; empty where it went to the result store.
+    """
+
+    index: int
+    steps_done: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A replica shows what it has of a leased request. Lost ones are not sent again."""
+
+    request_id: str
+    fence: Fence
+    preview: Preview
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     """What a waiting client gets for a finished request.
 
@@ -169,6 +193,14 @@ class Submission:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the client of one request sees next: its end, or a preview, or nothing yet."""
+
+    outcome: Outcome | None = None
+    preview: Preview | None = None
+
+
 class DispatcherLink(Protocol):
     """The dispatcher's side of the lease protocol; every call may raise DispatcherUnavailable."""
 
@@ -189,3 +221,6 @@ class DispatcherLink(Protocol):
         None says that the replica is not known and nothing was taken in: register, have the
         leases adopted by a poll, and report again.
         """
+
+    async def show(self, replica_id: str, shown: Shown) -> None:
+        """Take in a preview."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ray_cluster.delivery import Delivery
-from ray_cluster.engine.events import Broken, Decoded, Died, RunnerEvent, Stepped
+from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
@@ -32,6 +32,7 @@ from ray_cluster.leases import (
 )
 from ray_cluster.metrics.roles import ReplicaMetrics
 from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
+from ray_cluster.replica_previews import Previews
 from ray_cluster.replica_states import ReplicaStates
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class ReplicaAgent:
         self._metrics = ReplicaMetrics(registration.profile.model, registration.replica_id)
         self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id, self._on_heard)
+        self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
         self._polls = LeasePolls(link, registration, make_poll=self._poll, on_reply=self._on_reply)
         self._resuming: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -162,6 +164,7 @@ class ReplicaAgent:
 
     async def _sign_off(self) -> None:
         self._leases.clear()
+        await self._previews.stop()
         with contextlib.suppress(DispatcherUnavailable):
             await self._ends.report()
             # whoever is leased the requests now is alone with their states
@@ -253,14 +256,16 @@ class ReplicaAgent:
                 self._leases[request_id] = replace(lease, fence=fence)
         self._ends.adopt(fence_by_id)
 
-    def _settle(self, event: Decoded | Broken | Died) -> None:
+    def _settle(self, event: Decoded | Previewed | Broken | Died) -> None:
         if isinstance(event, Died):
             self._on_death(event)
             return
         lease = self._leases.get(event.request.request_id)
         if lease is None or lease.request is not event.request:
             return
-        if isinstance(event, Decoded):
+        if isinstance(event, Previewed):
+            self._previews.send(event)
+        elif isinstance(event, Decoded):
             task = asyncio.create_task(self._code(lease, event))
             self._codings.add(task)
             task.add_done_callback(self._codings.discard)

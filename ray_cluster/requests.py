@@ -27,12 +27,14 @@ class OutputSpec:
         compression: quality in percent for jpeg and webp (100 is best); None for png.
         metadata: whether a png carries its recipe as text chunks.
         is_stored: whether the image goes to the result store instead of into the reply.
+        num_previews: how often it is shown before it is done, in the same form.
     """
 
     image_format: ImageFormat = "png"
     compression: int | None = None
     metadata: bool = True
     is_stored: bool = False
+    num_previews: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,16 @@ class ImageRequest:
         """Name of its image in the result store; as hard to guess as the request's id."""
         return f"{self.request_id}.{self.output.image_format}"
 
+    def preview_file_id(self, index: int) -> str:
+        """Name of its preview of that index in the result store."""
+        return f"{self.request_id}-{index}.{self.output.image_format}"
+
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        """All names that it may have in the result store."""
+        previews = (self.preview_file_id(index) for index in range(self.output.num_previews))
+        return (self.file_id, *previews)
+
     def view(self, *, arrival_s: float, deadline_s: float, steps_done: int = 0) -> RequestView:
         """Return what a policy may know of this request, on the caller's clock."""
         return RequestView(
@@ -88,6 +100,7 @@ class ImageRequest:
             arrival_s=arrival_s,
             deadline_s=deadline_s,
             steps_done=steps_done,
+            num_previews=self.output.num_previews,
         )
 
     def recipe(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
-from ray_cluster.leases import Outcome, Submission
+from ray_cluster.leases import Outcome, Sight, Submission
 from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -31,6 +31,10 @@ class DispatcherClient(Protocol):
         A call also says that the client of these attached requests still waits for them. An
         outcome is handed out once; an id that the dispatcher does not know is ``lost``.
         """
+        ...
+
+    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+        """Return how a request ended, or a preview after number ``seen``; else as :meth:`wait`."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:

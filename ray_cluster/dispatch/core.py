@@ -11,18 +11,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.fleet import Fleet
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
-from ray_cluster.dispatch.state import (
-    ClusterSnapshot,
-    ReplicaRecord,
-    ReplicaSnapshot,
-    RequestRecord,
+from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.leases import (
+    Fence,
+    Outcome,
+    Poll,
+    PollReply,
+    Preview,
+    Registration,
+    ReplicaEvent,
+    Shown,
 )
-from ray_cluster.leases import Fence, Outcome, Poll, PollReply, Registration, ReplicaEvent
 from ray_cluster.policies.admission import QueueView, admit
 from ray_cluster.policies.routing import choose_leases
-from ray_cluster.policies.types import Offer, ReplicaView, RequestView
+from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 # polls within which a replica must name a lease, and within which a peer is expected to poll
@@ -59,10 +65,7 @@ class DispatchCore:
         self._configured = frozenset(configured)
         self._is_closing = False
         self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
-        self._replicas: dict[str, ReplicaRecord] = {}
-        self._profiles: dict[str, ModelProfile] = {}
-        # the last replica of each model as it was, for predictions while none lives
-        self._remembered: dict[str, ReplicaView] = {}
+        self._fleet = Fleet()
 
     @property
     def hold_s(self) -> float:
@@ -71,7 +74,7 @@ class DispatchCore:
 
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
-        replica = self._replicas.get(replica_id)
+        replica = self._fleet.get(replica_id)
         is_watched = replica is not None and any(
             record.client_s is None for record in replica.held.values()
         )
@@ -91,14 +94,12 @@ class DispatchCore:
         """Take a replica in, without any leases it may have had; return the epoch."""
         self.unregister(registration.replica_id, now_s)
         replica = ReplicaRecord(registration, registration.step_cost, heard_s=now_s)
-        self._replicas[replica.replica_id] = replica
-        self._profiles[replica.model] = registration.profile
-        self._remembered[replica.model] = replica.view()
+        self._fleet.add(replica)
         return self._epoch
 
     def unregister(self, replica_id: str, now_s: float) -> None:
         """Let a replica go; leases that it did not return count as lost."""
-        replica = self._replicas.pop(replica_id, None)
+        replica = self._fleet.remove(replica_id)
         if replica is None:
             return
         for record in list(replica.held.values()):
@@ -144,11 +145,10 @@ class DispatchCore:
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""
-        replica = self._replicas.get(poll.replica_id)
+        replica = self._fleet.get(poll.replica_id)
         if replica is None or poll.epoch != self._epoch:
             return PollReply(known=False)
-        replica.hear(poll, now_s)
-        self._remembered[replica.model] = replace(replica.view(), num_leased=0, num_free=0)
+        self._fleet.hear(replica, poll, now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
         adopted = self._adopt(replica, poll.steps_done_by_id, now_s)
@@ -169,7 +169,7 @@ class DispatchCore:
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""
-        replica = self._replicas.get(replica_id)
+        replica = self._fleet.get(replica_id)
         if replica is None:
             return PollReply(known=False)
         aborts, chosen = replica.stale, self._choose(replica, now_s)
@@ -184,7 +184,7 @@ class DispatchCore:
 
         None for the ids says that the replica is not known: its leases may yet be adopted.
         """
-        replica = self._replicas.get(replica_id)
+        replica = self._fleet.get(replica_id)
         if replica is None:
             return self.take_outcomes(), None
         replica.heard_s = now_s
@@ -194,6 +194,16 @@ class DispatchCore:
                 stale.append(event.request_id)
             replica.named.discard(event.request_id)
         return self.take_outcomes(), tuple(stale)
+
+    def show(self, replica_id: str, shown: Shown) -> bool:
+        """Keep the preview of a leased request until a later one; return whether it is news."""
+        replica = self._fleet.get(replica_id)
+        return replica is not None and self._ledger.show(shown, replica)
+
+    def preview(self, request_id: str) -> Preview | None:
+        """Return the last preview of a request that has not ended."""
+        record = self._ledger.get(request_id)
+        return None if record is None else record.preview
 
     def abort(self, request_ids: Iterable[str]) -> tuple[Outcome, ...]:
         """End the requests at once; a replica hears it in the next answer to its poll."""
@@ -214,14 +224,14 @@ class DispatchCore:
         for record in list(self._ledger):
             if now_s >= self._gone_s(record):
                 self._ledger.fail(record, "aborted", "its client was not heard of any more")
-        for replica in list(self._replicas.values()):
+        for replica in list(self._fleet):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
         return self.take_outcomes()
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
-        silences = [r.heard_s + self._config.replica_timeout_s for r in self._replicas.values()]
+        silences = [r.heard_s + self._config.replica_timeout_s for r in self._fleet]
         silences += [self._gone_s(r) for r in self._ledger if r.client_s is not None]
         return min(silences, default=None)
 
@@ -244,22 +254,17 @@ class DispatchCore:
 
     def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""
-        return dict(self._profiles)
+        return dict(self._fleet.profiles)
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         """Return the present state for status pages."""
-        waiting = tuple(self._ledger.queue)
-        return ClusterSnapshot(
+        return ClusterSnapshot.of(
+            self._ledger,
+            self._fleet,
             epoch=self._epoch,
-            num_waiting=len(waiting),
             max_waiting=self._limits.max_queued_images,
-            num_leased=len(self._ledger) - len(waiting),
-            oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
-            num_waiting_by_model={
-                model: len(self._ledger.queue.of(model)) for model in sorted(self._profiles)
-            },
-            replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in self._replicas.values()),
-            totals=dict(self._ledger.totals),
+            models=self._fleet.profiles,
+            now_s=now_s,
         )
 
     def _gone_s(self, record: RequestRecord) -> float:
@@ -273,13 +278,10 @@ class DispatchCore:
         return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
 
     def _queue_view(self) -> QueueView:
-        replicas = [replica.view() for replica in self._replicas.values()]
-        live = {replica.model for replica in replicas}
-        gone = [view for model, view in self._remembered.items() if model not in live]
         return QueueView(
             waiting=tuple(self._ledger.queue),
             in_progress=tuple(one.view for one in self._ledger if one.holder is not None),
-            replicas=(*replicas, *gone),
+            replicas=self._fleet.views(),
             max_waiting=self._limits.max_queued_images,
             configured=self._configured,
         )
@@ -288,13 +290,5 @@ class DispatchCore:
         waiting = self._ledger.queue.of(replica.model)
         if not waiting or replica.num_free <= 0:
             return ()
-        # those without room are left out to save time
-        peers = [
-            peer.view()
-            for peer in self._replicas.values()
-            if peer is not replica
-            and peer.model == replica.model
-            and peer.num_free > 0
-            and now_s - peer.heard_s <= self.grace_s
-        ]
+        peers = self._fleet.peers(replica, heard_since_s=now_s - self.grace_s)
         return choose_leases(waiting, replica.view(), peers)

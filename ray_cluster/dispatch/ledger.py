@@ -18,6 +18,7 @@ from ray_cluster.leases import (
     Outcome,
     ReplicaEvent,
     Returned,
+    Shown,
 )
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
@@ -111,8 +112,8 @@ class Ledger:
 
     def apply(self, event: ReplicaEvent, replica: ReplicaRecord, now_s: float) -> bool:
         """Take in what a replica says of a request; return False if its fence is stale."""
-        record = self._records.get(event.request_id)
-        if record is None or record.holder is not replica or record.fence != event.fence:
+        record = self._leased(event, replica)
+        if record is None:
             return False
         match event:
             case Finished():
@@ -124,6 +125,21 @@ class Ledger:
                 record.kept_steps = max(record.kept_steps, event.steps_done)
                 self._requeue(record, now_s)
         return True
+
+    def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
+        """Keep a preview; return False if its fence is stale or a later one is here."""
+        record = self._leased(shown, replica)
+        if record is None or (record.preview and record.preview.index >= shown.preview.index):
+            return False
+        record.preview = shown.preview
+        return True
+
+    def _leased(self, said: ReplicaEvent | Shown, replica: ReplicaRecord) -> RequestRecord | None:
+        """Return what a replica speaks of, if it has the lease that it says."""
+        record = self._records.get(said.request_id)
+        if record is None or record.holder is not replica or record.fence != said.fence:
+            return None
+        return record
 
     def lose(self, record: RequestRecord, now_s: float) -> None:
         """Take a lease from a replica that is gone: the request waits again, or ends as lost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.leases import Preview
 from ray_cluster.policies.admission import QueueView, predict_s
 
 
@@ -16,6 +17,7 @@ class Progress:
         position: requests of its model that wait before it; None once it is leased.
         steps_done: denoising steps, of ``num_steps``.
         predicted_s: seconds until it is done, by the admission policy; None without replicas.
+        preview: the last one.
     """
 
     position: int | None
@@ -23,6 +25,7 @@ class Progress:
     num_steps: int
     attempts: int
     predicted_s: float | None
+    preview: Preview | None = None
 
     @classmethod
     def of(cls, record: RequestRecord, position: int | None, queue: QueueView) -> Progress:
@@ -35,4 +38,5 @@ class Progress:
             num_steps=view.num_steps,
             attempts=record.num_leases,
             predicted_s=predict_s([view], queue) if can_predict else None,
+            preview=record.preview,
         )

@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from ray_cluster.config import DispatchConfig
+from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.progress import Progress
-from ray_cluster.dispatch.state import ClusterSnapshot
+from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.leases import (
     Outcome,
     Poll,
@@ -17,10 +18,12 @@ from ray_cluster.leases import (
     Registration,
     ReplicaEvent,
     Returned,
+    Shown,
+    Sight,
     Submission,
 )
 from ray_cluster.policies.types import Offer
-from ray_cluster.requests import Failure, ImageRequest, ModelProfile
+from ray_cluster.requests import ImageRequest, ModelProfile
 
 Keeper = Callable[[Outcome], None]
 """Told how a request ended, on the event loop and at once."""
@@ -64,11 +67,8 @@ class DispatchService:
         self._clock = clock
         self._on_outcome = on_outcome
         self._polls: dict[str, _HeldPoll] = {}
-        self._clients: dict[str, asyncio.Event] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._clients = WaitingClients(core.knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
-        # when outcomes that nobody fetches are forgotten, oldest first
-        self._forget_s: dict[str, float] = {}
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def register(self, registration: Registration) -> int:
@@ -130,7 +130,7 @@ class DispatchService:
     async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
         """Queue all of an API call's images or none; see :meth:`DispatchCore.offer`."""
         self.start()
-        if any(request.request_id in self._outcomes for request in requests):
+        if any(request.request_id in self._clients for request in requests):
             return Offer(accepted=False, reason="duplicate_id")
         offer = self._core.offer(requests, self._clock())
         if offer.accepted:
@@ -170,22 +170,39 @@ class DispatchService:
         """
         ids = tuple(request_ids)
         self._core.touch(ids, self._clock())
-        found = self._fetch(ids)
+        found = self._clients.fetch(ids)
         if found or not ids:
             return found
-        event = asyncio.Event()
-        for request_id in ids:
-            self._clients[request_id] = event
-        try:
-            async with asyncio.timeout(min(timeout_s, self._config.attached_timeout_s / 3)):
-                await event.wait()
-        except TimeoutError:
-            self._core.touch(ids, self._clock())
-        finally:
-            for request_id in ids:
-                if self._clients.get(request_id) is event:
-                    del self._clients[request_id]
-        return self._fetch(ids)
+        await self._sleep(ids, timeout_s)
+        return self._clients.fetch(ids)
+
+    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+        """Return how a request ended, or a preview after number ``seen``, as soon as it is there.
+
+        Otherwise as :meth:`wait`, and nothing after a while.
+        """
+        self._core.touch([request_id], self._clock())
+        sight = self._look(request_id, seen)
+        if sight != Sight():
+            return sight
+        await self._sleep([request_id], timeout_s)
+        return self._look(request_id, seen)
+
+    def _look(self, request_id: str, seen: int) -> Sight:
+        outcome = self._clients.fetch([request_id]).get(request_id)
+        preview = self._core.preview(request_id)
+        is_news = preview is not None and preview.index > seen
+        return Sight(outcome, preview if is_news else None)
+
+    async def _sleep(self, request_ids: Sequence[str], timeout_s: float) -> None:
+        most_s = self._config.attached_timeout_s / 3
+        if not await self._clients.sleep(request_ids, min(timeout_s, most_s)):
+            self._core.touch(request_ids, self._clock())
+
+    async def show(self, replica_id: str, shown: Shown) -> None:
+        """Take in a preview, and wake who watches."""
+        if self._core.show(replica_id, shown):
+            self._clients.wake(shown.request_id)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End the requests now; ids that have ended already are ignored."""
@@ -253,38 +270,20 @@ class DispatchService:
             if (keeper := self._keepers.pop(outcome.request_id, None)) is not None:
                 keeper(outcome)
                 continue
-            self._outcomes[outcome.request_id] = outcome
-            self._forget_s[outcome.request_id] = now_s + self._config.attached_timeout_s
-            if (event := self._clients.get(outcome.request_id)) is not None:
-                event.set()
-
-    def _fetch(self, request_ids: Iterable[str]) -> dict[str, Outcome]:
-        """Hand out what has ended, and make up outcomes for what is not known."""
-        found: dict[str, Outcome] = {}
-        for request_id in request_ids:
-            if request_id in self._outcomes:
-                found[request_id] = self._outcomes.pop(request_id)
-                del self._forget_s[request_id]
-            elif not self._core.knows(request_id):
-                message = "the dispatcher does not know this request (it may have been restarted)"
-                found[request_id] = Failure(request_id, "lost", message, "queue")
-        return found
+            self._clients.keep(outcome, now_s)
 
     async def _keep_house(self) -> None:
         """Act on silence and forget old outcomes, whenever the next of these is due."""
         while True:
             now_s = self._clock()
             self._settle(self._core.expire(now_s))
-            for request_id, forget_s in list(self._forget_s.items()):
-                if forget_s > now_s:
-                    break
-                del self._outcomes[request_id], self._forget_s[request_id]
+            self._clients.forget(now_s)
             self._wake_polls()
             await asyncio.sleep(self._housekeeping_in_s(now_s))
 
     def _housekeeping_in_s(self, now_s: float) -> float:
         """Seconds to the next silence that counts, as far as known, and not more than a poll."""
-        due_s = [self._core.next_event_s(), next(iter(self._forget_s.values()), None)]
+        due_s = [self._core.next_event_s(), self._clients.next_forget_s]
         wait_s = min((one - now_s for one in due_s if one is not None), default=self._core.hold_s)
         return min(self._core.hold_s, max(0.01, wait_s))
 

@@ -1,11 +1,10 @@
-"""What the dispatch core keeps of requests and replicas, and the snapshot that others see of it."""
+"""What the dispatch core keeps of requests and replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ray_cluster.leases import Fence, Poll, Registration
+from ray_cluster.leases import Fence, Poll, Preview, Registration
 from ray_cluster.policies.cost_model import share_s
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from ray_cluster.requests import ImageRequest
@@ -24,6 +23,7 @@ class RequestRecord:
         num_losses: leases that ended because the replica died or lost them.
         kept_steps: steps that are known to be in the state store.
         may_resume: whether somebody may have worked on it, so that there may be a state of it.
+        preview: the last one.
     """
 
     request: ImageRequest
@@ -38,6 +38,7 @@ class RequestRecord:
     holder: ReplicaRecord | None = None
     kept_steps: int = 0
     may_resume: bool = False
+    preview: Preview | None = None
 
     def make_progress(self, steps_done: int) -> None:
         """Set the number of steps done, kept within what the request asks for."""
@@ -126,60 +127,3 @@ class ReplicaRecord:
                 share_s(self.step_cost, record.view, batch) for record in self.held.values()
             ),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSnapshot:
-    """One live replica as a status page shows it.
-
-    Attributes:
-        silent_s: seconds since its last sign of life.
-        leased_work_s: replica seconds that what it holds still takes in full batches.
-    """
-
-    replica_id: str
-    model: str
-    num_leased: int
-    num_free: int
-    max_in_flight: int
-    max_batch: int
-    silent_s: float
-    leased_work_s: float
-    step_cost: StepCost
-
-    @staticmethod
-    def of(record: ReplicaRecord, now_s: float) -> ReplicaSnapshot:
-        """Return the replica's state at that instant."""
-        view = record.view()
-        return ReplicaSnapshot(
-            replica_id=view.replica_id,
-            model=view.model,
-            num_leased=view.num_leased,
-            num_free=view.room,
-            max_in_flight=view.max_in_flight,
-            max_batch=view.max_batch,
-            silent_s=now_s - record.heard_s,
-            leased_work_s=view.leased_work_s,
-            step_cost=view.step_cost,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """The dispatcher's state at one instant, for status pages and metrics.
-
-    Attributes:
-        num_waiting_by_model: every known model, also those with nothing waiting.
-        oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
-        totals: events since the dispatcher started, by name: accepted, refused, completed,
-            missed (of the completed, those after their deadline), error, aborted, lost, requeued.
-    """
-
-    epoch: int
-    num_waiting: int
-    max_waiting: int
-    num_leased: int
-    oldest_waiting_s: float
-    num_waiting_by_model: Mapping[str, int]
-    replicas: tuple[ReplicaSnapshot, ...]
-    totals: Mapping[str, int]

@@ -1,43 +1,47 @@
-"""A stage that works in batches on what has arrived; an error costs only its own request."""
+"""A stage that works in batches on what has arrived; an error costs only its own item."""
 
 from __future__ import annotations
 
-import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from ray_cluster.engine.device_errors import raise_if_broken
-from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import REQUEST_ERRORS
 
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-class BatchStage(Generic[ResultT]):
-    """Takes tickets from its queue, groups them, works on each group and hands results on.
+class BatchStage(Generic[ItemT, ResultT]):
+    """Takes items from its queue, groups them, works on each group and hands results on.
+
+    What is urgent goes first. The rest is worked on while nothing urgent waits, in small batches,
+    and the oldest of it is dropped when there is too much.
 
     Args:
-        live: tickets that are not in it are dropped.
-        work: maps tickets of one group to one result each.
-        group_of: tickets of different groups are never worked on together.
-        on_done: called with each ticket and its result.
-        on_error: called with a ticket whose work raised when it was tried alone.
-        max_batch: most tickets in one group.
+        is_wanted: items for which it is false are dropped.
+        work: maps items of one group to one result each.
+        group_of: items of different groups are never worked on together.
+        on_done: called with each item and its result.
+        on_error: called with an item whose work raised when it was tried alone.
+        max_batch: most items in one group; a quarter of it for what is not urgent.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        live: LiveTickets,
         *,
-        work: Callable[[Sequence[Ticket]], Sequence[ResultT]],
-        group_of: Callable[[Ticket], Hashable],
-        on_done: Callable[[Ticket, ResultT], None],
-        on_error: Callable[[Ticket, Exception], None],
+        is_wanted: Callable[[ItemT], bool],
+        work: Callable[[Sequence[ItemT]], Sequence[ResultT]],
+        group_of: Callable[[ItemT], Hashable],
+        on_done: Callable[[ItemT, ResultT], None],
+        on_error: Callable[[ItemT, Exception], None],
         max_batch: int,
         clock: Callable[[], float],
     ) -> None:
-        self._live = live
+        self._is_wanted = is_wanted
         self._work = work
         self._group_of = group_of
         self._on_done = on_done
@@ -45,7 +49,10 @@ class BatchStage(Generic[ResultT]):
         self._max_batch = max_batch
         self._clock = clock
         self._busy_since_s: float | None = None
-        self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._urgent: deque[ItemT] = deque()
+        self._rest: deque[ItemT] = deque(maxlen=max_batch)
+        self._is_closed = False
 
     @property
     def silence_s(self) -> float:
@@ -53,13 +60,17 @@ class BatchStage(Generic[ResultT]):
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock() - since_s
 
-    def put(self, ticket: Ticket) -> None:
-        """Queue a ticket; from any thread."""
-        self._queue.put(ticket)
+    def put(self, item: ItemT, *, is_urgent: bool = True) -> None:
+        """Queue an item; from any thread."""
+        with self._changed:
+            (self._urgent if is_urgent else self._rest).append(item)
+            self._changed.notify()
 
     def close(self) -> None:
-        """End :meth:`run` once it has worked on what is queued."""
-        self._queue.put(None)
+        """End :meth:`run` once it has worked on what is queued and urgent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
 
     def run(self) -> None:
         """Work until closed; the body of the stage's thread.
@@ -67,49 +78,49 @@ class BatchStage(Generic[ResultT]):
         Raises:
             DeviceBroken: no later piece of work can succeed in this process.
         """
-        # no local of this loop may keep a ticket alive while the stage waits for the next
+        # no local of this loop may keep an item alive while the stage waits for the next
         while self._work_off(self._next()):
             self._busy_since_s = None
 
-    def _work_off(self, tickets: Sequence[Ticket]) -> bool:
-        groups: dict[Hashable, list[Ticket]] = {}
-        for ticket in tickets:
-            groups.setdefault(self._group_of(ticket), []).append(ticket)
+    def _work_off(self, items: Sequence[ItemT]) -> bool:
+        groups: dict[Hashable, list[ItemT]] = {}
+        for item in items:
+            groups.setdefault(self._group_of(item), []).append(item)
         for group in groups.values():
-            self._process([ticket for ticket in group if ticket in self._live])
-        return bool(tickets)
+            self._process([item for item in group if self._is_wanted(item)])
+        return bool(items)
 
-    def _next(self) -> list[Ticket]:
-        """Wait for a ticket and take what else is there; nothing when closed."""
-        tickets: list[Ticket] = []
-        while len(tickets) < self._max_batch:
-            try:
-                ticket = self._queue.get(block=not tickets)
-            except queue.Empty:
-                break
-            if ticket is None:
-                if tickets:
-                    self._queue.put(None)
-                break
-            tickets.append(ticket)
-        return tickets
+    def _next(self) -> list[ItemT]:
+        """Wait for an item and take what else is there; nothing when closed."""
+        with self._changed:
+            while not (self._urgent or self._rest or self._is_closed):
+                self._changed.wait()
+            if self._urgent:
+                return _take(self._urgent, self._max_batch)
+            if self._is_closed:
+                return []
+            return _take(self._rest, max(1, self._max_batch // 4))
 
-    def _process(self, tickets: Sequence[Ticket]) -> None:
-        if not tickets:
+    def _process(self, items: Sequence[ItemT]) -> None:
+        if not items:
             return
         self._busy_since_s = self._clock()
         try:
-            results = self._work(tickets)
+            results = self._work(items)
         except REQUEST_ERRORS as error:
             raise_if_broken(error)
             # the traceback holds the tensors of the failed call
             failure = error.with_traceback(None)
         else:
-            for ticket, result in zip(tickets, results, strict=True):
-                self._on_done(ticket, result)
+            for item, result in zip(items, results, strict=True):
+                self._on_done(item, result)
             return
-        if len(tickets) == 1:
-            self._on_error(tickets[0], failure)
+        if len(items) == 1:
+            self._on_error(items[0], failure)
             return
-        for ticket in tickets:
-            self._process([ticket])
+        for item in items:
+            self._process([item])
+
+
+def _take(queue: deque[ItemT], most: int) -> list[ItemT]:
+    return [queue.popleft() for _ in range(min(most, len(queue)))]

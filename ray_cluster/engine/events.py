@@ -21,6 +21,15 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Previewed:
+    """What an unfinished request looks like: its pixels, ``[H, W, 3]`` uint8."""
+
+    request: ImageRequest
+    pixels: Pixels
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """A request ended with an error of its own."""
 
@@ -46,7 +55,7 @@ class Died:
         return f"the {self.thread} thread has died of {type(self.error).__name__}: {self.error}"
 
 
-RunnerEvent = Decoded | Broken | Stepped | Died
+RunnerEvent = Decoded | Previewed | Broken | Stepped | Died
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
-from ray_cluster.engine.events import Broken, Decoded, Died, Exported, RunnerEvent, Stepped
-from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.engine.decode_stage import DecodeStage
+from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.starting import start_states
 from ray_cluster.engine.state import RequestState
@@ -24,7 +24,7 @@ from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.policies.checkpointing import steps_between_exports
-from ray_cluster.requests import ImageRequest, Timing
+from ray_cluster.requests import ImageRequest
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ class EngineRunner:
         self._commands: deque[Callable[[], None]] = deque()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
-        self._encode = BatchStage(
-            self._live,
+        self._encode = BatchStage[Ticket, RequestState](
+            is_wanted=self._live.__contains__,
             work=lambda tickets: start_states(model, [t.request for t in tickets], now_s=clock()),
             group_of=lambda _ticket: None,
             on_done=self._enter_engine,
@@ -83,11 +83,11 @@ class EngineRunner:
             max_batch=max_batch,
             clock=clock,
         )
-        self._decode = BatchStage(
+        self._decode = DecodeStage(
             self._live,
-            work=self._decode_latents,
-            group_of=lambda ticket: (ticket.request.width_px, ticket.request.height_px),
-            on_done=self._deliver,
+            model.decoder,
+            on_decoded=on_event,
+            on_previewed=on_event,
             on_error=lambda ticket, error: self._break(ticket, error, "decode"),
             max_batch=max_batch,
             clock=clock,
@@ -223,7 +223,7 @@ class EngineRunner:
         ticket.state = state
         if self._engine.is_done(state):
             # exported when it had only to be decoded
-            self._decode.put(ticket)
+            self._decode.put_image(ticket)
             return
 
         def join() -> None:
@@ -268,12 +268,13 @@ class EngineRunner:
 
     def _hand_on(self, report: StepReport) -> None:
         now_s = self._clock()
+        self._decode.put_previews(report.previews)
         for state in report.finished:
             ticket = self._live.of_state(state)
             if ticket is not None:
                 state.denoise_s += now_s - ticket.entered_s
                 ticket.entered_s = now_s
-                self._decode.put(ticket)
+                self._decode.put_image(ticket)
         for failed in report.failed:
             ticket = self._live.of_state(failed.state)
             if ticket is not None:
@@ -284,18 +285,3 @@ class EngineRunner:
         if ticket.state is not None and self._engine.holds(ticket.state):
             self._engine.abort(ticket.request.request_id)
             ticket.state.denoise_s += self._clock() - ticket.entered_s
-
-    def _decode_latents(self, tickets: Sequence[Ticket]) -> list[Pixels]:
-        return self._model.decoder.decode([t.state.latents for t in tickets if t.state is not None])
-
-    def _deliver(self, ticket: Ticket, pixels: Pixels) -> None:
-        state = ticket.state
-        if state is None or not self._live.leave(ticket):
-            return
-        timing = Timing(
-            queue_s=state.queued_s,
-            encode_s=state.encode_s,
-            denoise_s=state.denoise_s,
-            decode_s=self._clock() - ticket.entered_s,
-        )
-        self._on_event(Decoded(ticket.request, pixels, timing))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.errors import MODEL_ERRORS
+from ray_cluster.policies.previews import preview_steps
 from ray_cluster.requests import ImageRequest, OutputSpec
 
 _MAGIC = b"ray-cluster request state 1\n"
@@ -82,6 +83,14 @@ class RequestState:
     def unkept_steps(self) -> int:
         """Steps that would be lost with it."""
         return self.step_index - self.kept_steps
+
+    @property
+    def is_preview_due(self) -> bool:
+        """Whether its request wants to be shown after the step that it has just taken."""
+        num_previews = self.request.output.num_previews
+        return num_previews > 0 and self.step_index in preview_steps(
+            self.request.num_steps, num_previews
+        )
 
     @classmethod
     def start(

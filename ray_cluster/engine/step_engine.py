@@ -45,6 +45,20 @@ class FailedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewLatents:
+    """What a row that goes on would become by its present estimate.
+
+    Attributes:
+        latents: the estimate of the denoised latents, ``[C, h, w]``.
+        steps_done: the steps it rests on.
+    """
+
+    state: RequestState
+    latents: Tensor
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one denoising step did.
 
@@ -52,6 +66,7 @@ class StepReport:
         stepped: request ids that took a step.
         finished: states that took their last step; the engine no longer holds them.
         failed: rows that failed; the engine no longer holds these either.
+        previews: of those that took a step after which their request wants one.
         duration_s: seconds the step took.
         megapixels: image pixels of all model rows in the batch, in millions.
     """
@@ -59,6 +74,7 @@ class StepReport:
     stepped: tuple[str, ...] = ()
     finished: tuple[RequestState, ...] = ()
     failed: tuple[FailedRow, ...] = ()
+    previews: tuple[PreviewLatents, ...] = ()
     duration_s: float = 0.0
     megapixels: float = 0.0
 
@@ -152,6 +168,11 @@ class StepEngine:
             stepped=tuple(decision.request_ids),
             finished=tuple(finished),
             failed=tuple(failed),
+            previews=tuple(
+                PreviewLatents(row, row.denoised, row.step_index)
+                for row in rows
+                if row.is_preview_due and self.holds(row)
+            ),
             duration_s=self._clock() - started_s,
             megapixels=sum(_megapixels(row) for row in rows),
         )

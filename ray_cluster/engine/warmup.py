@@ -32,7 +32,8 @@ def measure_step_cost(
 ) -> StepCost:
     """Run a few real steps alone and in a full batch, and fit the linear cost through the medians.
 
-    Images of the default size, without guidance; the first step of each batch is not counted.
+    Images of the default size, without guidance; the first step of each batch is not counted, nor
+    is the first image that is decoded.
     """
     profile = model.profile
     size = (profile.default_width_px, profile.default_height_px)
@@ -43,6 +44,7 @@ def measure_step_cost(
     return StepCost(
         fixed_s=max(0.0, alone_s - per_row_s),
         per_megapixel_s=max(per_row_s, 0.01 * alone_s) / megapixels,
+        decode_per_megapixel_s=_median_decode_s(model, clock) / megapixels,
         source="measured",
     )
 
@@ -59,6 +61,20 @@ def _median_step_s(model: LoadedModel, num_rows: int, clock: Callable[[], float]
         for state in start_states(model, requests, now_s=clock()):
             engine.add(state)
         durations_s = [engine.step().duration_s for _ in range(_NUM_STEPS)]
+    return statistics.median(durations_s[1:])
+
+
+def _median_decode_s(model: LoadedModel, clock: Callable[[], float]) -> float:
+    profile = model.profile
+    shape = model.executor.latent_shape(profile.default_width_px, profile.default_height_px)
+    latents = torch.zeros(shape, device=model.executor.device)
+    durations_s = []
+    with torch.inference_mode():
+        for _ in range(_NUM_STEPS):
+            started_s = clock()
+            # its pixels are on the host: it has waited for the device
+            model.decoder.decode([latents])
+            durations_s.append(clock() - started_s)
     return statistics.median(durations_s[1:])
 
 

@@ -84,7 +84,14 @@ class JobView:
         open_images = [one for one in self.progress if one is not None]
         steps = sum(one.steps_done for one in open_images)
         waits = [one.position for one in open_images if one.position is not None]
-        return f"{self.job.state}.{len(open_images)}.{steps}.{min(waits, default='-')}"
+        position = min(waits, default="-")
+        return f"{self.job.state}.{len(open_images)}.{steps}.{position}.{self.num_previews}"
+
+    @property
+    def num_previews(self) -> int:
+        """Previews of its open images so far, shown or not."""
+        previews = [one.preview for one in self.progress if one is not None]
+        return sum(one.index + 1 for one in previews if one is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ class JobService:
         await asyncio.to_thread(sweep)
 
     async def _delete_images(self, jobs: Iterable[Job]) -> None:
-        names = [request.file_id for job in jobs for request in job.requests]
+        names = [name for job in jobs for request in job.requests for name in request.file_ids]
         try:
             await asyncio.to_thread(self._results.delete, names)
         except BlobStoreError as error:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ray_cluster.dispatch.state import ClusterSnapshot
+from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.metrics.snapshot import Snapshot, take
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

@@ -16,7 +16,17 @@ from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.leases import Failed, Finished, Lease, Outcome, Poll, Submission
+from ray_cluster.leases import (
+    Failed,
+    Finished,
+    Lease,
+    Outcome,
+    Poll,
+    Preview,
+    Shown,
+    Sight,
+    Submission,
+)
 from ray_cluster.metrics.book import MetricsBook
 from ray_cluster.metrics.roles import cell_snapshot
 from ray_cluster.metrics.snapshot import Snapshot
@@ -94,6 +104,9 @@ class Cell:
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         return await self.dispatch.wait(request_ids, timeout_s)
 
+    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+        return await self.dispatch.watch(request_id, seen, timeout_s)
+
     async def abort(self, request_ids: Sequence[str]) -> None:
         await self.dispatch.abort(request_ids)
 
@@ -170,6 +183,14 @@ class Replica:
         )
         event = Finished(request.request_id, lease.fence, result)
         await self.cell.dispatch.report(self.replica_id, [event])
+
+    async def show(self, lease: Lease, index: int, data: bytes = b"preview") -> None:
+        request = lease.request
+        if request.output.is_stored:
+            self.cell.results.put(request.preview_file_id(index), data)
+            data = b""
+        shown = Shown(request.request_id, lease.fence, Preview(index, self.steps_done, data))
+        await self.cell.dispatch.show(self.replica_id, shown)
 
     async def fail(self, lease: Lease) -> None:
         request_id = lease.request.request_id

@@ -11,7 +11,7 @@ from hypothesis import given
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cluster.dispatch.state import ClusterSnapshot
+from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.metrics.book import MetricsBook
 from ray_cluster.metrics.roles import GatewayMetrics, ReplicaMetrics, cell_snapshot
 from ray_cluster.metrics.snapshot import Snapshot, merge, render, take

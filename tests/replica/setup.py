@@ -105,6 +105,9 @@ class Link:
         self.reported += events
         return await self._call("report", replica_id, events)
 
+    async def show(self, replica_id: str, shown: Any) -> None:
+        await self._call("show", replica_id, shown)
+
     async def _call(self, name: str, *arguments: Any) -> Any:
         self._maybe_fail(name, "before")
         answer = await getattr(self.service, name)(*arguments)

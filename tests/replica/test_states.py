@@ -81,7 +81,8 @@ async def be_let_go(service: DispatchService) -> None:
 
 
 async def fall_silent(service: DispatchService) -> None:
-    await until(lambda: not service._core._replicas, "the end of its silence")
+    while (await service.snapshot()).replicas:
+        await asyncio.sleep(0.01)
 
 
 async def run_to_step(

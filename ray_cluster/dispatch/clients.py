@@ -1,0 +1,84 @@
+"""Those who wait for outcomes, and the outcomes that are kept for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+from ray_cluster.leases import Outcome
+from ray_cluster.requests import Failure
+
+
+class WaitingClients:
+    """Keeps outcomes until their clients fetch them, or for a while, and wakes those who wait.
+
+    Args:
+        knows: whether a request has not ended.
+        keep_s: seconds after which outcomes that nobody fetches are forgotten.
+    """
+
+    def __init__(self, knows: Callable[[str], bool], keep_s: float) -> None:
+        self._knows = knows
+        self._keep_s = keep_s
+        self._waits: dict[str, asyncio.Event] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        # when an outcome is forgotten, oldest first
+        self._forget_s: dict[str, float] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether an outcome of that request is kept."""
+        return request_id in self._outcomes
+
+    def keep(self, outcome: Outcome, now_s: float) -> None:
+        """Keep an outcome for its client, and wake that if it waits."""
+        self._outcomes[outcome.request_id] = outcome
+        self._forget_s[outcome.request_id] = now_s + self._keep_s
+        self.wake(outcome.request_id)
+
+    def wake(self, request_id: str) -> None:
+        """Wake who waits for that request."""
+        if (event := self._waits.get(request_id)) is not None:
+            event.set()
+
+    async def sleep(self, request_ids: Sequence[str], timeout_s: float) -> bool:
+        """Wait until woken for one of the requests; False if that did not come in time.
+
+        A later wait for a request takes the place of an earlier one.
+        """
+        event = asyncio.Event()
+        for request_id in request_ids:
+            self._waits[request_id] = event
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await event.wait()
+        finally:
+            for request_id in request_ids:
+                if self._waits.get(request_id) is event:
+                    del self._waits[request_id]
+        return event.is_set()
+
+    def fetch(self, request_ids: Iterable[str]) -> dict[str, Outcome]:
+        """Hand out what has ended, and make up outcomes for what is not known."""
+        found: dict[str, Outcome] = {}
+        for request_id in request_ids:
+            if request_id in self._outcomes:
+                found[request_id] = self._outcomes.pop(request_id)
+                del self._forget_s[request_id]
+            elif not self._knows(request_id):
+                message = "the dispatcher does not know this request (it may have been restarted)"
+                found[request_id] = Failure(request_id, "lost", message, "queue")
+        return found
+
+    def forget(self, now_s: float) -> None:
+        """Forget outcomes whose time is over."""
+        for request_id, forget_s in list(self._forget_s.items()):
+            if forget_s > now_s:
+                break
+            del self._outcomes[request_id], self._forget_s[request_id]
+
+    @property
+    def next_forget_s(self) -> float | None:
+        """The instant at which the next outcome is to be forgotten; None without any."""
+        return next(iter(self._forget_s.values()), None)

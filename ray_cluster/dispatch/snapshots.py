@@ -1,0 +1,90 @@
+"""What the dispatcher has at one instant, for status pages and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.policies.types import StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One live replica as a status page shows it.
+
+    Attributes:
+        silent_s: seconds since its last sign of life.
+        leased_work_s: replica seconds that what it holds still takes in full batches.
+    """
+
+    replica_id: str
+    model: str
+    num_leased: int
+    num_free: int
+    max_in_flight: int
+    max_batch: int
+    silent_s: float
+    leased_work_s: float
+    step_cost: StepCost
+
+    @staticmethod
+    def of(record: ReplicaRecord, now_s: float) -> ReplicaSnapshot:
+        """Return the replica's state at that instant."""
+        view = record.view()
+        return ReplicaSnapshot(
+            replica_id=view.replica_id,
+            model=view.model,
+            num_leased=view.num_leased,
+            num_free=view.room,
+            max_in_flight=view.max_in_flight,
+            max_batch=view.max_batch,
+            silent_s=now_s - record.heard_s,
+            leased_work_s=view.leased_work_s,
+            step_cost=view.step_cost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The dispatcher's state at one instant, for status pages and metrics.
+
+    Attributes:
+        num_waiting_by_model: every known model, also those with nothing waiting.
+        oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
+        totals: events since the dispatcher started, by name: accepted, refused, completed,
+            missed (of the completed, those after their deadline), error, aborted, lost, requeued.
+    """
+
+    epoch: int
+    num_waiting: int
+    max_waiting: int
+    num_leased: int
+    oldest_waiting_s: float
+    num_waiting_by_model: Mapping[str, int]
+    replicas: tuple[ReplicaSnapshot, ...]
+    totals: Mapping[str, int]
+
+    @staticmethod
+    def of(
+        ledger: Ledger,
+        replicas: Iterable[ReplicaRecord],
+        *,
+        epoch: int,
+        max_waiting: int,
+        models: Iterable[str],
+        now_s: float,
+    ) -> ClusterSnapshot:
+        """Return the present state."""
+        waiting = tuple(ledger.queue)
+        return ClusterSnapshot(
+            epoch=epoch,
+            num_waiting=len(waiting),
+            max_waiting=max_waiting,
+            num_leased=len(ledger) - len(waiting),
+            oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
+            num_waiting_by_model={model: len(ledger.queue.of(model)) for model in sorted(models)},
+            replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in replicas),
+            totals=dict(ledger.totals),
+        )
