@@ -18,6 +18,7 @@ from ray_cluster.leases import (
     Outcome,
     Poll,
     Registration,
+    Sight,
     Submission,
 )
 from ray_cluster.metrics.snapshot import Snapshot
@@ -216,6 +217,9 @@ class FakeDispatcherClient:
         if not found:
             await asyncio.sleep(min(timeout_s, self.max_wait_s))
         return found
+
+    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+        return Sight((await self.wait([request_id], timeout_s)).get(request_id))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         self._check()

@@ -26,7 +26,12 @@ from ray_cluster.api.metrics import GatewayMetricsEndpoint, MetricsMiddleware
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
-from ray_cluster.api.schema import ImageGenerationRequest, ImagesResponse
+from ray_cluster.api.schema import (
+    CompletedEvent,
+    ImageGenerationRequest,
+    ImagesResponse,
+    PartialImageEvent,
+)
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 
@@ -158,7 +163,21 @@ def _api_router(
         operation_id="createImage",
         response_class=Response,
         responses={
-            200: {"model": ImagesResponse, "description": "The images."},
+            200: {
+                "model": ImagesResponse,
+                "description": "The images; with `stream`, the events "
+                "`image_generation.partial_image` and `image_generation.completed`.",
+                "content": {
+                    "text/event-stream": {
+                        "schema": {
+                            "anyOf": [
+                                PartialImageEvent.model_json_schema(),
+                                CompletedEvent.model_json_schema(),
+                            ]
+                        }
+                    }
+                },
+            },
             **_errors(*_ERRORS),
         },
         # the endpoint reads the body itself, bounded and strictly; the schema is told here

@@ -55,17 +55,51 @@ class CallReader:
         key = _idempotency_key(request)
         body = await read_object(request, self._limits.max_body_bytes)
         fields = validate(body)
-        if is_job and fields.response_format == "b64_json":
+        if is_job:
+            _check_job(fields)
+        elif fields.stream:
+            _check_stream(fields)
+        elif fields.partial_images:
             raise InvalidRequest(
-                "The parameter 'response_format' is 'b64_json', but the images of a job are "
-                "fetched from its urls; leave it out or set it to 'url'.",
-                "response_format",
+                f"The parameter 'partial_images' is {fields.partial_images}, which changes "
+                "nothing without 'stream': previews come as events. Set stream to true.",
+                "partial_images",
             )
         profile = await self._catalog.profile(fields.model)
         defaults = self._catalog.defaults(profile.model)
         is_stored = is_job or key is not None or fields.response_format == "url"
         requests = resolve(fields, profile, defaults, self._limits, is_stored=is_stored)
         return Call(fields, requests, _digest(body), key)
+
+
+def _check_job(fields: ImageGenerationRequest) -> None:
+    if fields.response_format == "b64_json":
+        raise InvalidRequest(
+            "The parameter 'response_format' is 'b64_json', but the images of a job are "
+            "fetched from its urls; leave it out or set it to 'url'.",
+            "response_format",
+        )
+    if fields.stream:
+        raise InvalidRequest(
+            "The parameter 'stream' is true, but a job has its events elsewhere: leave it out "
+            "and get /v1/jobs/{id}/events.",
+            "stream",
+        )
+
+
+def _check_stream(fields: ImageGenerationRequest) -> None:
+    if fields.n is not None and fields.n > 1:
+        raise InvalidRequest(
+            f"The parameter 'n' must be 1 with 'stream'; given {describe(fields.n)}. "
+            "Make several calls.",
+            "n",
+        )
+    if fields.response_format == "url":
+        raise InvalidRequest(
+            "The parameter 'response_format' is 'url', but events carry the image itself; leave "
+            "it out, or leave 'stream' out.",
+            "response_format",
+        )
 
 
 def _idempotency_key(request: Request) -> str | None:

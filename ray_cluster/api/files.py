@@ -17,7 +17,7 @@ from ray_cluster.blob_store import BlobStore, BlobStoreError
 logger = logging.getLogger(__name__)
 
 PATH = "/v1/files"
-_FILE_ID = re.compile(r"img-[0-9a-f]{32}\.(png|jpeg|webp)")
+_FILE_ID = re.compile(r"img-[0-9a-f]{32}(-[0-9])?\.(png|jpeg|webp)")
 _MEDIA_TYPES: dict[str, str] = {
     image_format: f"image/{image_format}" for image_format in ("png", "jpeg", "webp")
 }
@@ -30,7 +30,7 @@ def url_maker(request: Request) -> Callable[[str], str]:
 
 
 class FilesEndpoint:
-    """Hands out finished images. Their ids can't be guessed, so that a link needs no key."""
+    """Hands out images and previews. Their ids can't be guessed, so that a link needs no key."""
 
     def __init__(self, results: BlobStore, retention_s: float) -> None:
         self._results = results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import ApiError, from_failure, from_refusal
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.leases import Completed, Outcome
+from ray_cluster.leases import Completed, Outcome, Preview, Sight
 from ray_cluster.requests import Failure, ImageRequest
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,43 @@ class GroupRunner:
             if pending:
                 await asyncio.shield(self._start_abort(tuple(pending)))
         return [completed[request.request_id] for request in requests]
+
+    async def watch(
+        self, request: ImageRequest, known_models: Sequence[str]
+    ) -> AsyncGenerator[Preview | Completed | None]:
+        """Have one image made, and tell what there is to see of it.
+
+        Yields None once it is admitted and whenever there has been nothing new for a while, then
+        its previews, at last the image. However it ends, nothing is left with the dispatcher.
+
+        Raises:
+            ApiError: not admitted, or the image failed.
+        """
+        is_open, seen = True, -1
+        try:
+            reply = await self._client.submit([request], 0.0)
+            if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
+                is_open = False
+                raise from_refusal(reply.offer, [request], known_models)
+            yield None
+            # it may have ended at once
+            sight = Sight(reply.outcomes.get(request.request_id))
+            while sight.outcome is None:
+                sight = await self._client.watch(request.request_id, seen, self._poll_s)
+                if sight.outcome is None:
+                    seen = seen if sight.preview is None else sight.preview.index
+                    yield sight.preview
+            is_open = False
+            completed: dict[str, Completed] = {}
+            _sort({request.request_id: sight.outcome}, {request.request_id: None}, completed)
+            yield completed[request.request_id]
+        except DispatcherUnavailable:
+            self._start_abort([request.request_id])
+            is_open = False
+            raise
+        finally:
+            if is_open:
+                await asyncio.shield(self._start_abort([request.request_id]))
 
     def _start_abort(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         # a task of its own: whoever cancels this handler again must not stop the abort. And in a

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -15,10 +17,12 @@ from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import ApiError, from_failure
 from ray_cluster.api.files import FilesEndpoint, url_maker
 from ray_cluster.api.group import GroupRunner, while_connected
+from ray_cluster.api.image_stream import ImageStream, Sights
 from ray_cluster.api.jobs import JobCreator
 from ray_cluster.api.reply import MadeImage, write_reply
 from ray_cluster.config import ClusterConfig
 from ray_cluster.jobs.records import Job
+from ray_cluster.leases import Completed, Preview
 from ray_cluster.requests import ImageRequest
 
 
@@ -56,9 +60,12 @@ class ImagesEndpoint:
         OpenAI's fields and extensions, which are marked so. A field that this service has no
         counterpart for, or that would change nothing, is refused by name. With the header
         `Idempotency-Key` the call is a job: it goes on when the connection ends, and the same call
-        sent again answers with the same images.
+        sent again answers with the same images. With `stream` the image comes as an event, after
+        as many previews as `partial_images` says.
         """
         call = await self._reader.read(request)
+        if call.fields.stream:
+            return await self._stream(call, client_of(request))
         if call.idempotency_key is None:
             made = await while_connected(request, self._attached(call.requests))
         else:
@@ -68,6 +75,48 @@ class ImagesEndpoint:
             made = [await self._with_data(image) for image in made]
         content = await write_reply(made, int(self._clock()), url_of)
         return Response(content, media_type="application/json")
+
+    async def _stream(self, call: Call, client: str) -> Response:
+        [wanted] = call.requests
+        if call.idempotency_key is None:
+            sights = self._attached_sights(wanted)
+        else:
+            sights = self._durable_sights(call, client)
+        # until it is admitted, errors are replies of their own
+        await anext(sights)
+        return ImageStream(wanted, sights, self._clock)
+
+    async def _attached_sights(self, wanted: ImageRequest) -> Sights:
+        async with aclosing(self._runner.watch(wanted, self._catalog.known)) as sights:
+            async for sight in sights:
+                yield MadeImage.of(wanted, sight) if isinstance(sight, Completed) else sight
+
+    async def _durable_sights(self, call: Call, client: str) -> Sights:
+        view, _ = await self._creator.create(call, client)
+        yield None
+        seen = -1
+        while not view.job.is_final:
+            job_id, version = view.job.job_id, view.version
+            later = await self._client.job_change(client, job_id, version, self._poll_s)
+            if later is None:
+                raise _gone(view.job)
+            view = later
+            preview = view.progress[0].preview if view.progress and view.progress[0] else None
+            if preview is not None and preview.index > seen:
+                seen = preview.index
+                yield await self._stored_preview(view.job.requests[0], preview)
+            elif view.version == version:
+                yield None
+        [made] = _images_of(view.job)
+        yield await self._with_data(made)
+
+    async def _stored_preview(self, wanted: ImageRequest, preview: Preview) -> Preview | None:
+        try:
+            data = await self._files.read(wanted.preview_file_id(preview.index))
+        except ApiError:
+            # the image itself may yet be there
+            return None
+        return replace(preview, data=data)
 
     async def _attached(self, requests: Sequence[ImageRequest]) -> list[MadeImage]:
         completed = await self._runner.run(requests, self._catalog.known)

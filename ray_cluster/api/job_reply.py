@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ray_cluster.api.errors import from_failure
-from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobResponse
+from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
 from ray_cluster.api.schema import ImageTiming
 from ray_cluster.jobs.records import Job, JobView, StoredImage
 from ray_cluster.requests import ImageRequest
@@ -44,6 +44,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         attempts=job.attempts + sum(one.attempts for one in open_images),
         deadline=_deadline(job, now_s),
         error=_error(job),
+        previews=_previews(view, url_of),
         data=[
             _image(request, image, url_of)
             for request, image in zip(job.requests, job.images, strict=True)
@@ -68,6 +69,23 @@ def _error(job: Job) -> ErrorDetail | None:
         return None
     error = from_failure(job.error)
     return ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
+
+
+def _previews(view: JobView, url_of: UrlOf) -> list[JobPreview]:
+    if not view.progress:
+        return []
+    return [
+        JobPreview(
+            url=url_of(request.preview_file_id(progress.preview.index)),
+            image=number,
+            index=progress.preview.index,
+            step=progress.preview.steps_done,
+        )
+        for number, (request, progress) in enumerate(
+            zip(view.job.requests, view.progress, strict=True)
+        )
+        if progress is not None and progress.preview is not None
+    ]
 
 
 def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage:

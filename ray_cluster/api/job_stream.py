@@ -106,7 +106,12 @@ def _name(seen: str, view: JobView) -> str:
     state = view.job.state
     if state != "running":
         return state
-    return "progress" if seen.startswith("running.") else "started"
+    if not seen.startswith("running."):
+        return "started"
+    # whoever comes back may say anything
+    last = seen.rpartition(".")[2]
+    num_seen = int(last) if last.isdecimal() else 0
+    return "preview" if view.num_previews > num_seen else "progress"
 
 
 def _event(name: str, event_id: str, data: str) -> bytes:

@@ -108,7 +108,7 @@ class JobsEndpoint:
         return self._reply(_found(view, job_id), request)
 
     async def events(self, job_id: str, request: Request) -> Response:
-        """Stream a job's events (SSE) until it ends: queued, started, progress, and its end.
+        """Stream a job's events (SSE): queued, started, progress, preview, and its end.
 
         Each event's data is the job as `GET /v1/jobs/{id}` shows it. With `Last-Event-ID`, which
         browsers send by themselves, a stream goes on after that event, on any gateway.

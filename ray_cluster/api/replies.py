@@ -61,6 +61,15 @@ class JobImage(BaseModel):
     )
 
 
+class JobPreview(BaseModel):
+    """What an unfinished image of a job looks like."""
+
+    url: str = Field(description="Where the preview is, until it is forgotten with its job.")
+    image: int = Field(description="Which image of the job, from 0.")
+    index: int = Field(description="Which preview of that image, from 0.")
+    step: int = Field(description="Denoising steps it rests on.")
+
+
 class JobDeadline(BaseModel):
     """The deadline of a job."""
 
@@ -89,6 +98,9 @@ class JobResponse(BaseModel):
     attempts: int = Field(description="How often replicas were given its images.")
     deadline: JobDeadline
     error: ErrorDetail | None = Field(description="Why it failed.")
+    previews: list[JobPreview] = Field(
+        description="The last preview of each unfinished image, as `partial_images` asked for."
+    )
     data: list[JobImage] = Field(description="The images, once the job is completed.")
 
 

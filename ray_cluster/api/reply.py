@@ -64,11 +64,7 @@ async def write_reply(
         "background": "opaque",
         "output_format": first.output.image_format,
         "size": f"{first.width_px}x{first.height_px}",
-        "deadline": {
-            "slo_s": images[0].slo_s,
-            "elapsed_s": max(image.elapsed_s for image in images),
-            "met": all(image.elapsed_s <= image.slo_s for image in images),
-        },
+        "deadline": deadline_of(images),
     }
     parts = [json.dumps(head).encode()[:-1], b', "data": [']
     for index, image in enumerate(images):
@@ -77,14 +73,24 @@ async def write_reply(
             parts.append(b'"url": ' + json.dumps(url_of(image.request.file_id)).encode())
         else:
             parts.append(b'"b64_json": "')
-            await _append_base64(parts, image.data)
+            await append_base64(parts, image.data)
             parts.append(b'"')
-        parts.append(b", " + json.dumps(_details(image)).encode()[1:])
+        parts.append(b", " + json.dumps(details_of(image)).encode()[1:])
     parts.append(b"]}")
     return b"".join(parts)
 
 
-async def _append_base64(parts: list[bytes], data: bytes) -> None:
+def deadline_of(images: Sequence[MadeImage]) -> dict[str, Any]:
+    """Return the JSON of :class:`~ray_cluster.api.schema.Deadline`."""
+    return {
+        "slo_s": images[0].slo_s,
+        "elapsed_s": max(image.elapsed_s for image in images),
+        "met": all(image.elapsed_s <= image.slo_s for image in images),
+    }
+
+
+async def append_base64(parts: list[bytes], data: bytes) -> None:
+    """Append an image in base64, with the event loop running in between."""
     for start in range(0, len(data), SLICE_BYTES):
         piece = memoryview(data)[start : start + SLICE_BYTES]
         parts.append(binascii.b2a_base64(piece, newline=False))
@@ -92,7 +98,8 @@ async def _append_base64(parts: list[bytes], data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-def _details(image: MadeImage) -> dict[str, Any]:
+def details_of(image: MadeImage) -> dict[str, Any]:
+    """Return what there is to say of one image beside the image itself."""
     details: dict[str, Any] = {"seed": image.request.seed}
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}

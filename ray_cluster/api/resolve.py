@@ -53,7 +53,7 @@ def resolve(
     sampler = _sampler(fields, profile, defaults)
     num_steps = _num_steps(fields, profile, defaults, sampler)
     guidance_scale = _guidance_scale(fields, profile, defaults)
-    output = replace(_output(fields), is_stored=is_stored)
+    output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
     first_seed = _first_seed(fields, num_images)
     return tuple(
         ImageRequest(

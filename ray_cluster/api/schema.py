@@ -6,11 +6,11 @@ name; the refused ones stand in :data:`REFUSED` with what to do instead.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
+from ray_cluster.policies.previews import MAX_PREVIEWS
 from ray_cluster.requests import ImageFormat, SamplerName
 
 MAX_SEED = 2**63 - 1
@@ -23,13 +23,6 @@ REFUSED: dict[str, str] = {
     "frame_count": "Animations are not made here; ask for several images with 'n'.",
     "frame_duration_ms": "Animations are not made here; leave it out.",
 }
-
-
-def _refuse_true(value: bool) -> bool:
-    # not Literal[False], which takes 0 as well
-    if value:
-        raise PydanticCustomError("literal_error", "", {"expected": "false"})
-    return value
 
 
 class ImageGenerationRequest(BaseModel):
@@ -91,11 +84,17 @@ class ImageGenerationRequest(BaseModel):
     moderation: Literal["auto", "low"] | None = Field(
         None, description="Changes nothing: nothing is moderated."
     )
-    stream: Annotated[bool, AfterValidator(_refuse_true)] | None = Field(
-        None, description="Only `false`."
+    stream: bool | None = Field(
+        None,
+        description="Answer with events: previews, and the image at last. Needs `n: 1`.",
     )
-    # not Literal[0], which takes `false` as well
-    partial_images: int | None = Field(None, ge=0, le=0, description="Only 0.")
+    partial_images: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_PREVIEWS,
+        description="Previews of the image on the way; fewer where there are not enough steps. "
+        "With `stream`, or in a job, whose events link to them.",
+    )
     user: str | None = Field(None, description="Changes nothing: nothing is kept of it.")
     safety_identifier: str | None = Field(
         None, description="Changes nothing: nothing is kept of it."
@@ -177,3 +176,52 @@ class ImagesResponse(BaseModel):
     size: str = Field(description="WIDTHxHEIGHT")
     deadline: Deadline
     data: list[GeneratedImage]
+
+
+class TokenCounts(BaseModel):
+    """OpenAI's: of the prompt."""
+
+    image_tokens: int
+    text_tokens: int
+
+
+class Usage(BaseModel):
+    """OpenAI's; all zero, as nothing is counted in tokens here."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: TokenCounts
+
+
+class ImageEvent(BaseModel):
+    """What both events of a stream tell."""
+
+    created_at: int = Field(description="Unix time in seconds.")
+    background: Literal["opaque"]
+    output_format: ImageFormat
+    quality: Literal["auto"]
+    size: str = Field(description="WIDTHxHEIGHT")
+    b64_json: str = Field(description="The coded image in base64.")
+
+
+class PartialImageEvent(ImageEvent):
+    """A preview: what the image would become by the model's present estimate."""
+
+    type: Literal["image_generation.partial_image"]
+    partial_image_index: int = Field(description="From 0.")
+    step: int = Field(description="(extension) Denoising steps done.")
+    num_steps: int = Field(description="(extension) Denoising steps to do.")
+
+
+class CompletedEvent(ImageEvent):
+    """The image."""
+
+    type: Literal["image_generation.completed"]
+    usage: Usage
+    model: str = Field(description="(extension) The model that made the image.")
+    seed: int = Field(description="(extension) Makes this image again.")
+    timing: ImageTiming | None = Field(
+        None, description="(extension) Absent where a dispatcher died before it could be noted."
+    )
+    deadline: Deadline

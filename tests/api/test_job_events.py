@@ -198,3 +198,46 @@ async def test_failure_and_cancel_end_a_stream(gateway: Gateway, replica: Replic
 
 async def test_there_is_no_stream_of_what_is_not_there(gateway: Gateway) -> None:
     check_error(await gateway.http.get("/v1/jobs/nothing/events"), 404, code="job_not_found")
+
+
+async def test_previews_are_events_with_links_that_work(gateway: Gateway, replica: Replica) -> None:
+    body = {**BODY, "partial_images": 2, "num_inference_steps": 9}
+    job_id = str((await gateway.http.post("/v1/jobs", json=body)).json()["id"])
+    stream = gateway.watch(job_id)
+    async with asyncio.timeout(20):
+        assert (await anext(stream)).name == "queued"
+        (lease,) = (await replica.poll()).values()
+        assert (await anext(stream)).job["previews"] == []
+        replica.steps_done = 3
+        await replica.show(lease, 0, b"early")
+        shown = await anext(stream)
+        assert shown.name == "preview"
+        [preview] = shown.job["previews"]
+        assert (preview["image"], preview["index"], preview["step"]) == (0, 0, 3)
+        reply = await gateway.http.get(preview["url"])
+        assert (reply.status_code, reply.content) == (200, b"early")
+        await stream.aclose()
+        await replica.show(lease, 1, b"late")
+        # whoever comes back hears of the newest only
+        resumed = gateway.watch(job_id, after=shown.event_id)
+        again = await anext(resumed)
+        assert (again.name, again.job["previews"][0]["index"]) == ("preview", 1)
+        # an old one that comes late is no news
+        await replica.show(lease, 0, b"early")
+        await replica.finish(lease)
+        rest = [event async for event in resumed]
+    assert "preview" not in [event.name for event in rest]
+    assert rest[-1].name == "completed"
+    assert rest[-1].job["previews"] == []
+
+
+async def test_a_cancelled_job_leaves_no_preview(
+    gateway: Gateway, replica: Replica, cell: Cell
+) -> None:
+    body = {**BODY, "partial_images": 1}
+    job_id = str((await gateway.http.post("/v1/jobs", json=body)).json()["id"])
+    (lease,) = (await replica.poll()).values()
+    await replica.show(lease, 0)
+    assert len(cell.results.entries()) == 1
+    await gateway.http.delete(f"/v1/jobs/{job_id}")
+    assert cell.results.entries() == []

@@ -155,9 +155,3 @@ def test_a_model_that_is_not_ready_raises_503(client: openai.OpenAI) -> None:
     assert caught.value.status_code == 503
     assert caught.value.code == "model_not_ready"
     assert caught.value.response.headers["x-should-retry"] == "true"
-
-
-def test_streaming_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.images.generate(prompt="a red circle", stream=True)
-    assert caught.value.param == "stream"

@@ -19,6 +19,7 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     "size": ("auto", "64x64", "96x32", "256x256"),
     "response_format": ("b64_json", "url"),
     "output_format": ("png", "jpeg", "webp"),
+    "stream": (True, False),
 }
 CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "quality": ("auto",),
@@ -26,7 +27,6 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "moderation": ("auto", "low"),
     "user": ("someone", ""),
     "safety_identifier": ("someone", ""),
-    "stream": (False,),
     "partial_images": (0,),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     # with png, which is the default
     "output_compression": (50, 100),
     "background": ("transparent",),
-    "stream": (True,),
+    # without a stream
     "partial_images": (1, 3),
     "quality": ("low", "medium", "high", "hd", "standard"),
     "size": ("1024x1024",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -147,6 +148,12 @@ class Reference:
             x = x + (x - clean) / sigma * (target - sigma) + fresh * noise
         return x[0]
 
+    def estimates(self, one: ImageRequest) -> list[Tensor]:
+        """Return what diffusers' scheduler takes the image for at each step."""
+        found: list[Tensor] = []
+        self._run([one], "latent", watch=found)
+        return found
+
     def pixels_of_the_pipeline(self, one: ImageRequest) -> Any:
         """Return the pixels that the pipeline's own last lines make."""
         return np.asarray(self._run([one], "pil")[0])
@@ -155,10 +162,17 @@ class Reference:
         latents: Tensor = self._run(requests, "latent")
         return latents
 
-    def _run(self, requests: Sequence[ImageRequest], output_type: str) -> Any:
+    def _run(
+        self,
+        requests: Sequence[ImageRequest],
+        output_type: str,
+        watch: list[Tensor] | None = None,
+    ) -> Any:
         first = requests[0]
         pipeline = self.pipeline
         pipeline.scheduler = DIFFUSERS_BY_SAMPLER[first.sampler].from_config(self.scheduler_config)
+        if watch is not None:
+            _watch_estimates(pipeline.scheduler, watch)
         negatives = [one.negative_prompt for one in requests]
         return pipeline(
             prompt=[one.prompt for one in requests],
@@ -183,6 +197,19 @@ class Reference:
             latents = latents / vae.config.scaling_factor
         image = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
         return self.pipeline.image_processor.postprocess(image.float(), output_type="pil")
+
+
+def _watch_estimates(scheduler: Any, found: list[Tensor]) -> None:
+    step = scheduler.step
+
+    # diffusers looks at the signature of ``step``
+    @functools.wraps(step)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        output = step(*arguments, **options | {"return_dict": True})
+        found.append(output.pred_original_sample[0])
+        return (output.prev_sample,)
+
+    scheduler.step = watched
 
 
 def start(model: LoadedModel, one: ImageRequest, **changes: Any) -> RequestState:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.events import Broken, Decoded, Died, RunnerEvent, Stepped
+from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.runner import EngineRunner
@@ -152,12 +152,16 @@ class Events:
     def __call__(self, event: RunnerEvent) -> None:
         if isinstance(event, Stepped):
             # without the states, whose memory tests watch
-            event = Stepped(replace(event.report, finished=(), failed=()))
+            event = Stepped(replace(event.report, finished=(), failed=(), previews=()))
         self.all.append(event)
 
     @property
     def ends(self) -> list[Decoded | Broken]:
         return [event for event in self.all if isinstance(event, Decoded | Broken)]
+
+    def previews_of(self, request_id: str) -> list[Previewed]:
+        events = [event for event in self.all if isinstance(event, Previewed)]
+        return [event for event in events if event.request.request_id == request_id]
 
     @property
     def deaths(self) -> list[Died]:

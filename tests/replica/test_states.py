@@ -81,8 +81,7 @@ async def be_let_go(service: DispatchService) -> None:
 
 
 async def fall_silent(service: DispatchService) -> None:
-    while (await service.snapshot()).replicas:
-        await asyncio.sleep(0.01)
+    await until(lambda: not service._core.snapshot(0.0).replicas, "the end of its silence")
 
 
 async def run_to_step(
