@@ -15,6 +15,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     image_format: option.Format = None,
     compression: option.Compression = None,
     metadata: option.Metadata = None,
+    previews: option.Previews = None,
     like: option.Like = None,
     negative_prompt: option.NegativePrompt = None,
     seed: option.Seed = None,
@@ -52,6 +53,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     values |= {"seed": seed, "n": num_images, "size": size, "num_inference_steps": steps}
     values |= {"guidance_scale": guidance, "sampler": sampler, "priority": priority, "slo_s": slo}
     values |= {"output_compression": compression, "metadata": metadata}
+    values |= {"partial_images": previews}
     with plain_errors():
         from ray_cluster.cli.generate_run import Files, Place, run
 

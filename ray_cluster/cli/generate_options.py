@@ -42,6 +42,12 @@ Metadata = Annotated[
         rich_help_panel=_FILES,
     ),
 ]
+Previews = Annotated[
+    int | None,
+    typer.Option(
+        help="Show an image up to 3 times on the way, in a file beside it.", rich_help_panel=_FILES
+    ),
+]
 
 Like = Annotated[
     Path | None,

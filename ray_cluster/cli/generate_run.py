@@ -11,6 +11,7 @@ from ray_cluster.cli.call_body import call_body
 from ray_cluster.cli.image_files import check_writable, format_of, output_paths
 from ray_cluster.cli.made import MadeImages
 from ray_cluster.cli.output import stderr
+from ray_cluster.cli.preview_files import PreviewFiles
 from ray_cluster.cli.saving import save
 from ray_cluster.config import load_config
 from ray_cluster.errors import ConfigError
@@ -70,10 +71,15 @@ def run(options: Mapping[str, Any], files: Files, place: Place) -> None:
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
     check_writable(paths, force=files.force)
-    save(_make(body, place), paths, force=files.force)
+    previews = PreviewFiles(paths, force=files.force)
+    try:
+        made = _make(body, place, previews)
+    finally:
+        previews.remove()
+    save(made, paths, force=files.force)
 
 
-def _make(body: Mapping[str, Any], place: Place) -> MadeImages:
+def _make(body: Mapping[str, Any], place: Place, previews: PreviewFiles) -> MadeImages:
     config = load_config(place.config)
     if place.url is None:
         from ray_cluster.cli.call_check import check_call
@@ -82,10 +88,10 @@ def _make(body: Mapping[str, Any], place: Place) -> MadeImages:
         # torch and diffusers take seconds to import
         from ray_cluster.cli.local_images import generate_here
 
-        return generate_here(call, config, stderr())
+        return generate_here(call, config, previews, stderr())
     from ray_cluster.cli.remote_images import generate_there
     from ray_cluster.cli.remote_service import RemoteService
 
     timeout_s = _TIMEOUT_S if place.timeout_s is None else place.timeout_s
     with RemoteService.at(place.url, place.api_key, config, answer_s=timeout_s) as service:
-        return generate_there(service, body, timeout_s, stderr())
+        return generate_there(service, body, timeout_s, previews, stderr())

@@ -110,4 +110,4 @@ def fetch_images(service: RemoteService, job_id: str, output: Path, *, force: bo
         )
     paths = output_paths(output, image_format, job.n)
     check_writable(paths, force=force)
-    save(images_of(job, service.image), paths, force=force)
+    save(images_of(job, lambda image: service.file(image.url)), paths, force=force)

@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from rich.console import Console
@@ -15,10 +16,11 @@ from ray_cluster.api.resolve import resolve
 from ray_cluster.cli.call_check import CheckedCall
 from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages
 from ray_cluster.cli.plans import profile_of
+from ray_cluster.cli.preview_files import PreviewFiles
 from ray_cluster.cli.step_bar import step_progress
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.events import Broken, Decoded, RunnerEvent, Stepped
+from ray_cluster.engine.events import Broken, Decoded, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.warmup import prepare_threads
@@ -30,7 +32,9 @@ _WAKE_S = 1.0
 _MAX_SILENCE_S = 600.0
 
 
-def generate_here(call: CheckedCall, config: ClusterConfig, console: Console) -> MadeImages:
+def generate_here(
+    call: CheckedCall, config: ClusterConfig, previews: PreviewFiles, console: Console
+) -> MadeImages:
     """Load the model in this process and make the images of one call.
 
     Raises:
@@ -44,11 +48,15 @@ def generate_here(call: CheckedCall, config: ClusterConfig, console: Console) ->
     # what is wrong is said before the weights are loaded
     requests = resolve(call.fields, profile_of(pool), pool.defaults, config.limits)
     with step_progress(console) as progress:
-        return _make(pool, requests, config.dispatch.default_slo_s, progress)
+        return _make(pool, requests, config.dispatch.default_slo_s, previews, progress)
 
 
 def _make(
-    pool: PoolConfig, requests: Sequence[ImageRequest], default_slo_s: float, progress: Progress
+    pool: PoolConfig,
+    requests: Sequence[ImageRequest],
+    default_slo_s: float,
+    previews: PreviewFiles,
+    progress: Progress,
 ) -> MadeImages:
     task = progress.add_task(f"loading {pool.model}", total=None)
     model = load_model(pool)
@@ -62,7 +70,13 @@ def _make(
         for request in requests:
             runner.submit(request, deadline_s=started_s + (first.slo_s or default_slo_s))
         decoded = _collect(
-            runner, events, requests, on_steps=lambda count: progress.advance(task, count)
+            runner,
+            events,
+            requests,
+            on_steps=lambda count: progress.advance(task, count),
+            on_preview=lambda event: _show(
+                event, requests.index(event.request), previews, progress
+            ),
         )
     finally:
         runner.stop()
@@ -90,6 +104,7 @@ def _collect(
     requests: Sequence[ImageRequest],
     *,
     on_steps: Callable[[int], None],
+    on_preview: Callable[[Previewed], None],
 ) -> dict[str, Decoded]:
     """Return the decoded images by request id, once all are there."""
     decoded: dict[str, Decoded] = {}
@@ -102,6 +117,8 @@ def _collect(
         match event:
             case Stepped(report):
                 on_steps(len(report.stepped))
+            case Previewed():
+                on_preview(event)
             case Decoded():
                 decoded[event.request.request_id] = event
             case Broken(error=InvalidRequest() as error):
@@ -109,6 +126,12 @@ def _collect(
             case Broken(error=RequestFailed() as error):
                 raise GenerateFailed(f"The model failed on this request: {error}")
     return decoded
+
+
+def _show(event: Previewed, image: int, previews: PreviewFiles, progress: Progress) -> None:
+    spec = replace(event.request.output, metadata=False)
+    path = previews.show(image, event.steps_done, encode_image(event.pixels, spec, {}))
+    progress.console.print(f"step {event.steps_done}: preview in {path}", markup=False)
 
 
 def _code(event: Decoded) -> MadeImage:

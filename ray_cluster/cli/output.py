@@ -16,6 +16,7 @@ from ray_cluster.errors import InvalidRequest, RayClusterError
 # where the command's option is not called as the API's parameter
 OPTION_BY_PARAM: Mapping[str, str] = {
     "num_inference_steps": "--steps",
+    "partial_images": "--previews",
     "guidance_scale": "--guidance",
     "output_format": "--format",
     "output_compression": "--compression",

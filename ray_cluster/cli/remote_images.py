@@ -16,9 +16,10 @@ from ray_cluster.cli.commands import jobs_command
 from ray_cluster.cli.job_images import check_completed, images_of
 from ray_cluster.cli.made import GenerateFailed, MadeImages
 from ray_cluster.cli.patience import ask_again
-from ray_cluster.cli.remote_service import NoAnswer, RemoteService
+from ray_cluster.cli.preview_files import PreviewFiles
+from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
 from ray_cluster.cli.step_bar import step_progress
-from ray_cluster.errors import RayClusterError
+from ray_cluster.errors import InvalidRequest, RayClusterError
 
 AnswerT = TypeVar("AnswerT")
 
@@ -27,7 +28,11 @@ _GIVE_UP_S = 5.0
 
 
 def generate_there(
-    service: RemoteService, body: Mapping[str, Any], timeout_s: float, console: Console
+    service: RemoteService,
+    body: Mapping[str, Any],
+    timeout_s: float,
+    previews: PreviewFiles,
+    console: Console,
 ) -> MadeImages:
     """Have images made, with the steps on the console. Ctrl-C cancels the job.
 
@@ -36,7 +41,7 @@ def generate_there(
         RayClusterError: the service cannot be reached, is full, failed, or took too long.
     """
     with step_progress(console) as progress:
-        call = _RemoteCall(service, body, timeout_s, progress)
+        call = _RemoteCall(service, body, timeout_s, previews, progress)
         try:
             return call.make()
         except KeyboardInterrupt:
@@ -48,12 +53,18 @@ class _RemoteCall:
     """One call as a job, from its key to its images."""
 
     def __init__(
-        self, service: RemoteService, body: Mapping[str, Any], timeout_s: float, progress: Progress
+        self,
+        service: RemoteService,
+        body: Mapping[str, Any],
+        timeout_s: float,
+        previews: PreviewFiles,
+        progress: Progress,
     ) -> None:
         self._service = service
         self._create = partial(service.create_job, body, f"generate-{secrets.token_hex(16)}")
         self._timeout_s = timeout_s
         self._until_s = time.monotonic() + timeout_s
+        self._previews = previews
         self._progress = progress
         self._task = progress.add_task(f"asking {service.base}", total=None)
         self._job_id: str | None = None
@@ -63,13 +74,14 @@ class _RemoteCall:
         self._job_id = job.id
         while job.finished is None:
             self._show(job)
+            self._show_previews(job)
             if time.monotonic() > self._until_s:
                 raise self._too_late("it is not done")
             time.sleep(_POLL_S)
             job = self._ask(partial(self._service.job, job.id))
         self._show(job)
         check_completed(job)
-        return images_of(job, lambda image: self._ask(partial(self._service.image, image)))
+        return images_of(job, lambda image: self._ask(partial(self._service.file, image.url)))
 
     def give_up(self) -> None:
         """Cancel the job, and say what became of it."""
@@ -117,6 +129,18 @@ class _RemoteCall:
             total=job.num_steps,
             completed=job.step,
         )
+
+    def _show_previews(self, job: JobResponse) -> None:
+        for preview in job.previews:
+            if not self._previews.is_news(preview.image, preview.step):
+                continue
+            try:
+                data = self._service.file(preview.url)
+            except (ServiceFailed, InvalidRequest):
+                # worth no second try: the image itself is under way
+                continue
+            path = self._previews.show(preview.image, preview.step, data)
+            self._progress.console.print(f"step {preview.step}: preview in {path}", markup=False)
 
     def _too_late(self, why: str) -> GenerateFailed:
         job_id, base = str(self._job_id), self._service.base

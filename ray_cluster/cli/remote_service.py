@@ -14,7 +14,6 @@ from ray_cluster.api.call import IDEMPOTENCY_KEY
 from ray_cluster.api.replies import (
     ErrorDetail,
     ErrorResponse,
-    JobImage,
     JobList,
     JobResponse,
     ModelCard,
@@ -119,10 +118,10 @@ class RemoteService:
                 return found
             params["after"] = page.last_id
 
-    def image(self, image: JobImage) -> bytes:
-        """Return the coded image."""
+    def file(self, url: str) -> bytes:
+        """Return the coded image that a reply links to."""
         # at the address that is known to lead there; a proxy in between may have another one
-        return self._call("GET", httpx.URL(image.url).path).content
+        return self._call("GET", httpx.URL(url).path).content
 
     def _ask(self, form: type[ReplyT], method: str, path: str, **options: Any) -> ReplyT:
         reply = self._call(method, path, **options)

@@ -18,6 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
+from ray_cluster.leases import Lease
+from ray_cluster.policies.previews import preview_steps
 from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration
 from tests.jobs.cell import Cell, Replica, until
@@ -169,6 +171,7 @@ class Served:
                 continue
             leases = await self.replica.poll()
             for lease in list(leases.values()):
+                await self._show(lease)
                 if self.replica.steps_done < lease.request.num_steps:
                     continue
                 if self.fails:
@@ -177,3 +180,10 @@ class Served:
                     await self.replica.finish(lease, f"image {lease.request.seed}".encode())
                     self.made.append(lease.request)
             self.replica.steps_done = self.replica.steps_done + 1 if self.replica.leases else 0
+
+    async def _show(self, lease: Lease) -> None:
+        request = lease.request
+        steps = preview_steps(request.num_steps, request.output.num_previews)
+        if self.replica.steps_done in steps:
+            index = steps.index(self.replica.steps_done)
+            await self.replica.show(lease, index, f"preview {index}".encode())

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import sys
 
 import httpx
 import openai
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 
 PROMPT = "a large red circle in the center on a black background"
 
@@ -49,6 +50,37 @@ def succeeds(url: str, key: str) -> None:
     assert images[0].tobytes() != images[1].tobytes()
     assert images[0].info, "a png carries its recipe"
     assert [model.id for model in client(url, key).models.list()] == ["shapes-sd"]
+
+
+def streams(url: str, key: str) -> None:
+    """The older client knows nothing of streams: it is given what it would send."""
+    body = {"prompt": PROMPT, "stream": True, "partial_images": 2, "seed": 7, "size": "64x64"}
+    body |= {"num_inference_steps": 60}
+    headers = {"Authorization": f"Bearer {key}"}
+    address = f"{url}/v1/images/generations"
+    with httpx.stream("POST", address, json=body, headers=headers, timeout=60) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in reply.iter_lines()
+            if line.startswith("data: ")
+        ]
+    *previews, completed = events
+    assert completed["type"] == "image_generation.completed"
+    assert previews, "an image of 60 steps is shown on the way"
+    assert [event["partial_image_index"] for event in previews] == sorted(
+        {event["partial_image_index"] for event in previews}
+    )
+    plain = {
+        name: value for name, value in body.items() if name not in {"stream", "partial_images"}
+    }
+    [alone] = httpx.post(address, json=plain, headers=headers, timeout=60).json()["data"]
+    image, other = (
+        Image.open(io.BytesIO(base64.b64decode(one["b64_json"]))) for one in (completed, alone)
+    )
+    assert image.size == other.size == (64, 64)
+    worst = max(high for _, high in ImageChops.difference(image, other).getextrema())
+    assert worst <= 1, "previews change nothing"
 
 
 def repeats_with_a_seed(url: str, key: str) -> None:
@@ -91,6 +123,7 @@ def fails_once(url: str, key: str, poisoned_word: str) -> None:
 def main() -> None:
     url, key, poisoned_word = sys.argv[1:]
     succeeds(url, key)
+    streams(url, key)
     repeats_with_a_seed(url, key)
     refuses(url, key)
     fails_once(url, key, poisoned_word)
