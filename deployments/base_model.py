@@ -16,6 +16,7 @@ from ray import serve
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.delivery import Delivery
+from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.loading import load_model
@@ -24,7 +25,7 @@ from ray_cluster.image_coding import ImageCoder
 from ray_cluster.leases import Registration
 from ray_cluster.replica import ReplicaAgent
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class BaseModel:
@@ -34,6 +35,7 @@ class BaseModel:
     async def __init__(  # type: ignore[misc]
         self, config: ClusterConfig, pool: PoolConfig
     ) -> None:
+        set_up_actor_logs(config.logs)
         prepare_threads(pool.num_threads)
         model = load_model(pool)
         step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=time.monotonic)

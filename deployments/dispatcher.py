@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
+from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import ClusterSnapshot
@@ -33,6 +34,7 @@ class Dispatcher:
 
     # Serve awaits the constructor: nothing is asked of a dispatcher before its jobs are back
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
+        set_up_actor_logs(config.logs)
         core = DispatchCore(
             limits=config.limits,
             config=config.dispatch,

@@ -11,6 +11,7 @@ from ray import serve
 from ray_cluster.api.app import create_app
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
+from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 
 
@@ -20,6 +21,7 @@ class Gateway:
 
     def __init__(self, config: ClusterConfig, _dispatcher: object) -> None:
         self._config = config
+        set_up_actor_logs(config.logs)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""

@@ -12,6 +12,7 @@ import torch
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.leases import DispatcherLink, Fence, Lease, ReplicaEvent, Returned
+from ray_cluster.logs import bound, fields_of, without_prompts
 from ray_cluster.requests import Failure
 
 logger = logging.getLogger(__name__)
@@ -119,9 +120,13 @@ def restored_state(
             lease.state, device=device, arrival_s=arrival_s, deadline_s=deadline_s
         )
         if state.request != request:
-            raise ValueError(f"the state is of {state.request}")
+            raise ValueError(f"the state is of another request, {state.request.request_id}")
     except ValueError as error:
-        logger.warning("request %s starts over: %s", request.request_id, error)
+        with bound(**fields_of(request)):
+            logger.warning(
+                "the image starts over: its state is of no use (%s)",
+                without_prompts(str(error), request),
+            )
         return None
     return state
 

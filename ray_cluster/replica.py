@@ -26,8 +26,10 @@ from ray_cluster.leases import (
     Registration,
     ReplicaEvent,
 )
+from ray_cluster.logs import bound, fields_of
 from ray_cluster.metrics.roles import ReplicaMetrics
 from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
+from ray_cluster.work_log import WorkLog
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class ReplicaAgent:
         self._limits = limits
         self._residual = CostResidual()
         self._metrics = ReplicaMetrics(registration.profile.model)
+        self._log = WorkLog(registration.replica_id)
         self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id)
         self._loops: list[asyncio.Task[None]] = []
@@ -117,7 +120,9 @@ class ReplicaAgent:
         await self._end_tasks()
         state_by_id = {item.request.request_id: item.state for item in exported}
         for request_id, lease in self._leases.items():
-            self._ends.add(lease, returned(lease, state_by_id.get(request_id)))
+            state = state_by_id.get(request_id)
+            self._ends.add(lease, returned(lease, state))
+            self._log.returned(lease.request, state)
         await self._sign_off()
 
     def _on_death(self, death: Died) -> None:
@@ -217,21 +222,19 @@ class ReplicaAgent:
         self._leases[request.request_id] = lease
         now_s = self._clock()
         deadline_s = now_s + lease.deadline_in_s
-        self._runner.submit(
-            request,
+        state = restored_state(
+            lease,
+            device=self._runner.device,
+            arrival_s=now_s - lease.queued_s,
             deadline_s=deadline_s,
-            queued_s=lease.queued_s,
-            state=restored_state(
-                lease,
-                device=self._runner.device,
-                arrival_s=now_s - lease.queued_s,
-                deadline_s=deadline_s,
-            ),
         )
+        self._log.started(lease, state)
+        self._runner.submit(request, deadline_s=deadline_s, queued_s=lease.queued_s, state=state)
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
-        self._leases.pop(request_id, None)
+        if (lease := self._leases.pop(request_id, None)) is not None:
+            self._log.dropped(lease.request)
         self._runner.abort(request_id)
         self._ends.drop(request_id)
 
@@ -259,15 +262,20 @@ class ReplicaAgent:
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
         try:
-            result = await self._delivery.deliver(event)
+            # for what the coder and the result store write
+            with bound(**fields_of(request)):
+                result = await self._delivery.deliver(event)
         except RequestFailed as error:
             self._fail(lease, error)
             return
+        self._log.finished(request, result.timing)
         self._finish(lease, Finished(request.request_id, lease.fence, result))
 
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
         request_id = lease.request.request_id
-        self._finish(lease, Failed(request_id, lease.fence, failure_of(request_id, error)))
+        failure = failure_of(request_id, error)
+        self._log.failed(lease.request, failure)
+        self._finish(lease, Failed(request_id, lease.fence, failure))
 
     def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
         request_id = lease.request.request_id

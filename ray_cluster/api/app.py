@@ -22,7 +22,7 @@ from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.job_routes import add_jobs
 from ray_cluster.api.job_stream import StreamLimits
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
-from ray_cluster.api.metrics import GatewayMetricsEndpoint, MetricsMiddleware
+from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
@@ -77,7 +77,7 @@ def create_app(
         redoc_url=None,
     )
     metrics = GatewayMetricsEndpoint(client)
-    app.add_middleware(MetricsMiddleware, endpoint=metrics)
+    app.add_middleware(CallMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)
     app.include_router(_health_router(HealthEndpoint(catalog), metrics))

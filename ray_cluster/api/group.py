@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ray_cluster.api.client import DispatcherClient
-from ray_cluster.api.errors import ApiError, from_failure, from_refusal
+from ray_cluster.api.errors import from_failure, from_refusal
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.leases import Completed, Outcome
 from ray_cluster.requests import Failure, ImageRequest
@@ -83,7 +83,9 @@ class GroupRunner:
             await self._client.abort(request_ids)
         except DispatcherUnavailable:
             # it gives them up by itself, as nobody waits for them any more
-            logger.warning("could not abort %s: the dispatcher does not answer", request_ids)
+            logger.warning(
+                "could not abort %s: the dispatcher does not answer", ", ".join(request_ids)
+            )
 
 
 def _sort(
@@ -99,10 +101,8 @@ def _sort(
         else:
             failure = failure or outcome
     if failure is not None:
-        error: ApiError = from_failure(failure)
-        if error.status >= 500:
-            logger.error("image %s failed (%s): %s", failure.request_id, failure.kind, error)
-        raise error
+        # the dispatcher's log tells of it
+        raise from_failure(failure)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

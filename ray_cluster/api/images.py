@@ -62,7 +62,7 @@ class ImagesEndpoint:
         if call.idempotency_key is None:
             made = await while_connected(request, self._attached(call.requests))
         else:
-            made = await while_connected(request, self._durable(call, client_of(request)))
+            made = await while_connected(request, self._durable(call, request))
         url_of = url_maker(request) if call.fields.response_format == "url" else None
         if url_of is None:
             made = [await self._with_data(image) for image in made]
@@ -75,8 +75,9 @@ class ImagesEndpoint:
             MadeImage.of(request, item) for request, item in zip(requests, completed, strict=True)
         ]
 
-    async def _durable(self, call: Call, client: str) -> list[MadeImage]:
-        view, _ = await self._creator.create(call, client)
+    async def _durable(self, call: Call, request: Request) -> list[MadeImage]:
+        client = client_of(request)
+        view, _ = await self._creator.create(call, request)
         while not view.job.is_final:
             later = await self._client.job(client, view.job.job_id, self._poll_s)
             if later is None:

@@ -132,15 +132,15 @@ class DispatchCore:
             if offer.accepted:
                 for request, view in zip(requests, views, strict=True):
                     self._ledger.accept(request, view, client_s=None if is_durable else now_s)
-        self._ledger.totals["accepted" if offer.accepted else "refused"] += len(requests)
+        if not offer.accepted:
+            self._ledger.refuse(requests, str(offer.reason))
         return offer
 
     def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
         arrival_s = now_s - age_s
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
-        self._ledger.accept(request, view, client_s=None)
-        self._ledger.totals["restored"] += 1
+        self._ledger.restore(request, view)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""

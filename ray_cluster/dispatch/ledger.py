@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
@@ -19,8 +20,11 @@ from ray_cluster.leases import (
     ReplicaEvent,
     Returned,
 )
+from ray_cluster.logs import LogEvent, LogFields, durations_of, log_event
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
+
+logger = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -57,6 +61,24 @@ class Ledger:
 
     def accept(self, request: ImageRequest, view: RequestView, *, client_s: float | None) -> None:
         """Open a record and queue the request."""
+        self._open(request, view, client_s)
+        self.totals["accepted"] += 1
+        self._tell("image_accepted", self._records[request.request_id])
+
+    def restore(self, request: ImageRequest, view: RequestView) -> None:
+        """Queue a durable request that an earlier dispatcher accepted."""
+        self._open(request, view, None)
+        self.totals["restored"] += 1
+        self._tell("image_restored", self._records[request.request_id])
+
+    def refuse(self, requests: Sequence[ImageRequest], reason: str) -> None:
+        """Note that an API call's images were not let in."""
+        self.totals["refused"] += len(requests)
+        if requests:
+            first = requests[0]
+            log_event(logger, "images_refused", first, num_images=len(requests), reason=reason)
+
+    def _open(self, request: ImageRequest, view: RequestView, client_s: float | None) -> None:
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
         self._records[request.request_id] = RequestRecord(
             request, view, slo_s, client_s=client_s, since_s=view.arrival_s
@@ -68,6 +90,7 @@ class Ledger:
         record = self._records[request_id]
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
+        self._tell("image_leased", record, queue_s=record.queued_s)
         return Lease(
             fence=fence,
             request=record.request,
@@ -83,6 +106,7 @@ class Ledger:
         replica.num_free += 1
         record.num_leases = max(1, record.num_leases)
         self.totals["adopted"] += 1
+        self._tell("image_adopted", record)
         return fence
 
     def _grant(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
@@ -109,14 +133,14 @@ class Ledger:
             case Returned():
                 if event.state is not None:
                     record.state, record.state_steps = event.state, event.steps_done
-                self._requeue(record, now_s)
+                self._requeue(record, now_s, "returned")
         return True
 
     def lose(self, record: RequestRecord, now_s: float) -> None:
         """Take a lease from a replica that is gone: the request waits again, or ends as lost."""
         record.num_losses += 1
         if record.num_losses < self._max_attempts:
-            self._requeue(record, now_s)
+            self._requeue(record, now_s, "lost")
             return
         self.fail(record, "lost", f"{record.num_losses} replicas were lost while they worked on it")
 
@@ -145,10 +169,12 @@ class Ledger:
         self.totals["missed"] += not completed.deadline_met
         self._end(record, completed)
 
-    def _requeue(self, record: RequestRecord, now_s: float) -> None:
+    def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
+        steps_done = record.state_steps
+        self._tell("image_requeued", record, reason=reason, steps_done=steps_done)
         self._release(record)
         record.since_s = now_s
-        record.make_progress(record.state_steps)
+        record.make_progress(steps_done)
         self.queue.add(record.view)
         self.totals["requeued"] += 1
 
@@ -157,7 +183,41 @@ class Ledger:
             record.holder.drop(record)
         record.holder = record.fence = None
 
+    def _tell(
+        self,
+        event: LogEvent,
+        record: RequestRecord,
+        *,
+        level: int = logging.INFO,
+        **fields: Unpack[LogFields],
+    ) -> None:
+        """Write what happens to a request, with the replica that has it."""
+        if record.holder is not None:
+            fields["replica"] = record.holder.replica_id
+        fields["num_attempts"] = record.num_leases
+        log_event(logger, event, record.request, level=level, **fields)
+
+    def _tell_end(self, record: RequestRecord, outcome: Outcome) -> None:
+        if isinstance(outcome, Completed):
+            fields = durations_of(outcome.result.timing)
+            fields["elapsed_s"] = outcome.elapsed_s
+            fields["slo_s"] = outcome.slo_s
+            fields["deadline_met"] = outcome.deadline_met
+            self._tell("image_completed", record, **fields)
+            return
+        is_cancelled = outcome.kind == "aborted"
+        self._tell(
+            "image_cancelled" if is_cancelled else "image_failed",
+            record,
+            level=logging.INFO if is_cancelled else logging.WARNING,
+            kind=outcome.kind,
+            stage=outcome.stage,
+            error=outcome.message,
+            queue_s=record.queued_s,
+        )
+
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
+        self._tell_end(record, outcome)
         if record.holder is None:
             self.queue.remove(record.view.request_id)
         self._release(record)

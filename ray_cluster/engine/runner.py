@@ -6,7 +6,6 @@ replica knows.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,8 +21,6 @@ from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.requests import ImageRequest, Timing
-
-logger = logging.getLogger(__name__)
 
 _IDLE_WAKE_S = 0.5
 
@@ -197,7 +194,6 @@ class EngineRunner:
         if not isinstance(error, RequestFailed | InvalidRequest):
             error = RequestFailed(f"{type(error).__name__}: {error}", stage)
         if self._live.leave(ticket):
-            logger.warning("request %s failed: %s", ticket.request.request_id, error)
             self._on_event(Broken(ticket.request, error))
 
     def _start_states(self, tickets: Sequence[Ticket]) -> list[RequestState]:

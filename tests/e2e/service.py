@@ -83,6 +83,7 @@ class Service:
                 "object_store_mib": 100,
             },
             "limits": {"max_queued_images": 16},
+            "logs": {"format": "json"},
             "storage": {
                 "jobs": f"sqlite:///{folder}/store/jobs.db",
                 "results": str(folder / "store" / "results"),
@@ -120,6 +121,11 @@ class Service:
             assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
             time.sleep(0.5)
+
+    def serve_logs(self) -> dict[str, list[str]]:
+        """Return the lines of every log file that Ray Serve keeps, by file name."""
+        folder = Path(self._ray_folder) / "session_latest" / "logs" / "serve"
+        return {path.name: path.read_text().splitlines() for path in folder.glob("*.log")}
 
     def is_ready(self) -> bool:
         """Whether it says that it can serve."""

@@ -88,7 +88,12 @@ class Link:
 
 
 def new_agent(
-    model: StagedModel, link: Link, coder: Any, replica_id: str = "one", max_in_flight: int = 6
+    model: StagedModel,
+    link: Link,
+    coder: Any,
+    replica_id: str = "one",
+    max_in_flight: int = 6,
+    results: Any = None,
 ) -> ReplicaAgent:
     profile = model.inner.profile
     return ReplicaAgent(
@@ -96,7 +101,7 @@ def new_agent(
         make_runner=partial(
             build_runner, model.loaded, pool("unused", max_batch=4), clock=time.monotonic
         ),
-        delivery=Delivery(coder),
+        delivery=Delivery(coder, results),
         link=link,
         clock=time.monotonic,
     )
