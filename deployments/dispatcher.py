@@ -1,7 +1,7 @@
 """The Dispatcher deployment: exactly one per cell.
 
 Duties: own the dispatch and job services on its event loop; take up the jobs that are open; hand
-calls through; say whether it is well.
+calls through; pass its metrics on to Ray; say whether it is well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import ClusterSnapshot
@@ -52,7 +53,9 @@ class Dispatcher:
             wall_clock=time.time,
         )
         self._book = MetricsBook(_SILENCE_S)
+        self._ray_metrics = RayMetrics(self._own_metrics)
         await self._jobs.start()
+        self._ray_metrics.start()
 
     async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
         """See :meth:`DispatchService.submit`."""
@@ -95,8 +98,10 @@ class Dispatcher:
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
         await self.tell_metrics(process_id, own)
-        cell = cell_snapshot(await self._service.snapshot(), self._jobs.num_open)
-        return self._book.merged(time.monotonic(), cell)
+        return self._book.merged(time.monotonic(), await self._own_metrics())
+
+    async def _own_metrics(self) -> Snapshot:
+        return cell_snapshot(await self._service.snapshot(), self._jobs.num_open)
 
     async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
         """Take in a gateway's present metrics."""

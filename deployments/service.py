@@ -60,6 +60,7 @@ def start_ray(config: RayConfig) -> bool:
         logging_level=logging.ERROR,
         configure_logging=True,
         _temp_dir=config.temp_dir,
+        _metrics_export_port=config.metrics_port,
     )
     return True
 

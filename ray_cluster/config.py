@@ -56,6 +56,9 @@ class RayConfig(_Section):
     include_dashboard: bool = True
     dashboard_host: str = "127.0.0.1"
     dashboard_port: int = Field(8265, ge=1, le=65535)
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="of Ray's own Prometheus endpoint; None lets Ray choose"
+    )
     worker_port_range: tuple[int, int] | None = None
     temp_dir: str | None = None
 

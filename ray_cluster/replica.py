@@ -28,6 +28,7 @@ from ray_cluster.leases import (
 )
 from ray_cluster.logs import bound, fields_of
 from ray_cluster.metrics.roles import ReplicaMetrics
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
 from ray_cluster.work_log import WorkLog
 
@@ -97,6 +98,10 @@ class ReplicaAgent:
             asyncio.create_task(self._poll_forever(), name="the polling task"),
             asyncio.create_task(self._ends.report_forever(), name="the reporting task"),
         ]
+
+    def metrics(self) -> Snapshot:
+        """Return what it has measured so far."""
+        return self._metrics.snapshot()
 
     def check_alive(self) -> None:
         """Raise RuntimeError when a thread or a task of the replica has died or hangs."""

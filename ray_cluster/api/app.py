@@ -29,6 +29,7 @@ from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
 from ray_cluster.api.schema import ImageGenerationRequest, ImagesResponse
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
+from ray_cluster.metrics.roles import GatewayMetrics
 
 DESCRIPTION = """\
 Makes images from text on diffusion models, through the OpenAI Images API with extensions.
@@ -59,6 +60,7 @@ def create_app(
     clock: Callable[[], float] = time.time,
     results: BlobStore,
     request_id_writer: HeaderWriter = "app",
+    own_metrics: GatewayMetrics | None = None,
 ) -> FastAPI:
     """Return the ASGI application of one gateway.
 
@@ -66,6 +68,7 @@ def create_app(
         results: where the images are that replies link to.
         clock: Unix time in seconds.
         request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
+        own_metrics: where this gateway's calls are counted, for whoever else wants to read it.
     """
     catalog = Catalog(client, config, clock)
     # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
@@ -76,7 +79,7 @@ def create_app(
         redirect_slashes=False,
         redoc_url=None,
     )
-    metrics = GatewayMetricsEndpoint(client)
+    metrics = GatewayMetricsEndpoint(client, own_metrics or GatewayMetrics())
     app.add_middleware(CallMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)

@@ -33,10 +33,10 @@ _MAX_ID_CHARS = 100
 class GatewayMetricsEndpoint:
     """Counts this gateway's calls, tells the dispatcher, and hands out the sums of all."""
 
-    def __init__(self, client: DispatcherClient) -> None:
+    def __init__(self, client: DispatcherClient, metrics: GatewayMetrics) -> None:
         self._client = client
         self._process_id = f"gateway-{secrets.token_hex(8)}"
-        self._metrics = GatewayMetrics()
+        self._metrics = metrics
         self._has_news = asyncio.Event()
         self._pushing: asyncio.Task[None] | None = None
 
