@@ -57,9 +57,11 @@ class Dispatcher:
         await self._jobs.start()
         self._ray_metrics.start()
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+    ) -> Submission:
         """See :meth:`DispatchService.submit`."""
-        return await self._service.submit(requests, wait_s)
+        return await self._service.submit(requests, wait_s, client)
 
     async def close_admission(self) -> None:
         """See :meth:`DispatchService.close_admission`."""

@@ -71,9 +71,25 @@ class LimitsConfig(_Section):
     max_body_bytes: int = Field(1 << 20, ge=1024)
     max_prompt_chars: int = Field(4000, ge=1)
     max_open_jobs_per_client: int = Field(1000, ge=1)
+    max_attached_images_per_client: int = Field(
+        1000,
+        ge=1,
+        description="waiting or being made for calls that wait; a client is an API key, or an "
+        "address where there are none",
+    )
     max_stream_s: float = Field(
         3600.0, gt=0, description="age at which an event stream ends; clients take it up again"
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> LimitsConfig:
+        if self.max_attached_images_per_client < self.max_images_per_request:
+            raise ValueError(
+                f"max_attached_images_per_client {self.max_attached_images_per_client} is below "
+                f"max_images_per_request {self.max_images_per_request}: a call for so many would "
+                "never be served; raise the one or lower the other"
+            )
+        return self
 
 
 class DispatchConfig(_Section):

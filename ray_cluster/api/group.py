@@ -38,11 +38,14 @@ class GroupRunner:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def run(
-        self, requests: Sequence[ImageRequest], known_models: Sequence[str]
+        self, requests: Sequence[ImageRequest], known_models: Sequence[str], client: str
     ) -> list[Completed]:
         """Return the finished images in the order of their requests.
 
         However it ends, nothing of the group is left with the dispatcher.
+
+        Args:
+            client: whose call it is.
 
         Raises:
             ApiError: not admitted, or an image failed; the others are aborted then.
@@ -50,7 +53,8 @@ class GroupRunner:
         pending = {request.request_id: None for request in requests}
         completed: dict[str, Completed] = {}
         try:
-            reply = await self._client.submit(requests, min(self._poll_s, _FIRST_WAIT_S))
+            wait_s = min(self._poll_s, _FIRST_WAIT_S)
+            reply = await self._client.submit(requests, wait_s, client)
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 pending.clear()

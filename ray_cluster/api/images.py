@@ -8,7 +8,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.auth import client_of
+from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.client import DispatcherClient
@@ -60,7 +60,8 @@ class ImagesEndpoint:
         """
         call = await self._reader.read(request)
         if call.idempotency_key is None:
-            made = await while_connected(request, self._attached(call.requests))
+            work = self._attached(call.requests, caller_of(request))
+            made = await while_connected(request, work)
         else:
             made = await while_connected(request, self._durable(call, request))
         url_of = url_maker(request) if call.fields.response_format == "url" else None
@@ -69,8 +70,8 @@ class ImagesEndpoint:
         content = await write_reply(made, int(self._clock()), url_of)
         return Response(content, media_type="application/json")
 
-    async def _attached(self, requests: Sequence[ImageRequest]) -> list[MadeImage]:
-        completed = await self._runner.run(requests, self._catalog.known)
+    async def _attached(self, requests: Sequence[ImageRequest], client: str) -> list[MadeImage]:
+        completed = await self._runner.run(requests, self._catalog.known, client)
         return [
             MadeImage.of(request, item) for request, item in zip(requests, completed, strict=True)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Unpack
 
@@ -59,15 +59,25 @@ class Ledger:
         """Return the record of a request that has not ended."""
         return self._records.get(request_id)
 
-    def accept(self, request: ImageRequest, view: RequestView, *, client_s: float | None) -> None:
+    def attached_of(self, client: str) -> list[RequestRecord]:
+        """Return the requests of a client that end with it and have not ended."""
+        return [
+            record
+            for record in self._records.values()
+            if record.client_s is not None and record.client == client
+        ]
+
+    def accept(
+        self, request: ImageRequest, view: RequestView, *, client_s: float | None, client: str = ""
+    ) -> None:
         """Open a record and queue the request."""
-        self._open(request, view, client_s)
+        self._open(request, view, client_s, client)
         self.totals["accepted"] += 1
         self._tell("image_accepted", self._records[request.request_id])
 
     def restore(self, request: ImageRequest, view: RequestView) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
-        self._open(request, view, None)
+        self._open(request, view, None, "")
         self.totals["restored"] += 1
         self._tell("image_restored", self._records[request.request_id])
 
@@ -78,10 +88,12 @@ class Ledger:
             first = requests[0]
             log_event(logger, "images_refused", first, num_images=len(requests), reason=reason)
 
-    def _open(self, request: ImageRequest, view: RequestView, client_s: float | None) -> None:
+    def _open(
+        self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
+    ) -> None:
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
         self._records[request.request_id] = RequestRecord(
-            request, view, slo_s, client_s=client_s, since_s=view.arrival_s
+            request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
         )
         self.queue.add(view)
 
@@ -108,6 +120,19 @@ class Ledger:
         self.totals["adopted"] += 1
         self._tell("image_adopted", record)
         return fence
+
+    def adopt_stale(
+        self, replica: ReplicaRecord, steps_done_by_id: Mapping[str, int], now_s: float
+    ) -> dict[str, Fence]:
+        """Lease to a replica what it has and nobody else was given."""
+        adopted = {}
+        for request_id in replica.stale:
+            record = self._records.get(request_id)
+            waits = record is not None and record.holder is None
+            if record is not None and waits and record.view.model == replica.model:
+                adopted[request_id] = self.adopt(record, replica, now_s)
+                record.make_progress(steps_done_by_id[request_id])
+        return adopted
 
     def _grant(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
         self.queue.remove(record.view.request_id)
