@@ -7,6 +7,7 @@ replica away. No Serve call is ever in flight on it: it pulls its work from the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -18,6 +19,7 @@ from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.delivery import Delivery
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.node_watch import refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.loading import load_model
@@ -38,6 +40,7 @@ class BaseModel:
         self, config: ClusterConfig, pool: PoolConfig
     ) -> None:
         set_up_actor_logs(config.logs)
+        await asyncio.to_thread(refuse_local_storage, config.storage)
         prepare_threads(pool.num_threads)
         model = load_model(pool)
         step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=time.monotonic)

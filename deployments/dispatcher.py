@@ -1,7 +1,8 @@
 """The Dispatcher deployment: exactly one per cell.
 
 Duties: own the dispatch and job services on its event loop; take up the jobs that are open; hand
-calls through; pass its metrics on to Ray; say whether it is well.
+calls through; pass its metrics on to Ray; say whether it is well, and whether its files are where
+the other nodes find them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
@@ -36,6 +38,7 @@ class Dispatcher:
     # Serve awaits the constructor: nothing is asked of a dispatcher before its jobs are back
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
         set_up_actor_logs(config.logs)
+        await asyncio.to_thread(refuse_local_storage, config.storage)
         core = DispatchCore(
             limits=config.limits,
             config=config.dispatch,
@@ -56,6 +59,8 @@ class Dispatcher:
         self._ray_metrics = RayMetrics(self._own_metrics)
         await self._jobs.start()
         self._ray_metrics.start()
+        self._nodes = NodeWatch(config.storage)
+        self._nodes.start()
 
     async def submit(
         self, requests: Sequence[ImageRequest], wait_s: float, client: str

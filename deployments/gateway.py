@@ -14,6 +14,7 @@ from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.metrics.roles import GatewayMetrics
 from ray_cluster.metrics.snapshot import Snapshot
@@ -26,10 +27,13 @@ class Gateway:
     def __init__(self, config: ClusterConfig, _dispatcher: object) -> None:
         self._config = config
         set_up_actor_logs(config.logs)
+        refuse_local_storage(config.storage)
         self._metrics = GatewayMetrics()
         self._ray_metrics = RayMetrics(self._snapshot)
         # Serve calls the constructor on the event loop
         self._ray_metrics.start()
+        self._nodes = NodeWatch(config.storage)
+        self._nodes.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
@@ -43,6 +47,7 @@ class Gateway:
             results=results,
             request_id_writer="proxy",
             own_metrics=self._metrics,
+            warnings=self._nodes.warnings,
         )
 
     async def _snapshot(self) -> Snapshot:

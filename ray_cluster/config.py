@@ -119,6 +119,11 @@ class StorageConfig(_Section):
     results: str = Field(
         ".ray-cluster/results", description="a folder, or an object store's URL (s3://...)"
     )
+    is_shared: bool = Field(
+        False,
+        description="whether all nodes see the same files at these paths, and these outlive each "
+        "of them: without it, files are refused in a cluster of several nodes",
+    )
     retention_s: float = Field(7 * 86400.0, gt=0, description="age at which both are forgotten")
     max_results_mib: int | None = Field(
         10240, ge=1, description="size of all results above which the oldest are forgotten"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -61,6 +61,7 @@ def create_app(
     results: BlobStore,
     request_id_writer: HeaderWriter = "app",
     own_metrics: GatewayMetrics | None = None,
+    warnings: Callable[[], Sequence[str]] = tuple,
 ) -> FastAPI:
     """Return the ASGI application of one gateway.
 
@@ -69,8 +70,10 @@ def create_app(
         clock: Unix time in seconds.
         request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
         own_metrics: where this gateway's calls are counted, for whoever else wants to read it.
+        warnings: returns what /readyz should tell an operator now.
     """
     catalog = Catalog(client, config, clock)
+    health = HealthEndpoint(catalog, warnings)
     # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
     app = FastAPI(
         title="ray-cluster",
@@ -83,7 +86,7 @@ def create_app(
     app.add_middleware(CallMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)
-    app.include_router(_health_router(HealthEndpoint(catalog), metrics))
+    app.include_router(_health_router(health, metrics))
     keys = [key.get_secret_value() for key in config.http.api_keys]
     reader = CallReader(catalog, config.limits)
     creator = JobCreator(client, catalog, config.dispatch, clock)
