@@ -12,9 +12,9 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.schema import LoggingConfig
 
 from ray_cluster.config import ClusterConfig, PoolConfig, load_config
+from ray_cluster.deployments.actor_logs import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.gateway import Gateway
@@ -26,8 +26,6 @@ from ray_cluster.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 _SHUTDOWN_S = 30.0
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
-# a line per call of the dispatcher costs more than the call
-_LOGGING = LoggingConfig(enable_access_log=False)
 # calls are held open by design: Serve must neither queue nor refuse them
 _UNBOUNDED = 100_000
 
@@ -66,7 +64,7 @@ def _front(config: ClusterConfig) -> Application:
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=_LOGGING,
+        logging_config=serve_logging(config.logs),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=5.0,
@@ -76,7 +74,7 @@ def _front(config: ClusterConfig) -> Application:
         num_replicas=config.http.num_gateways,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=_LOGGING,
+        logging_config=serve_logging(config.logs),
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_SHUTDOWN_S,
     )(Gateway)
@@ -95,7 +93,7 @@ def _pool(config: ClusterConfig, pool: PoolConfig) -> Application:
             "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
         },
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=_LOGGING,
+        logging_config=serve_logging(config.logs),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_SHUTDOWN_S,

@@ -1,12 +1,13 @@
 """The BaseModel deployment: n replicas of one model.
 
 Duties: load the model and measure a step; run the replica agent on the event loop; report health
-by the step thread's heartbeat; hand every row back when Serve takes the replica away. No Serve
-call is ever in flight on it: it pulls its work from the dispatcher.
+by the step thread's heartbeat; pass metrics on to Ray; hand every row back when Serve takes the
+replica away. No Serve call is ever in flight on it: it pulls its work from the dispatcher.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -16,16 +17,20 @@ from ray import serve
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.delivery import Delivery
+from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.node_watch import refuse_local_storage
+from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
 from ray_cluster.image_coding import ImageCoder
 from ray_cluster.leases import Registration
+from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.replica import ReplicaAgent
 from ray_cluster.replica_states import ReplicaStates
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class BaseModel:
@@ -35,6 +40,8 @@ class BaseModel:
     async def __init__(  # type: ignore[misc]
         self, config: ClusterConfig, pool: PoolConfig
     ) -> None:
+        set_up_actor_logs(config.logs)
+        await asyncio.to_thread(refuse_local_storage, config.storage)
         prepare_threads(pool.num_threads)
         model = load_model(pool)
         step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=time.monotonic)
@@ -60,6 +67,11 @@ class BaseModel:
             clock=time.monotonic,
         )
         self._agent.start()
+        self._ray_metrics = RayMetrics(self._snapshot)
+        self._ray_metrics.start()
+
+    async def _snapshot(self) -> Snapshot:
+        return self._agent.metrics()
 
     async def check_health(self) -> None:
         """Raise when a thread or task has died or a step hangs, so that Serve replaces it."""

@@ -1,7 +1,8 @@
 """The Dispatcher deployment: exactly one per cell.
 
 Duties: own the dispatch and job services on its event loop; take up the jobs that are open; delete
-the states that no replica deletes; hand calls through; say whether it is well.
+the states that no replica deletes; hand calls through; pass its metrics on to Ray; say whether it
+is well, and whether its files are where the other nodes find them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Sequence
 
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
+from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
+from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
@@ -43,6 +47,8 @@ class Dispatcher:
 
     # Serve awaits the constructor: nothing is asked of a dispatcher before its jobs are back
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
+        set_up_actor_logs(config.logs)
+        await asyncio.to_thread(refuse_local_storage, config.storage)
         core = DispatchCore(
             limits=config.limits,
             config=config.dispatch,
@@ -70,13 +76,19 @@ class Dispatcher:
             wall_clock=time.time,
         )
         self._book = MetricsBook(_SILENCE_S)
+        self._ray_metrics = RayMetrics(self._own_metrics)
         await self._jobs.start()
         # not before the open jobs are known
         self._states.start()
+        self._ray_metrics.start()
+        self._nodes = NodeWatch(config.storage)
+        self._nodes.start()
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+    ) -> Submission:
         """See :meth:`DispatchService.submit`."""
-        return await self._service.submit(requests, wait_s)
+        return await self._service.submit(requests, wait_s, client)
 
     async def close_admission(self) -> None:
         """See :meth:`DispatchService.close_admission`."""
@@ -119,8 +131,10 @@ class Dispatcher:
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
         await self.tell_metrics(process_id, own)
-        cell = cell_snapshot(await self._service.snapshot(), self._jobs.num_open)
-        return self._book.merged(time.monotonic(), cell)
+        return self._book.merged(time.monotonic(), await self._own_metrics())
+
+    async def _own_metrics(self) -> Snapshot:
+        return cell_snapshot(await self._service.snapshot(), self._jobs.num_open)
 
     async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
         """Take in a gateway's present metrics."""

@@ -1,6 +1,7 @@
 """The Gateway deployment: HTTP in, dispatcher calls out. Keeps no queue and no state.
 
-Duties: build the HTTP application around a dispatcher handle when the replica starts.
+Duties: build the HTTP application around a dispatcher handle when the replica starts; pass its
+metrics on to Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from ray import serve
 from ray_cluster.api.app import create_app
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
+from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
+from ray_cluster.deployments.ray_metrics import RayMetrics
+from ray_cluster.metrics.roles import GatewayMetrics
+from ray_cluster.metrics.snapshot import Snapshot
 
 
 @serve.ingress()
@@ -20,6 +26,14 @@ class Gateway:
 
     def __init__(self, config: ClusterConfig, _dispatcher: object) -> None:
         self._config = config
+        set_up_actor_logs(config.logs)
+        refuse_local_storage(config.storage)
+        self._metrics = GatewayMetrics()
+        self._ray_metrics = RayMetrics(self._snapshot)
+        # Serve calls the constructor on the event loop
+        self._ray_metrics.start()
+        self._nodes = NodeWatch(config.storage)
+        self._nodes.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
@@ -27,4 +41,14 @@ class Gateway:
             patience_s=self._config.dispatch.patience_s, poll_s=self._config.dispatch.poll_s
         )
         results = BlobStore(self._config.storage.results)
-        return create_app(client, self._config, results=results, request_id_writer="proxy")
+        return create_app(
+            client,
+            self._config,
+            results=results,
+            request_id_writer="proxy",
+            own_metrics=self._metrics,
+            warnings=self._nodes.warnings,
+        )
+
+    async def _snapshot(self) -> Snapshot:
+        return self._metrics.snapshot()

@@ -48,9 +48,11 @@ class DispatcherHandle:
         self._poll_s = poll_s
         self._handle: DeploymentHandle[Any] | None = None
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+    ) -> Submission:
         """Ask for admission of the whole group, and wait for its first outcomes."""
-        reply = await self._call("submit", tuple(requests), wait_s, held_s=wait_s)
+        reply = await self._call("submit", tuple(requests), wait_s, client, held_s=wait_s)
         return cast(Submission, reply)
 
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:

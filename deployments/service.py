@@ -11,9 +11,9 @@ from typing import Literal
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
-from ray.serve.schema import LoggingConfig
 
 from ray_cluster.config import ClusterConfig, RayConfig
+from ray_cluster.deployments.actor_logs import serve_logging
 from ray_cluster.deployments.app import build_apps
 from ray_cluster.deployments.links import FRONT
 from ray_cluster.errors import RayClusterError
@@ -60,6 +60,7 @@ def start_ray(config: RayConfig) -> bool:
         logging_level=logging.ERROR,
         configure_logging=True,
         _temp_dir=config.temp_dir,
+        _metrics_export_port=config.metrics_port,
     )
     return True
 
@@ -69,7 +70,7 @@ def deploy(config: ClusterConfig) -> None:
     serve.start(
         proxy_location=ProxyLocation.EveryNode,
         http_options=HTTPOptions(host=config.http.host, port=config.http.port),
-        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        logging_config=serve_logging(config.logs.model_copy(update={"level": "warning"})),
     )
     targets = [
         serve.RunTarget(

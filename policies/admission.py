@@ -37,10 +37,29 @@ class QueueView:
     configured: Collection[str] = ()
 
 
-def admit(group: Sequence[RequestView], queue: QueueView) -> Offer:
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """What admission may know of the client that a group is for.
+
+    Attributes:
+        in_flight: its requests that have not ended, waiting or leased.
+        max_in_flight: most that it may have.
+    """
+
+    in_flight: Sequence[RequestView]
+    max_in_flight: int
+
+
+def admit(
+    group: Sequence[RequestView], queue: QueueView, client: ClientView | None = None
+) -> Offer:
     """Decide over a group of requests for one model: all of them or none.
 
-    A group is refused when it does not fit into the queue; being late is no reason.
+    A group is refused when it does not fit into the queue, or its client would have too many in
+    flight; being late is no reason.
+
+    Args:
+        client: None where nothing bounds it.
     """
     if not group:
         return Offer(accepted=True)
@@ -50,6 +69,16 @@ def admit(group: Sequence[RequestView], queue: QueueView) -> Offer:
         return Offer(accepted=False, reason="model_not_ready" if known else "unknown_model")
     if len(group) > queue.max_waiting:
         return Offer(accepted=False, reason="never_fits", retry_after_s=math.inf)
+    if client is not None:
+        num_to_end = len(client.in_flight) + len(group) - client.max_in_flight
+        if num_to_end > 0:
+            wait_s = _ends_s(num_to_end, client.in_flight, queue)
+            return Offer(
+                accepted=False,
+                reason="client_limit",
+                retry_after_s=wait_s,
+                limit=client.max_in_flight,
+            )
     num_too_many = len(queue.waiting) + len(group) - queue.max_waiting
     if num_too_many > 0:
         wait_s = drain_s(num_too_many, queue)
@@ -78,6 +107,17 @@ def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
         for request in group
     )
     return sum(alone_s(pool, request) for request in ahead) + own_s
+
+
+def _ends_s(num_ends: int, in_flight: Sequence[RequestView], queue: QueueView) -> float:
+    """Return the seconds until that many of a client's requests have probably ended."""
+    if num_ends > len(in_flight):
+        return math.inf
+    waiting = {request.request_id for request in queue.waiting}
+    by_end = sorted(
+        in_flight, key=lambda r: (r.request_id in waiting, r.remaining_steps, queue_key(r))
+    )
+    return predict_s([by_end[num_ends - 1]], queue)
 
 
 def drain_s(num_departures: int, queue: QueueView) -> float:

@@ -13,6 +13,7 @@ RefusalReason = Literal[
     "duplicate_id",
     "closing",
     "too_many_jobs",
+    "client_limit",
 ]
 
 
@@ -143,10 +144,12 @@ class Offer:
             configured model has registered yet, ``unknown_model`` because it is not configured,
             ``duplicate_id`` because a request of that id is still in the system, ``closing``
             because the service is about to stop, ``too_many_jobs`` because the client has as many
-            open jobs as it may.
+            open jobs as it may, ``client_limit`` because it has as many attached images as it may.
+        limit: the bound that the client has met, with ``client_limit``.
     """
 
     accepted: bool
     predicted_s: float = 0.0
     retry_after_s: float = 0.0
     reason: RefusalReason | None = None
+    limit: int | None = None

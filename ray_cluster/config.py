@@ -5,16 +5,16 @@ All reads of the environment happen here and nowhere else.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from ray_cluster.config_problems import describe
 from ray_cluster.errors import ConfigError
 from ray_cluster.requests import SamplerName
 
@@ -56,6 +56,9 @@ class RayConfig(_Section):
     include_dashboard: bool = True
     dashboard_host: str = "127.0.0.1"
     dashboard_port: int = Field(8265, ge=1, le=65535)
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="of Ray's own Prometheus endpoint; None lets Ray choose"
+    )
     worker_port_range: tuple[int, int] | None = None
     temp_dir: str | None = None
 
@@ -68,9 +71,25 @@ class LimitsConfig(_Section):
     max_body_bytes: int = Field(1 << 20, ge=1024)
     max_prompt_chars: int = Field(4000, ge=1)
     max_open_jobs_per_client: int = Field(1000, ge=1)
+    max_attached_images_per_client: int = Field(
+        1000,
+        ge=1,
+        description="waiting or being made for calls that wait; a client is an API key, or an "
+        "address where there are none",
+    )
     max_stream_s: float = Field(
         3600.0, gt=0, description="age at which an event stream ends; clients take it up again"
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> LimitsConfig:
+        if self.max_attached_images_per_client < self.max_images_per_request:
+            raise ValueError(
+                f"max_attached_images_per_client {self.max_attached_images_per_client} is below "
+                f"max_images_per_request {self.max_images_per_request}: a call for so many would "
+                "never be served; raise the one or lower the other"
+            )
+        return self
 
 
 class DispatchConfig(_Section):
@@ -104,6 +123,11 @@ class StorageConfig(_Section):
         ".ray-cluster/states",
         description="where replicas leave unfinished images for others; likewise",
     )
+    is_shared: bool = Field(
+        False,
+        description="whether all nodes see the same files at these paths, and these outlive each "
+        "of them: without it, files are refused in a cluster of several nodes",
+    )
     retention_s: float = Field(
         7 * 86400.0, gt=0, description="age at which jobs and images are forgotten"
     )
@@ -122,6 +146,15 @@ class StorageConfig(_Section):
             for name, url in (("results", self.results), ("states", self.states))
         }
         return self.model_copy(update={"jobs": jobs} | folders)
+
+
+class LogsConfig(_Section):
+    """What gateways, dispatcher and replicas write to their log files; docs/logs.md tells it."""
+
+    format: Literal["text", "json"] = Field(
+        "text", description="lines for a person to read, or one JSON object per line"
+    )
+    level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class DefaultsConfig(_Section):
@@ -188,6 +221,7 @@ class ClusterConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
     storage: StorageConfig = StorageConfig()
+    logs: LogsConfig = LogsConfig()
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -230,7 +264,7 @@ def load_config(
     try:
         config = ClusterConfig.model_validate(_with_environment(dict(source)))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_describe(error)}") from error
+        raise ConfigError(f"{where}: {describe(error, ClusterConfig)}") from error
     return config.model_copy(update={"storage": config.storage.resolved(Path.cwd())})
 
 
@@ -252,43 +286,6 @@ def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
     if keys and isinstance(http, dict):
         content["http"] = {**http, "api_keys": [*http.get("api_keys", ()), *keys]}
     return content
-
-
-def _describe(error: ValidationError) -> str:
-    rows = []
-    items = error.errors(include_url=False)
-    nested = {item["loc"][0] for item in items if len(item["loc"]) > 1}
-    for item in items:
-        if item["type"] == "too_short" and item["loc"][0] in nested:
-            # pydantic counts only the valid ones
-            continue
-        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
-        if item["type"] == "extra_forbidden":
-            rows.append(f"{key}: {_unknown_key(item['loc'])}")
-            continue
-        given = item.get("input")
-        shown = "" if isinstance(given, dict | list | tuple) else f" (given {given!r})"
-        rows.append(f"{key}: {item['msg']}{shown}")
-    return "; ".join(rows)
-
-
-def _unknown_key(place: Sequence[str | int]) -> str:
-    """Return what to write instead of a key that does not exist."""
-    known = list(_section_at(place[:-1]).model_fields)
-    near = difflib.get_close_matches(str(place[-1]), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"there is no such key; {hint}allowed: {', '.join(known)}"
-
-
-def _section_at(place: Sequence[str | int]) -> type[BaseModel]:
-    """Return the section that stands at a place of the configuration, as pydantic names it."""
-    section: type[BaseModel] = ClusterConfig
-    for part in place:
-        # a number is the place in a list of sections, whose type the key before has given
-        if isinstance(part, str):
-            annotation: Any = section.model_fields[part].annotation
-            section = next(iter(get_args(annotation)), annotation)
-    return section
 
 
 def set_environment(settings: Mapping[str, str]) -> None:

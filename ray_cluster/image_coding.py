@@ -17,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -181,7 +182,9 @@ class ImageCoder:
 
         The future raises :class:`RequestFailed` with stage ``coding`` if that fails.
         """
-        return self._threads.submit(self._code, pixels, spec, recipe)
+        # what it writes to the log names the image of whoever called
+        context = copy_context()
+        return self._threads.submit(context.run, self._code, pixels, spec, recipe)
 
     def close(self) -> None:
         """Finish what was submitted and end the processes; harmless a second time."""

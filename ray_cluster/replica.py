@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ray_cluster.delivery import Delivery
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
@@ -30,25 +30,16 @@ from ray_cluster.leases import (
     ReplicaEvent,
     Returned,
 )
-from ray_cluster.metrics.roles import ReplicaMetrics
-from ray_cluster.policies.cost_model import CostResidual, corrected, observe, step_s
+from ray_cluster.logs import bound, fields_of
+from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.replica_pace import ReplicaPace
 from ray_cluster.replica_previews import Previews
 from ray_cluster.replica_states import ReplicaStates
+from ray_cluster.work_log import WorkLog
 
 logger = logging.getLogger(__name__)
 
 _CODING_GRACE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLimits:
-    """Constants of one replica.
-
-    Attributes:
-        max_silence_s: longest denoising step that still counts as alive.
-    """
-
-    max_silence_s: float = 120.0
 
 
 class ReplicaAgent:
@@ -64,6 +55,7 @@ class ReplicaAgent:
         states: what others can go on from; its writer is what the runner exports to.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
+        max_silence_s: longest denoising step that still counts as alive.
     """
 
     def __init__(
@@ -75,7 +67,7 @@ class ReplicaAgent:
         states: ReplicaStates,
         link: DispatcherLink,
         clock: Callable[[], float],
-        limits: ReplicaLimits = ReplicaLimits(),
+        max_silence_s: float = 120.0,
     ) -> None:
         self._registration = registration
         self._runner = make_runner(self.on_runner_event)
@@ -83,9 +75,11 @@ class ReplicaAgent:
         self._states = states
         self._link = link
         self._clock = clock
-        self._limits = limits
-        self._residual = CostResidual()
-        self._metrics = ReplicaMetrics(registration.profile.model, registration.replica_id)
+        self._max_silence_s = max_silence_s
+        self._pace = ReplicaPace(
+            registration.step_cost, registration.profile.model, registration.replica_id
+        )
+        self._log = WorkLog(registration.replica_id)
         self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id, self._on_heard)
         self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
@@ -108,11 +102,15 @@ class ReplicaAgent:
             asyncio.create_task(self._ends.report_forever(), name="the reporting task"),
         ]
 
+    def metrics(self) -> Snapshot:
+        """Return what it has measured so far."""
+        return self._pace.snapshot()
+
     def check_alive(self) -> None:
         """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
         if self._death is not None:
             raise RuntimeError(str(self._death))
-        self._runner.check_alive(self._limits.max_silence_s)
+        self._runner.check_alive(self._max_silence_s)
         for task in self._loops:
             if task.done() and not task.cancelled():
                 raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")
@@ -131,8 +129,9 @@ class ReplicaAgent:
         await self._end_tasks()
         steps_kept = await self._states.keep_all([one.state for one in exported if one.state])
         for request_id, lease in self._leases.items():
-            event = Returned(request_id, lease.fence, steps_kept.get(request_id, 0))
-            self._ends.add(lease, event)
+            steps_done = steps_kept.get(request_id, 0)
+            self._ends.add(lease, Returned(request_id, lease.fence, steps_done))
+            self._log.returned(lease.request, steps_done)
         await self._sign_off()
 
     def _on_death(self, death: Died) -> None:
@@ -176,12 +175,7 @@ class ReplicaAgent:
     def on_runner_event(self, event: RunnerEvent) -> None:
         """Take an event in from one of the runner's threads."""
         if isinstance(event, Stepped):
-            report = event.report
-            predicted_s = step_s(self._registration.step_cost, report.megapixels)
-            self._residual = observe(
-                self._residual, predicted_s=predicted_s, observed_s=report.duration_s
-            )
-            self._metrics.stepped(seconds=report.duration_s, num_images=len(report.stepped))
+            self._pace.stepped(event.report)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._settle, event)
 
@@ -198,9 +192,7 @@ class ReplicaAgent:
             self._take(lease)
 
     def _poll(self, epoch: int) -> Poll:
-        self._metrics.exported(
-            total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
-        )
+        self._pace.exported(self._states, self._runner.steps_between_exports)
         steps_done = dict.fromkeys(self._resuming, 0) | self._runner.steps_done_by_id
         num_free = self._registration.max_in_flight - len(self._leases)
         return Poll(
@@ -213,8 +205,8 @@ class ReplicaAgent:
                 )
                 for lease in (*self._ends.leases, *self._leases.values())
             },
-            step_cost=corrected(self._registration.step_cost, self._residual),
-            metrics=self._metrics.snapshot(),
+            step_cost=self._pace.step_cost,
+            metrics=self._pace.snapshot(),
         )
 
     def _take(self, lease: Lease) -> None:
@@ -233,17 +225,19 @@ class ReplicaAgent:
         state = await self._states.load(lease.request, self._runner.device)
         del self._resuming[lease.request.request_id]
         if state is not None:
-            self._metrics.resumed(state.step_index)
+            self._pace.resumed(state.step_index)
         self._submit(lease, deadline_s, state)
 
     def _submit(self, lease: Lease, deadline_s: float, state: RequestState | None) -> None:
+        self._log.started(lease, state)
         self._runner.submit(
             lease.request, deadline_s=deadline_s, queued_s=lease.queued_s, state=state
         )
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
-        self._leases.pop(request_id, None)
+        if (lease := self._leases.pop(request_id, None)) is not None:
+            self._log.dropped(lease.request)
         if (resuming := self._resuming.pop(request_id, None)) is not None:
             resuming.cancel()
         self._runner.abort(request_id)
@@ -275,15 +269,20 @@ class ReplicaAgent:
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
         try:
-            result = await self._delivery.deliver(event)
+            # for what the coder and the result store write
+            with bound(**fields_of(request)):
+                result = await self._delivery.deliver(event)
         except RequestFailed as error:
             self._fail(lease, error)
             return
+        self._log.finished(request, result.timing)
         self._finish(lease, Finished(request.request_id, lease.fence, result))
 
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
         request_id = lease.request.request_id
-        self._finish(lease, Failed(request_id, lease.fence, failure_of(request_id, error)))
+        failure = failure_of(request_id, error)
+        self._log.failed(lease.request, failure)
+        self._finish(lease, Failed(request_id, lease.fence, failure))
 
     def _on_heard(self, request_id: str) -> None:
         # it may have been leased to this replica again meanwhile

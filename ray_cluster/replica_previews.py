@@ -10,6 +10,7 @@ from ray_cluster.delivery import Delivery
 from ray_cluster.engine.events import Previewed
 from ray_cluster.errors import DispatcherUnavailable, RequestFailed
 from ray_cluster.leases import DispatcherLink, Lease, Preview, Shown
+from ray_cluster.logs import bound, fields_of, without_prompts
 from ray_cluster.policies.previews import preview_steps
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Previews:
                 shown = Shown(request.request_id, lease.fence, preview)
                 await self._link.show(self._replica_id, shown)
         except (RequestFailed, DispatcherUnavailable) as error:
-            logger.warning("no preview of request %s: %s", request.request_id, error)
+            with bound(**fields_of(request)):
+                logger.warning("no preview: %s", without_prompts(str(error), request))
 
     async def stop(self) -> None:
         """Drop what is not sent yet."""

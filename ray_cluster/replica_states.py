@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from ray_cluster.engine.state import RequestState
+from ray_cluster.logs import bound, fields_of, without_prompts
 from ray_cluster.requests import ImageRequest, state_name
 from ray_cluster.state_writer import STORE_ERRORS, Blobs, StateWriter
 
@@ -53,24 +54,25 @@ class ReplicaStates:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._max_load_s):
-                return await loop.run_in_executor(self._threads, self._read, request, device)
+                state = await loop.run_in_executor(self._threads, self._read, request, device)
         except TimeoutError:
-            message = f"no answer from the state store within {self._max_load_s} s"
+            why = f"no answer from the state store within {self._max_load_s} s"
         except STORE_ERRORS as error:
-            message = str(error)
-        logger.warning("request %s starts over: %s", request.request_id, message)
+            why = without_prompts(str(error), request)
+        else:
+            return state
+        with bound(**fields_of(request)):
+            logger.warning("the image starts over: %s", why)
         return None
 
     def _read(self, request: ImageRequest, device: torch.device) -> RequestState | None:
         data = self._store.get(state_name(request.request_id))
         if data is None:
-            logger.info("request %s starts over: it left no state", request.request_id)
             return None
         # its instants become those of the submission
         state = RequestState.from_bytes(data, device=device, arrival_s=0.0, deadline_s=0.0)
         if state.request != request:
-            raise ValueError(f"the state is of {state.request}")
-        logger.info("request %s goes on from step %d", request.request_id, state.step_index)
+            raise ValueError(f"the state is of another request, {state.request.request_id}")
         return state
 
     async def keep_all(self, states: Sequence[RequestState]) -> dict[str, int]:

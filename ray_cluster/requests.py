@@ -6,7 +6,7 @@ offered to the dispatcher together.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
 from ray_cluster.errors import Stage
@@ -51,6 +51,8 @@ class ImageRequest:
         seed: seeds the request's own noise generator, in [0, 2**63).
         priority: higher is served first.
         slo_s: seconds from arrival to the deadline; None takes the service's default.
+        call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
+        job_id: the durable job that it belongs to; empty for an attached one.
     """
 
     request_id: str
@@ -66,6 +68,8 @@ class ImageRequest:
     priority: int = 0
     slo_s: float | None = None
     output: OutputSpec = OutputSpec()
+    call_id: str = field(default="", compare=False)
+    job_id: str = field(default="", compare=False)
 
     @property
     def uses_guidance(self) -> bool:

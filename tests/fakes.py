@@ -199,7 +199,9 @@ class FakeDispatcherClient:
         self.num_waits = 0
         self._accepted: dict[str, ImageRequest] = {}
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+    ) -> Submission:
         self._check()
         self.offered.append(tuple(requests))
         offer = self.offers.pop(0) if len(self.offers) > 1 else self.offers[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,7 +22,7 @@ from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.job_routes import add_jobs
 from ray_cluster.api.job_stream import StreamLimits
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
-from ray_cluster.api.metrics import GatewayMetricsEndpoint, MetricsMiddleware
+from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
@@ -34,6 +34,7 @@ from ray_cluster.api.schema import (
 )
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
+from ray_cluster.metrics.roles import GatewayMetrics
 
 DESCRIPTION = """\
 Makes images from text on diffusion models, through the OpenAI Images API with extensions.
@@ -64,6 +65,8 @@ def create_app(
     clock: Callable[[], float] = time.time,
     results: BlobStore,
     request_id_writer: HeaderWriter = "app",
+    own_metrics: GatewayMetrics | None = None,
+    warnings: Callable[[], Sequence[str]] = tuple,
 ) -> FastAPI:
     """Return the ASGI application of one gateway.
 
@@ -71,8 +74,11 @@ def create_app(
         results: where the images are that replies link to.
         clock: Unix time in seconds.
         request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
+        own_metrics: where this gateway's calls are counted, for whoever else wants to read it.
+        warnings: returns what /readyz should tell an operator now.
     """
     catalog = Catalog(client, config, clock)
+    health = HealthEndpoint(catalog, warnings)
     # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
     app = FastAPI(
         title="ray-cluster",
@@ -81,11 +87,11 @@ def create_app(
         redirect_slashes=False,
         redoc_url=None,
     )
-    metrics = GatewayMetricsEndpoint(client)
-    app.add_middleware(MetricsMiddleware, endpoint=metrics)
+    metrics = GatewayMetricsEndpoint(client, own_metrics or GatewayMetrics())
+    app.add_middleware(CallMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)
-    app.include_router(_health_router(HealthEndpoint(catalog), metrics))
+    app.include_router(_health_router(health, metrics))
     keys = [key.get_secret_value() for key in config.http.api_keys]
     reader = CallReader(catalog, config.limits)
     creator = JobCreator(client, catalog, config.dispatch, clock)

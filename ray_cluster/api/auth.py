@@ -43,6 +43,12 @@ def client_of(request: Request) -> str:
     return str(getattr(request.state, "client", ""))
 
 
+def caller_of(request: Request) -> str:
+    """Return whose images in flight are counted together: the client's, else the address's."""
+    address = request.client.host if request.client is not None else ""
+    return client_of(request) or f"address {address}"
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 
 from ray_cluster.api.body import read_object
 from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.request_id import request_id_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.validate import describe, validate
@@ -69,6 +70,8 @@ class CallReader:
         defaults = self._catalog.defaults(profile.model)
         is_stored = is_job or key is not None or fields.response_format == "url"
         requests = resolve(fields, profile, defaults, self._limits, is_stored=is_stored)
+        call_id = request_id_of(request)
+        requests = tuple(replace(one, call_id=call_id) for one in requests)
         return Call(fields, requests, _digest(body), key)
 
 

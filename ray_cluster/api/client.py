@@ -18,10 +18,15 @@ class DispatcherClient(Protocol):
     the dispatcher is starting, dead or unreachable: the caller gets 503 and may try again.
     """
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+    ) -> Submission:
         """Ask for admission of the whole group, and wait for its first outcomes if accepted.
 
         Accepted means that all of the group is queued. Not accepted is answered at once.
+
+        Args:
+            client: whose it is; how many images one may have in flight is bounded.
         """
         ...
 

@@ -158,6 +158,17 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
             retry_after_s=DEFAULT_RETRY_AFTER_S,
             retry="asked",
         )
+    if offer.reason == "client_limit":
+        wait_s = _whole_seconds(offer.retry_after_s)
+        return ApiError(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"This call asks for {len(requests)} images on top of those that you have in flight; "
+            f"together, this service makes at most {offer.limit} for one client "
+            "(limits.max_attached_images_per_client). Some of yours should be done in "
+            f"{wait_s} s. Try again then, or make jobs of them (POST /v1/jobs).",
+            code="too_many_images_in_flight",
+            retry_after_s=wait_s,
+        )
     if offer.reason == "never_fits":
         return ApiError(
             HTTPStatus.BAD_REQUEST,

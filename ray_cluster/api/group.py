@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ray_cluster.api.client import DispatcherClient
-from ray_cluster.api.errors import ApiError, from_failure, from_refusal
+from ray_cluster.api.errors import from_failure, from_refusal
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.leases import Completed, Outcome, Preview, Sight
 from ray_cluster.requests import Failure, ImageRequest
@@ -38,11 +38,14 @@ class GroupRunner:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def run(
-        self, requests: Sequence[ImageRequest], known_models: Sequence[str]
+        self, requests: Sequence[ImageRequest], known_models: Sequence[str], client: str
     ) -> list[Completed]:
         """Return the finished images in the order of their requests.
 
         However it ends, nothing of the group is left with the dispatcher.
+
+        Args:
+            client: whose call it is.
 
         Raises:
             ApiError: not admitted, or an image failed; the others are aborted then.
@@ -50,7 +53,8 @@ class GroupRunner:
         pending = {request.request_id: None for request in requests}
         completed: dict[str, Completed] = {}
         try:
-            reply = await self._client.submit(requests, min(self._poll_s, _FIRST_WAIT_S))
+            wait_s = min(self._poll_s, _FIRST_WAIT_S)
+            reply = await self._client.submit(requests, wait_s, client)
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 pending.clear()
@@ -71,7 +75,7 @@ class GroupRunner:
         return [completed[request.request_id] for request in requests]
 
     async def watch(
-        self, request: ImageRequest, known_models: Sequence[str]
+        self, request: ImageRequest, known_models: Sequence[str], client: str
     ) -> AsyncGenerator[Preview | Completed | None]:
         """Have one image made, and tell what there is to see of it.
 
@@ -83,7 +87,7 @@ class GroupRunner:
         """
         is_open, seen = True, -1
         try:
-            reply = await self._client.submit([request], 0.0)
+            reply = await self._client.submit([request], 0.0, client)
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 is_open = False
                 raise from_refusal(reply.offer, [request], known_models)
@@ -120,7 +124,9 @@ class GroupRunner:
             await self._client.abort(request_ids)
         except DispatcherUnavailable:
             # it gives them up by itself, as nobody waits for them any more
-            logger.warning("could not abort %s: the dispatcher does not answer", request_ids)
+            logger.warning(
+                "could not abort %s: the dispatcher does not answer", ", ".join(request_ids)
+            )
 
 
 def _sort(
@@ -136,10 +142,8 @@ def _sort(
         else:
             failure = failure or outcome
     if failure is not None:
-        error: ApiError = from_failure(failure)
-        if error.status >= 500:
-            logger.error("image %s failed (%s): %s", failure.request_id, failure.kind, error)
-        raise error
+        # the dispatcher's log tells of it
+        raise from_failure(failure)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -56,8 +56,8 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return from_invalid(error).response()
 
 
-async def _unavailable(request: Request, error: Exception) -> Response:
-    logger.warning("request %s: dispatcher unavailable: %s", request_id_of(request), error)
+async def _unavailable(_: Request, error: Exception) -> Response:
+    logger.warning("the dispatcher does not answer: %s", error)
     return dispatcher_unavailable().response()
 
 

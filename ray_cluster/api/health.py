@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from ray_cluster.api.catalog import Catalog
@@ -14,10 +15,15 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 class HealthEndpoint:
-    """Answers probes; needs no API key."""
+    """Answers probes; needs no API key.
 
-    def __init__(self, catalog: Catalog) -> None:
+    Args:
+        warnings: returns what is wrong though calls are served.
+    """
+
+    def __init__(self, catalog: Catalog, warnings: Callable[[], Sequence[str]]) -> None:
         self._catalog = catalog
+        self._warnings = warnings
 
     async def live(self) -> dict[str, str]:
         """Tell that this process answers."""
@@ -29,21 +35,20 @@ class HealthEndpoint:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 profiles = await self._catalog.refresh()
         except TimeoutError:
-            raise _not_ready(
+            raise self._not_ready(
                 f"the dispatcher has not answered within {ANSWER_TIMEOUT_S:g} s"
             ) from None
         except DispatcherUnavailable:
-            raise _not_ready("the dispatcher does not answer") from None
+            raise self._not_ready("the dispatcher does not answer") from None
         missing = [name for name in self._catalog.configured if name not in profiles]
         if missing:
-            raise _not_ready(f"no replica of {', '.join(missing)} has registered yet")
-        return {"status": "ready", "models": list(profiles)}
+            raise self._not_ready(f"no replica of {', '.join(missing)} has registered yet")
+        return {"status": "ready", "models": list(profiles), "warnings": list(self._warnings())}
 
-
-def _not_ready(reason: str) -> ApiError:
-    return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        f"Not ready: {reason}.",
-        code="not_ready",
-        retry_after_s=DEFAULT_RETRY_AFTER_S,
-    )
+    def _not_ready(self, reason: str) -> ApiError:
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            " ".join([f"Not ready: {reason}.", *(f"Also: {one}." for one in self._warnings())]),
+            code="not_ready",
+            retry_after_s=DEFAULT_RETRY_AFTER_S,
+        )

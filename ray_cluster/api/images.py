@@ -10,7 +10,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.auth import client_of
+from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.client import DispatcherClient
@@ -65,34 +65,36 @@ class ImagesEndpoint:
         """
         call = await self._reader.read(request)
         if call.fields.stream:
-            return await self._stream(call, client_of(request))
+            return await self._stream(call, request)
         if call.idempotency_key is None:
-            made = await while_connected(request, self._attached(call.requests))
+            work = self._attached(call.requests, caller_of(request))
+            made = await while_connected(request, work)
         else:
-            made = await while_connected(request, self._durable(call, client_of(request)))
+            made = await while_connected(request, self._durable(call, request))
         url_of = url_maker(request) if call.fields.response_format == "url" else None
         if url_of is None:
             made = [await self._with_data(image) for image in made]
         content = await write_reply(made, int(self._clock()), url_of)
         return Response(content, media_type="application/json")
 
-    async def _stream(self, call: Call, client: str) -> Response:
+    async def _stream(self, call: Call, request: Request) -> Response:
         [wanted] = call.requests
         if call.idempotency_key is None:
-            sights = self._attached_sights(wanted)
+            sights = self._attached_sights(wanted, caller_of(request))
         else:
-            sights = self._durable_sights(call, client)
+            sights = self._durable_sights(call, request)
         # until it is admitted, errors are replies of their own
         await anext(sights)
         return ImageStream(wanted, sights, self._clock)
 
-    async def _attached_sights(self, wanted: ImageRequest) -> Sights:
-        async with aclosing(self._runner.watch(wanted, self._catalog.known)) as sights:
+    async def _attached_sights(self, wanted: ImageRequest, client: str) -> Sights:
+        async with aclosing(self._runner.watch(wanted, self._catalog.known, client)) as sights:
             async for sight in sights:
                 yield MadeImage.of(wanted, sight) if isinstance(sight, Completed) else sight
 
-    async def _durable_sights(self, call: Call, client: str) -> Sights:
-        view, _ = await self._creator.create(call, client)
+    async def _durable_sights(self, call: Call, request: Request) -> Sights:
+        client = client_of(request)
+        view, _ = await self._creator.create(call, request)
         yield None
         seen = -1
         while not view.job.is_final:
@@ -118,14 +120,15 @@ class ImagesEndpoint:
             return None
         return replace(preview, data=data)
 
-    async def _attached(self, requests: Sequence[ImageRequest]) -> list[MadeImage]:
-        completed = await self._runner.run(requests, self._catalog.known)
+    async def _attached(self, requests: Sequence[ImageRequest], client: str) -> list[MadeImage]:
+        completed = await self._runner.run(requests, self._catalog.known, client)
         return [
             MadeImage.of(request, item) for request, item in zip(requests, completed, strict=True)
         ]
 
-    async def _durable(self, call: Call, client: str) -> list[MadeImage]:
-        view, _ = await self._creator.create(call, client)
+    async def _durable(self, call: Call, request: Request) -> list[MadeImage]:
+        client = client_of(request)
+        view, _ = await self._creator.create(call, request)
         while not view.job.is_final:
             later = await self._client.job(client, view.job.job_id, self._poll_s)
             if later is None:

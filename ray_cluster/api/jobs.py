@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated
 
@@ -41,18 +42,19 @@ class JobCreator:
         self._default_slo_s = config.default_slo_s
         self._clock = clock
 
-    async def create(self, call: Call, client: str) -> tuple[JobView, bool]:
+    async def create(self, call: Call, request: Request) -> tuple[JobView, bool]:
         """Return the job of a call and whether it is new: the same key names the same job.
 
         Raises:
             ApiError: refused, or its key names a job with another body.
         """
         slo_s = call.fields.slo_s
+        job_id = f"job-{secrets.token_hex(16)}"
         creation = await self._client.create_job(
             Job(
-                job_id=f"job-{secrets.token_hex(16)}",
-                client=client,
-                requests=call.requests,
+                job_id=job_id,
+                client=client_of(request),
+                requests=tuple(replace(one, job_id=job_id) for one in call.requests),
                 slo_s=self._default_slo_s if slo_s is None else slo_s,
                 created_s=self._clock(),
                 body_digest=call.body_digest,
@@ -62,6 +64,8 @@ class JobCreator:
         )
         if creation.view is None:
             raise from_refusal(creation.offer, call.requests, self._catalog.known)
+        # for the log
+        request.state.job_id = creation.view.job.job_id
         if not creation.is_new and creation.view.job.body_digest != call.body_digest:
             raise ApiError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -97,7 +101,7 @@ class JobsEndpoint:
         same call sent again answers with the same job (status 200 instead of 202).
         """
         call = await self._reader.read(request, is_job=True)
-        view, is_new = await self._creator.create(call, client_of(request))
+        view, is_new = await self._creator.create(call, request)
         response.status_code = HTTPStatus.ACCEPTED if is_new else HTTPStatus.OK
         response.headers["Location"] = f"/v1/jobs/{view.job.job_id}"
         return self._reply(view, request)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from contextvars import Context
+from typing import Unpack
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ray_cluster.api.client import DispatcherClient
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.logs import LogFields, log_event
 from ray_cluster.metrics.roles import GatewayMetrics
 from ray_cluster.metrics.snapshot import render
 
@@ -24,15 +26,17 @@ logger = logging.getLogger(__name__)
 _PUSH_AFTER_S = 0.05
 # a gateway without calls says now and then that it lives
 _PUSH_EVERY_S = 5.0
+# of an id in a path, which may be anything
+_MAX_ID_CHARS = 100
 
 
 class GatewayMetricsEndpoint:
     """Counts this gateway's calls, tells the dispatcher, and hands out the sums of all."""
 
-    def __init__(self, client: DispatcherClient) -> None:
+    def __init__(self, client: DispatcherClient, metrics: GatewayMetrics) -> None:
         self._client = client
         self._process_id = f"gateway-{secrets.token_hex(8)}"
-        self._metrics = GatewayMetrics()
+        self._metrics = metrics
         self._has_news = asyncio.Event()
         self._pushing: asyncio.Task[None] | None = None
 
@@ -62,8 +66,8 @@ class GatewayMetricsEndpoint:
                 logger.debug("metrics are told later: %s", error)
 
 
-class MetricsMiddleware:
-    """Counts every HTTP call, by the route's pattern, so that ids make no series."""
+class CallMiddleware:
+    """Counts every HTTP call, by the route's pattern, so that ids make no series; and logs it."""
 
     def __init__(self, app: ASGIApp, endpoint: GatewayMetricsEndpoint) -> None:
         self._app = app
@@ -74,6 +78,7 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # until an answer begins: the client has left
         started_s, status = time.perf_counter(), 499
 
         async def watched_send(message: Message) -> None:
@@ -84,11 +89,24 @@ class MetricsMiddleware:
 
         try:
             await self._app(scope, receive, watched_send)
+        except Exception:
+            # answered outside of all middleware
+            status = 500
+            raise
         finally:
-            route = scope.get("route")
-            self._endpoint.answered(
-                route=getattr(route, "path", "other"),
-                method=scope["method"] if route is not None else "other",
-                status=status,
-                seconds=time.perf_counter() - started_s,
-            )
+            route = getattr(scope.get("route"), "path", "other")
+            method = "other" if route == "other" else scope["method"]
+            seconds = time.perf_counter() - started_s
+            self._endpoint.answered(route=route, method=method, status=status, seconds=seconds)
+            _log(scope, route=route, method=method, status=status, elapsed_s=seconds)
+
+
+def _log(scope: Scope, **fields: Unpack[LogFields]) -> None:
+    state, parameters = scope.get("state", {}), scope.get("path_params", {})
+    job_id = state.get("job_id") or parameters.get("job_id", "")
+    if job_id:
+        fields["job_id"] = job_id[:_MAX_ID_CHARS]
+    is_api = fields["route"].startswith("/v1/")
+    level = logging.WARNING if fields["status"] >= 500 else logging.INFO
+    # probes, scrapes and pictures come all the time
+    log_event(logger, "call_answered", level=level if is_api else logging.DEBUG, **fields)

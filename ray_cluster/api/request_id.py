@@ -10,6 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ray_cluster.logs import bound
+
 HEADER = "X-Request-ID"
 # whether the reply's header is written here or by a proxy in front (Ray Serve's writes it on
 # every reply, with the id that it passes on: a second one would read as "id, id")
@@ -39,7 +41,8 @@ class RequestIdMiddleware:
                 MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        with bound(request_id=request_id):
+            await self._app(scope, receive, send_with_id)
 
 
 def request_id_of(request: Request) -> str:

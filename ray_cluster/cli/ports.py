@@ -23,14 +23,19 @@ class Listener:
     Attributes:
         purpose: what it is for.
         key: where the configuration sets the port.
-        option: the option of ``serve`` that sets it.
+        option: the option of ``serve`` that sets it, if there is one.
     """
 
     purpose: str
     host: str
     port: int
     key: str
-    option: str
+    option: str | None = None
+
+    @property
+    def change(self) -> str:
+        """What to change for another port."""
+        return f"{self.option} or {self.key}" if self.option else self.key
 
 
 def wanted_listeners(config: ClusterConfig) -> Iterator[Listener]:
@@ -47,6 +52,9 @@ def wanted_listeners(config: ClusterConfig) -> Iterator[Listener]:
             "ray.dashboard_port",
             "--dashboard-port",
         )
+    if ray.metrics_port is not None:
+        # Ray binds it on every address of the machine
+        yield Listener("Ray's metrics", "0.0.0.0", ray.metrics_port, "ray.metrics_port")
 
 
 def check_ports(config: ClusterConfig) -> None:
@@ -56,7 +64,7 @@ def check_ports(config: ClusterConfig) -> None:
         if listener.port in seen:
             raise ConfigError(
                 f"{listener.purpose} and {seen[listener.port]} cannot both have port "
-                f"{listener.port}; choose another with {listener.option} or {listener.key}"
+                f"{listener.port}; choose another with {listener.change}"
             )
         seen[listener.port] = listener.purpose
         problem = port_problem(listener)
@@ -67,7 +75,7 @@ def check_ports(config: ClusterConfig) -> None:
 def port_problem(listener: Listener) -> str | None:
     """Return why nothing can listen there, with what to change; None if it can."""
     where = f"{listener.host}:{listener.port}"
-    change = f"{listener.option} or {listener.key}"
+    change = listener.change
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             listener.host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -11,6 +11,7 @@ _ANSWER_S = 3.0
 # as the API's own description and Ray's page name themselves
 _API_TITLE = "ray-cluster"
 _DASHBOARD_TITLE = "<title>Ray Dashboard</title>"
+_RAY_METRIC = "\nray_"
 
 
 def running_ports(config: ClusterConfig) -> set[int]:
@@ -23,6 +24,11 @@ def running_ports(config: ClusterConfig) -> set[int]:
     page = _get(f"{url_of(config.ray.dashboard_host, config.ray.dashboard_port)}/")
     if page is not None and _DASHBOARD_TITLE in page.text:
         ports.add(config.ray.dashboard_port)
+    metrics_port = config.ray.metrics_port
+    if metrics_port is not None:
+        page = _get(f"{url_of('127.0.0.1', metrics_port)}/metrics")
+        if page is not None and _RAY_METRIC in page.text:
+            ports.add(metrics_port)
     return ports
 
 

@@ -7,7 +7,7 @@ dispatcher and the simulator run the same decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
@@ -17,7 +17,6 @@ from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
 from ray_cluster.leases import (
-    Fence,
     Outcome,
     Poll,
     PollReply,
@@ -26,7 +25,7 @@ from ray_cluster.leases import (
     ReplicaEvent,
     Shown,
 )
-from ray_cluster.policies.admission import QueueView, admit
+from ray_cluster.policies.admission import ClientView, QueueView, admit
 from ray_cluster.policies.routing import choose_leases
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest, ModelProfile
@@ -110,12 +109,12 @@ class DispatchCore:
         self._is_closing = True
 
     def offer(
-        self, requests: Sequence[ImageRequest], now_s: float, *, is_durable: bool = False
+        self, requests: Sequence[ImageRequest], now_s: float, *, client: str | None = ""
     ) -> Offer:
         """Decide over an API call's images, and queue all of them if accepted, else none.
 
         Args:
-            is_durable: whether they are made though nobody waits for them.
+            client: who waits for them; None if they are made though nobody does.
 
         Raises:
             ValueError: the requests name several models.
@@ -129,19 +128,20 @@ class DispatchCore:
             offer = Offer(accepted=False, reason="duplicate_id")
         else:
             views = [self._view(request, now_s) for request in requests]
-            offer = admit(views, self._queue_view())
+            offer = admit(views, self._queue_view(), self._client_view(client))
             if offer.accepted:
+                client_s = None if client is None else now_s
                 for request, view in zip(requests, views, strict=True):
-                    self._ledger.accept(request, view, client_s=None if is_durable else now_s)
-        self._ledger.totals["accepted" if offer.accepted else "refused"] += len(requests)
+                    self._ledger.accept(request, view, client_s=client_s, client=client or "")
+        if not offer.accepted:
+            self._ledger.refuse(requests, str(offer.reason))
         return offer
 
     def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
         arrival_s = now_s - age_s
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
-        self._ledger.accept(request, view, client_s=None, may_resume=True)
-        self._ledger.totals["restored"] += 1
+        self._ledger.restore(request, view)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""
@@ -151,21 +151,8 @@ class DispatchCore:
         self._fleet.hear(replica, poll, now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
-        adopted = self._adopt(replica, poll.steps_done_by_id, now_s)
+        adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         return replace(self.answer(poll.replica_id, now_s), adopted=adopted)
-
-    def _adopt(
-        self, replica: ReplicaRecord, steps_done_by_id: Mapping[str, int], now_s: float
-    ) -> dict[str, Fence]:
-        """Lease to a replica what it has and nobody else was given."""
-        adopted = {}
-        for request_id in replica.stale:
-            record = self._ledger.get(request_id)
-            waits = record is not None and record.holder is None
-            if record is not None and waits and record.view.model == replica.model:
-                adopted[request_id] = self._ledger.adopt(record, replica, now_s)
-                record.make_progress(steps_done_by_id[request_id])
-        return adopted
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""
@@ -276,6 +263,12 @@ class DispatchCore:
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s
         return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
+
+    def _client_view(self, client: str | None) -> ClientView | None:
+        if client is None:
+            return None
+        in_flight = [record.view for record in self._ledger.attached_of(client)]
+        return ClientView(in_flight, self._limits.max_attached_images_per_client)
 
     def _queue_view(self) -> QueueView:
         return QueueView(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
@@ -20,8 +21,11 @@ from ray_cluster.leases import (
     Returned,
     Shown,
 )
+from ray_cluster.logs import LogEvent, LogFields, durations_of, log_event
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
+
+logger = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -56,23 +60,42 @@ class Ledger:
         """Return the record of a request that has not ended."""
         return self._records.get(request_id)
 
+    def attached_of(self, client: str) -> list[RequestRecord]:
+        """Return the requests of a client that end with it and have not ended."""
+        return [
+            record
+            for record in self._records.values()
+            if record.client_s is not None and record.client == client
+        ]
+
     def accept(
-        self,
-        request: ImageRequest,
-        view: RequestView,
-        *,
-        client_s: float | None,
-        may_resume: bool = False,
+        self, request: ImageRequest, view: RequestView, *, client_s: float | None, client: str = ""
     ) -> None:
         """Open a record and queue the request."""
+        self._open(request, view, client_s, client)
+        self.totals["accepted"] += 1
+        self._tell("image_accepted", self._records[request.request_id])
+
+    def restore(self, request: ImageRequest, view: RequestView) -> None:
+        """Queue a durable request that an earlier dispatcher accepted."""
+        self._open(request, view, None, "")
+        self._records[request.request_id].may_resume = True
+        self.totals["restored"] += 1
+        self._tell("image_restored", self._records[request.request_id])
+
+    def refuse(self, requests: Sequence[ImageRequest], reason: str) -> None:
+        """Note that an API call's images were not let in."""
+        self.totals["refused"] += len(requests)
+        if requests:
+            first = requests[0]
+            log_event(logger, "images_refused", first, num_images=len(requests), reason=reason)
+
+    def _open(
+        self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
+    ) -> None:
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
         self._records[request.request_id] = RequestRecord(
-            request,
-            view,
-            slo_s,
-            client_s=client_s,
-            since_s=view.arrival_s,
-            may_resume=may_resume,
+            request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
         )
         self.queue.add(view)
 
@@ -82,6 +105,7 @@ class Ledger:
         may_resume = record.may_resume
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
+        self._tell("image_leased", record, queue_s=record.queued_s)
         return Lease(
             fence=fence,
             request=record.request,
@@ -97,7 +121,21 @@ class Ledger:
         replica.num_free += 1
         record.num_leases = max(1, record.num_leases)
         self.totals["adopted"] += 1
+        self._tell("image_adopted", record)
         return fence
+
+    def adopt_stale(
+        self, replica: ReplicaRecord, steps_done_by_id: Mapping[str, int], now_s: float
+    ) -> dict[str, Fence]:
+        """Lease to a replica what it has and nobody else was given."""
+        adopted = {}
+        for request_id in replica.stale:
+            record = self._records.get(request_id)
+            waits = record is not None and record.holder is None
+            if record is not None and waits and record.view.model == replica.model:
+                adopted[request_id] = self.adopt(record, replica, now_s)
+                record.make_progress(steps_done_by_id[request_id])
+        return adopted
 
     def _grant(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
         self.queue.remove(record.view.request_id)
@@ -123,7 +161,7 @@ class Ledger:
                 self._end(record, event.failure)
             case Returned():
                 record.kept_steps = max(record.kept_steps, event.steps_done)
-                self._requeue(record, now_s)
+                self._requeue(record, now_s, "returned")
         return True
 
     def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
@@ -145,7 +183,7 @@ class Ledger:
         """Take a lease from a replica that is gone: the request waits again, or ends as lost."""
         record.num_losses += 1
         if record.num_losses < self._max_attempts:
-            self._requeue(record, now_s)
+            self._requeue(record, now_s, "lost")
             return
         self.fail(record, "lost", f"{record.num_losses} replicas were lost while they worked on it")
 
@@ -174,10 +212,12 @@ class Ledger:
         self.totals["missed"] += not completed.deadline_met
         self._end(record, completed)
 
-    def _requeue(self, record: RequestRecord, now_s: float) -> None:
+    def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
+        steps_done = record.kept_steps
+        self._tell("image_requeued", record, reason=reason, steps_done=steps_done)
         self._release(record)
         record.since_s = now_s
-        record.make_progress(record.kept_steps)
+        record.make_progress(steps_done)
         self.queue.add(record.view)
         self.totals["requeued"] += 1
 
@@ -186,7 +226,41 @@ class Ledger:
             record.holder.drop(record)
         record.holder = record.fence = None
 
+    def _tell(
+        self,
+        event: LogEvent,
+        record: RequestRecord,
+        *,
+        level: int = logging.INFO,
+        **fields: Unpack[LogFields],
+    ) -> None:
+        """Write what happens to a request, with the replica that has it."""
+        if record.holder is not None:
+            fields["replica"] = record.holder.replica_id
+        fields["num_attempts"] = record.num_leases
+        log_event(logger, event, record.request, level=level, **fields)
+
+    def _tell_end(self, record: RequestRecord, outcome: Outcome) -> None:
+        if isinstance(outcome, Completed):
+            fields = durations_of(outcome.result.timing)
+            fields["elapsed_s"] = outcome.elapsed_s
+            fields["slo_s"] = outcome.slo_s
+            fields["deadline_met"] = outcome.deadline_met
+            self._tell("image_completed", record, **fields)
+            return
+        is_cancelled = outcome.kind == "aborted"
+        self._tell(
+            "image_cancelled" if is_cancelled else "image_failed",
+            record,
+            level=logging.INFO if is_cancelled else logging.WARNING,
+            kind=outcome.kind,
+            stage=outcome.stage,
+            error=outcome.message,
+            queue_s=record.queued_s,
+        )
+
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
+        self._tell_end(record, outcome)
         if record.holder is None:
             self.queue.remove(record.view.request_id)
         self._release(record)

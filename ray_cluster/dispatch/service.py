@@ -119,20 +119,26 @@ class DispatchService:
             self._wake_polls()
         return stale
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str = ""
+    ) -> Submission:
         """Offer a group and, if it is accepted, wait for its first outcomes in the same call."""
-        offer = await self.offer(requests)
+        offer = await self.offer(requests, client)
         if not offer.accepted:
             return Submission(offer)
         ids = [request.request_id for request in requests]
         return Submission(offer, await self.wait(ids, wait_s))
 
-    async def offer(self, requests: Sequence[ImageRequest]) -> Offer:
-        """Queue all of an API call's images or none; see :meth:`DispatchCore.offer`."""
+    async def offer(self, requests: Sequence[ImageRequest], client: str = "") -> Offer:
+        """Queue all of an API call's images or none; see :meth:`DispatchCore.offer`.
+
+        Args:
+            client: who waits for them: how many images one may have in flight is bounded.
+        """
         self.start()
         if any(request.request_id in self._clients for request in requests):
             return Offer(accepted=False, reason="duplicate_id")
-        offer = self._core.offer(requests, self._clock())
+        offer = self._core.offer(requests, self._clock(), client=client)
         if offer.accepted:
             self._wake_polls()
         return offer
@@ -140,7 +146,7 @@ class DispatchService:
     async def offer_durable(self, requests: Sequence[ImageRequest], keeper: Keeper) -> Offer:
         """Queue all of a job's images or none; they are made whether or not anybody waits."""
         self.start()
-        offer = self._core.offer(requests, self._clock(), is_durable=True)
+        offer = self._core.offer(requests, self._clock(), client=None)
         if offer.accepted:
             self._keepers.update(dict.fromkeys((one.request_id for one in requests), keeper))
             self._wake_polls()

@@ -17,6 +17,7 @@ class RequestRecord:
     Attributes:
         slo_s: seconds from arrival to the deadline.
         client_s: instant at which its client was last heard of; None if nobody need wait for it.
+        client: whose it is, if it is bounded how many of these there may be.
         since_s: instant at which it last entered the queue, or was last known to be held.
         queued_s: seconds spent in the queue before ``since_s``.
         num_leases: leases given so far.
@@ -31,6 +32,7 @@ class RequestRecord:
     slo_s: float
     client_s: float | None
     since_s: float
+    client: str = ""
     queued_s: float = 0.0
     num_leases: int = 0
     num_losses: int = 0

@@ -13,6 +13,7 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import MODEL_ERRORS
+from ray_cluster.logs import bound, fields_of, without_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,9 @@ class Checkpoints:
             copy = self._engine.copy_state(ticket.request.request_id)
         except MODEL_ERRORS as error:
             raise_if_broken(error)
-            logger.warning("request %s is not exported: %s", ticket.request.request_id, error)
+            with bound(**fields_of(ticket.request)):
+                text = without_prompts(str(error), ticket.request)
+                logger.warning("its state is not exported: %s", text)
             return None
         now_s = self._clock()
         copy.denoise_s += now_s - ticket.entered_s

@@ -13,6 +13,7 @@ from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.step_engine import PreviewLatents
 from ray_cluster.engine.tickets import LiveTickets, Ticket
+from ray_cluster.logs import bound, fields_of, without_prompts
 from ray_cluster.requests import Timing
 
 logger = logging.getLogger(__name__)
@@ -110,5 +111,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
     def _drop(self, item: _Latents, error: Exception) -> None:
         if item.steps_done is None:
             self._on_broken(item.ticket, error)
-        else:
-            logger.warning("no preview of request %s: %s", item.ticket.request.request_id, error)
+            return
+        request = item.ticket.request
+        with bound(**fields_of(request)):
+            logger.warning("no preview: %s", without_prompts(str(error), request))

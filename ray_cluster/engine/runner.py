@@ -6,7 +6,6 @@ replica knows.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,8 +24,6 @@ from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.requests import ImageRequest
-
-logger = logging.getLogger(__name__)
 
 _IDLE_WAKE_S = 0.5
 
@@ -211,7 +208,6 @@ class EngineRunner:
         if not isinstance(error, RequestFailed | InvalidRequest):
             error = RequestFailed(f"{type(error).__name__}: {error}", stage)
         if self._live.leave(ticket):
-            logger.warning("request %s failed: %s", ticket.request.request_id, error)
             self._on_event(Broken(ticket.request, error))
 
     def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:

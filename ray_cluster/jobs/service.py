@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from ray_cluster.blob_store import BlobStore, BlobStoreError
 from ray_cluster.config import StorageConfig
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.jobs.job_log import tell, tell_end
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.records import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.jobs.store import JobStore, JobStoreError
@@ -96,8 +97,8 @@ class JobService:
         for request in open_job.pending:
             keeper = partial(self._on_outcome, open_job)
             self._dispatch.restore(request, age_s=age_s, slo_s=job.slo_s, keeper=keeper)
+        tell("job_restored", job, num_images=len(open_job.pending))
         self._end_if_done(open_job)
-        logger.warning("job %s goes on: %d images left", job.job_id, len(open_job.pending))
 
     async def create(self, job: Job) -> Creation:
         """Accept a job, or find the one that its key named before, or refuse it.
@@ -118,6 +119,7 @@ class JobService:
 
     async def _create(self, job: Job) -> Creation:
         if self._num_open(job.client) >= self._max_open:
+            tell("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
         open_job = OpenJob(job, {})
         keeper = partial(self._on_outcome, open_job)
@@ -132,6 +134,7 @@ class JobService:
             del self._open[job.job_id]
             await self._dispatch.abort([request.request_id for request in job.requests])
             raise
+        tell("job_accepted", job, num_images=len(job.requests))
         return Creation(self._view(job), True, offer)
 
     async def get(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
@@ -235,6 +238,7 @@ class JobService:
                 failures += 1
         self._open.pop(ended.job_id, None)
         open_job.kept.set()
+        tell_end(ended)
 
     async def _sweep_forever(self) -> None:
         while True:

@@ -13,8 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
+from ray_cluster.leases import Outcome
+from ray_cluster.requests import ImageRequest
 from tests.api.conftest import shapes_profile
-from tests.fakes import registration
+from tests.fakes import FakeDispatcherClient, registration
 from tests.jobs.cell import Cell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -90,3 +92,15 @@ async def test_ids_and_unknown_paths_make_no_series(gateways: list[httpx.AsyncCl
         "method=GET,route=/v1/jobs/{job_id},status=404",
         "method=other,route=other,status=404",
     }
+
+
+async def test_an_unexpected_failure_is_counted_as_one(
+    fake: FakeDispatcherClient, http: httpx.AsyncClient
+) -> None:
+    def fail(_: ImageRequest) -> Outcome:
+        raise RuntimeError("a bug")
+
+    fake.outcome = fail
+    assert (await http.post("/v1/images/generations", json=BODY)).status_code == 500
+    route = "method=POST,route=/v1/images/generations,status=500"
+    assert (await scrape(http))["ray_cluster_http_requests_total", route] == 1

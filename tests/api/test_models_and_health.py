@@ -55,7 +55,7 @@ async def test_ready_means_that_every_configured_model_is_registered(
     fake.profiles["late"] = replace(shapes_profile(), model="late")
     response = await http.get("/readyz")
     assert response.status_code == 200
-    assert response.json() == {"status": "ready", "models": ["shapes", "late"]}
+    assert response.json() == {"status": "ready", "models": ["shapes", "late"], "warnings": []}
     fake.down = True
     response = await http.get("/readyz")
     assert response.status_code == 503

@@ -213,3 +213,18 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
     assert leased is not None
     assert (leased.position, leased.attempts) == (None, 1)
     assert core.progress("nobody") is None
+
+
+def test_places_of_a_client_whose_gateway_died_are_freed_by_silence() -> None:
+    limits = LimitsConfig(max_attached_images_per_client=10)
+    core = DispatchCore(config=CONFIG, limits=limits, epoch=1)
+    core.register(registration(max_in_flight=20), 0.0)
+    ten = [image_request(f"a{index}") for index in range(10)]
+    assert core.offer(ten, 0.0, client="alice").accepted
+    refused = core.offer([image_request("b")], 0.0, client="alice")
+    assert (refused.reason, refused.limit) == ("client_limit", 10)
+    assert refused.retry_after_s > 0
+    assert core.offer([image_request("c")], 0.0, client="bob").accepted
+    # whoever carried the calls is never heard of again
+    core.expire(CONFIG.attached_timeout_s)
+    assert core.offer([image_request("b")], CONFIG.attached_timeout_s, client="alice").accepted

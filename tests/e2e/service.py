@@ -61,7 +61,8 @@ class Service:
     """
 
     def __init__(self, folder: Path, **overrides: Any) -> None:
-        http_port, dashboard_port = free_ports(2)
+        http_port, dashboard_port, metrics_port = free_ports(3)
+        self.ray_metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self.url = f"http://127.0.0.1:{http_port}"
         # the path of Ray's sockets must stay short
         self._ray_folder = tempfile.mkdtemp(prefix="rc-", dir="/tmp")
@@ -69,20 +70,26 @@ class Service:
         self._config = folder / "service.yaml"
         self.log = folder / "service.log"
         self._config.write_text(
-            yaml.safe_dump(self._settings(http_port, dashboard_port, folder) | overrides)
+            yaml.safe_dump(
+                self._settings(http_port, dashboard_port, metrics_port, folder) | overrides
+            )
         )
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _settings(self, http_port: int, dashboard_port: int, folder: Path) -> dict[str, Any]:
+    def _settings(
+        self, http_port: int, dashboard_port: int, metrics_port: int, folder: Path
+    ) -> dict[str, Any]:
         return {
             "http": {"port": http_port, "num_gateways": 2, "api_keys": [API_KEY]},
             "ray": {
                 "dashboard_port": dashboard_port,
+                "metrics_port": metrics_port,
                 "num_cpus": 2,
                 "temp_dir": self._ray_folder,
                 "object_store_mib": 100,
             },
             "limits": {"max_queued_images": 16},
+            "logs": {"format": "json"},
             "storage": {
                 "jobs": f"sqlite:///{folder}/store/jobs.db",
                 "results": str(folder / "store" / "results"),
@@ -121,6 +128,11 @@ class Service:
             assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
             time.sleep(0.5)
+
+    def serve_logs(self) -> dict[str, list[str]]:
+        """Return the lines of every log file that Ray Serve keeps, by file name."""
+        folder = Path(self._ray_folder) / "session_latest" / "logs" / "serve"
+        return {path.name: path.read_text().splitlines() for path in folder.glob("*.log")}
 
     def is_ready(self) -> bool:
         """Whether it says that it can serve."""

@@ -72,8 +72,9 @@ class Cell:
         retention_s: float = 1e6,
         max_queued: int = 64,
         max_open: int = 100,
+        limits: LimitsConfig | None = None,
     ) -> None:
-        limits = LimitsConfig(max_queued_images=max_queued)
+        limits = limits or LimitsConfig(max_queued_images=max_queued)
         self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
         self.dispatch = DispatchService(self.core, config=DISPATCH, clock=time.monotonic)
         self.results = BlobStore(str(folder / "results"))
@@ -98,8 +99,10 @@ class Cell:
 
     # what a gateway asks
 
-    async def submit(self, requests: Sequence[ImageRequest], wait_s: float) -> Submission:
-        return await self.dispatch.submit(requests, wait_s)
+    async def submit(
+        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+    ) -> Submission:
+        return await self.dispatch.submit(requests, wait_s, client)
 
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         return await self.dispatch.wait(request_ids, timeout_s)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.admission import QueueView, admit, drain_s, pooled_cost, predict_s
+from ray_cluster.policies.admission import (
+    ClientView,
+    QueueView,
+    admit,
+    drain_s,
+    pooled_cost,
+    predict_s,
+)
 from ray_cluster.policies.cost_model import alone_s, batch_s, share_s, step_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
@@ -204,3 +211,16 @@ def replay(requests: list[RequestView], num_replicas: int, max_batch: int) -> fl
             for row in batch:
                 row[1] = int(row[1]) - 1
             heapq.heappush(boundaries, (now_s + step_s(STEP_COST, len(batch)), index))
+
+
+def test_a_client_waits_until_enough_of_its_own_have_ended() -> None:
+    queue = queue_of(num_waiting=2, num_in_progress=2)
+    in_flight = [*queue.in_progress, *queue.waiting]
+    client = ClientView(in_flight, max_in_flight=4)
+    one, two = (admit(group_of(num), queue, client) for num in (1, 2))
+    assert {one.reason, two.reason} == {"client_limit"}
+    assert one.limit == 4
+    # what is in progress ends before what waits
+    assert 0 < one.retry_after_s <= two.retry_after_s < predict_s(group_of(1), queue)
+    assert admit(group_of(1), queue, ClientView(in_flight, max_in_flight=5)).accepted
+    assert admit(group_of(1), queue, ClientView([], max_in_flight=1)).accepted

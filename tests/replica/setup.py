@@ -127,6 +127,7 @@ def new_agent(
     replica_id: str = "one",
     max_in_flight: int = 6,
     *,
+    results: Any = None,
     blobs: Any = None,
     every: int | None = None,
 ) -> ReplicaAgent:
@@ -143,7 +144,7 @@ def new_agent(
             sink=states.writer,
             interval=lambda _row_step_s, _export_s: every,
         ),
-        delivery=Delivery(coder),
+        delivery=Delivery(coder, results),
         states=states,
         link=link,
         clock=time.monotonic,

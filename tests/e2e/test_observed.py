@@ -1,0 +1,121 @@
+"""What the running service tells of itself: its log files, and its metrics as Ray has them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.service import HEADERS, Service, image_request
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+
+def generate(service: Service, request_id: str) -> None:
+    reply = httpx.post(
+        f"{service.url}/v1/images/generations",
+        json=image_request(num_inference_steps=4),
+        headers=HEADERS | {"X-Request-ID": request_id},
+        timeout=120,
+    )
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-request-id"] == request_id
+
+
+def test_a_call_is_followed_through_the_log_files_of_three_processes(service: Service) -> None:
+    generate(service, "call-of-the-log-test")
+    files = service.serve_logs()
+    # each line of each file, Serve's own proxies and controller included
+    lines = {name: [json.loads(line) for line in found] for name, found in files.items()}
+    told = {
+        (line["deployment"], line["event"])
+        for found in lines.values()
+        for line in found
+        if line.get("request_id") == "call-of-the-log-test" and "event" in line
+    }
+    assert told == {
+        ("Gateway", "call_answered"),
+        ("Dispatcher", "image_accepted"),
+        ("Dispatcher", "image_leased"),
+        ("Dispatcher", "image_completed"),
+        ("BaseModel", "work_started"),
+        ("BaseModel", "work_finished"),
+    }
+    assert not any("red circle" in line for found in files.values() for line in found)
+    # the terminal hears nothing of it
+    assert "image_" not in service.log.read_text()
+
+
+def test_ray_has_each_number_of_ours_exactly_once(service: Service) -> None:
+    for index in range(3):
+        generate(service, f"call-{index}-of-the-metrics-test")
+    missing = httpx.post(f"{service.url}/v1/images/generations", json={}, headers=HEADERS)
+    assert missing.status_code == 400
+    deadline_s = time.monotonic() + 90
+    while True:
+        # ours first: what comes after it is Ray's lead, and only health checks come
+        ours, rays = scrape(f"{service.url}/metrics"), scrape(service.ray_metrics_url)
+        counts = {
+            key: value
+            for key, value in ours.items()
+            if key[0].endswith(("_total", "_count", "_bucket", "_sum"))
+            and value > 0
+            # looking at it changes it
+            and ("route", "/metrics") not in key[1]
+        }
+        different = {
+            key: (value, rays.get(in_ray(key)))
+            for key, value in counts.items()
+            if rays.get(in_ray(key)) != pytest.approx(value)
+        }
+        if not different:
+            break
+        assert time.monotonic() < deadline_s, different
+        time.sleep(2)
+    images = ("ray_cluster_images_total", frozenset({("event", "completed")}))
+    assert counts[images] >= 3
+    assert {name for name, _ in counts} >= {
+        "ray_cluster_http_requests_total",
+        "ray_cluster_http_request_seconds_bucket",
+        "ray_cluster_step_seconds_sum",
+        "ray_cluster_step_batch_images_count",
+    }
+    for name in ("ray_cluster_leased_images", "ray_cluster_free_places"):
+        gauges = {key: value for key, value in ours.items() if key[0] == name}
+        assert len(gauges) == 2
+        assert {key: rays.get(key) for key in gauges} == gauges
+    assert not any(name.startswith("ray_ray_") for name, _ in rays)
+    # the other way round: nothing of ours in Ray but what we say
+    known = {in_ray(key) for key in ours}
+    names = {name for name, _ in known}
+    assert {key for key in rays if key[0] in names and key not in known} == set()
+
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def in_ray(key: Sample) -> Sample:
+    """What Ray calls one of our samples: each that grows is a counter there."""
+    name, labels = key
+    return (f"{name}_total" if name.endswith(("_count", "_bucket", "_sum")) else name), labels
+
+
+def scrape(url: str) -> dict[Sample, float]:
+    """The samples of an endpoint, added up over what Ray says of the process."""
+    found: dict[Sample, float] = {}
+    reply = httpx.get(url, timeout=30)
+    assert reply.status_code == 200
+    for family in text_string_to_metric_families(reply.text):
+        for sample in family.samples:
+            # Ray's own labels begin with a capital letter or with the name of their library
+            ours = {
+                key: value
+                for key, value in sample.labels.items()
+                if key.islower() and not key.startswith("otel_")
+            }
+            labels = frozenset(ours.items())
+            found[sample.name, labels] = found.get((sample.name, labels), 0.0) + sample.value
+    return found
