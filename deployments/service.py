@@ -69,7 +69,11 @@ def deploy(config: ClusterConfig) -> None:
     """Start Serve's proxy and deploy every application without waiting for them."""
     serve.start(
         proxy_location=ProxyLocation.EveryNode,
-        http_options=HTTPOptions(host=config.http.host, port=config.http.port),
+        http_options=HTTPOptions(
+            host=config.http.host,
+            port=config.http.port,
+            keep_alive_timeout_s=config.http.keep_alive_s,
+        ),
         logging_config=serve_logging(config.logs.model_copy(update={"level": "warning"})),
     )
     targets = [

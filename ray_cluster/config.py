@@ -31,6 +31,7 @@ class HttpConfig(_Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=1, le=65535)
     num_gateways: int = Field(1, ge=1, le=64)
+    keep_alive_s: int = Field(90, ge=1, description="age at which an idle connection is closed")
     api_keys: tuple[SecretStr, ...] = ()
 
     @property
@@ -68,7 +69,12 @@ class LimitsConfig(_Section):
 
     max_queued_images: int = Field(64, ge=1)
     max_images_per_request: int = Field(10, ge=1)
+    max_header_bytes: int = Field(32 << 10, ge=1024, description="path and headers of a call")
     max_body_bytes: int = Field(1 << 20, ge=1024)
+    max_body_s: float = Field(30.0, gt=0, description="time that a body may take to arrive")
+    max_send_stall_s: float = Field(
+        60.0, gt=0, description="time for which a client may leave its reply unread"
+    )
     max_prompt_chars: int = Field(4000, ge=1)
     max_open_jobs_per_client: int = Field(1000, ge=1)
     max_attached_images_per_client: int = Field(

@@ -22,6 +22,7 @@ from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.job_routes import add_jobs
 from ray_cluster.api.job_stream import StreamLimits
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
+from ray_cluster.api.limits import LimitsMiddleware
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
@@ -48,11 +49,13 @@ _ERRORS = {
     400: "A parameter is wrong: the message says what was given and what is allowed.",
     401: "No valid API key (only where the service is configured with keys).",
     404: "There is no such thing (model, job, file), or not any more.",
+    408: "The body has not arrived in time.",
     409: "The job of this `Idempotency-Key` was cancelled.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "The `Idempotency-Key` has named a call with another body.",
-    429: "The queue is full; `Retry-After` says when there should be room.",
+    429: "The queue is full, or you have too much in flight; `Retry-After` says when to come back.",
+    431: "The path and the headers are too large.",
     500: "The model failed on this request.",
     503: "The model is loading, or the dispatcher does not answer; try again.",
 }
@@ -88,6 +91,7 @@ def create_app(
         redoc_url=None,
     )
     metrics = GatewayMetricsEndpoint(client, own_metrics or GatewayMetrics())
+    app.add_middleware(LimitsMiddleware, limits=config.limits)
     app.add_middleware(CallMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from http import HTTPStatus
 from typing import Any
@@ -15,15 +16,28 @@ from ray_cluster.errors import InvalidRequest
 DRAIN_FACTOR = 16
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+async def read_object(request: Request, max_bytes: int, max_s: float) -> dict[str, Any]:
     """Return the request's JSON object.
 
     Raises:
-        ApiError: 415 for another content type, 413 for a body above ``max_bytes``.
+        ApiError: 415 for another content type, 413 for a body above ``max_bytes``, 408 for one that
+            has not arrived within ``max_s``.
         InvalidRequest: not UTF-8, not JSON, not an object, nested too deeply, a name given twice.
     """
     _check_content_type(request)
-    return parse_object(await _read(request, max_bytes))
+    try:
+        async with asyncio.timeout(max_s):
+            raw = await _read(request, max_bytes)
+    except TimeoutError:
+        raise ApiError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"The body has not arrived within the {max_s:g} s allowed (limits.max_body_s); send "
+            "it faster.",
+            code="body_too_slow",
+            # the rest of it would be taken for the next call
+            headers={"Connection": "close"},
+        ) from None
+    return parse_object(raw)
 
 
 def _check_content_type(request: Request) -> None:

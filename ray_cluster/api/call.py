@@ -54,7 +54,8 @@ class CallReader:
             InvalidRequest: a parameter is wrong.
         """
         key = _idempotency_key(request)
-        body = await read_object(request, self._limits.max_body_bytes)
+        limits = self._limits
+        body = await read_object(request, limits.max_body_bytes, limits.max_body_s)
         fields = validate(body)
         if is_job:
             _check_job(fields)

@@ -49,7 +49,7 @@ def add_jobs(
         response_model=JobResponse,
         responses={
             200: {"model": JobResponse, "description": "The job that this key has named before."},
-            **errors(400, 401, 404, 413, 415, 422, 429, 503),
+            **errors(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
         },
         openapi_extra={"requestBody": body, "parameters": [_KEY]},
     )

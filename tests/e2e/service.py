@@ -80,7 +80,12 @@ class Service:
         self, http_port: int, dashboard_port: int, metrics_port: int, folder: Path
     ) -> dict[str, Any]:
         return {
-            "http": {"port": http_port, "num_gateways": 2, "api_keys": [API_KEY]},
+            "http": {
+                "port": http_port,
+                "num_gateways": 2,
+                "api_keys": [API_KEY],
+                "keep_alive_s": 15,
+            },
             "ray": {
                 "dashboard_port": dashboard_port,
                 "metrics_port": metrics_port,
@@ -88,7 +93,7 @@ class Service:
                 "temp_dir": self._ray_folder,
                 "object_store_mib": 100,
             },
-            "limits": {"max_queued_images": 16},
+            "limits": {"max_queued_images": 16, "max_body_s": 10.0},
             "logs": {"format": "json"},
             "storage": {
                 "jobs": f"sqlite:///{folder}/store/jobs.db",
