@@ -10,7 +10,7 @@ def check_storage(config: StorageConfig, num_nodes: int) -> None:
     """Refuse files of one node as the storage of a cell on several.
 
     A dispatcher that comes up on another node would find no jobs, and images of jobs that were made
-    there would be found by nobody.
+    there, finished or not, would be found by nobody.
 
     Args:
         num_nodes: nodes of the Ray cluster that live.
@@ -18,18 +18,16 @@ def check_storage(config: StorageConfig, num_nodes: int) -> None:
     Raises:
         ConfigError: names the keys, and what to set.
     """
-    local = [
-        f"{key} ({value})"
-        for key, value in (("storage.jobs", config.jobs), ("storage.results", config.results))
-        if _is_local(value)
-    ]
+    places = {"jobs": config.jobs, "results": config.results, "states": config.states}
+    local = [f"storage.{key} ({value})" for key, value in places.items() if _is_local(value)]
     if num_nodes <= 1 or config.is_shared or not local:
         return
     raise ConfigError(
         f"the Ray cluster has {num_nodes} nodes, but {' and '.join(local)} would be on the disk of "
-        "one of them. Set storage.jobs to 'postgresql://user:password@host/database' and "
-        "storage.results to an object store ('s3://bucket/folder'); or, if these paths are on a "
-        "disk that all nodes share and that outlives each of them, set storage.is_shared: true"
+        "one of them. Set storage.jobs to 'postgresql://user:password@host/database', and "
+        "storage.results and storage.states to an object store ('s3://bucket/folder'); or, if "
+        "these paths are on a disk that all nodes share and that outlives each of them, set "
+        "storage.is_shared: true"
     )
 
 

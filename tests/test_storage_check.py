@@ -24,7 +24,7 @@ POSTGRESQL = "postgresql://user:secret@host/jobs"
 def test_files_of_one_node_are_refused_on_several(
     jobs: str, results: str, named: list[str]
 ) -> None:
-    config = StorageConfig(jobs=jobs, results=results)
+    config = StorageConfig(jobs=jobs, results=results, states="s3://bucket/states")
     with pytest.raises(ConfigError) as caught:
         check_storage(config, num_nodes=2)
     message = str(caught.value)
@@ -34,5 +34,12 @@ def test_files_of_one_node_are_refused_on_several(
     check_storage(config.model_copy(update={"is_shared": True}), num_nodes=2)
 
 
+def test_unfinished_images_of_one_node_are_refused_too() -> None:
+    config = StorageConfig(jobs=POSTGRESQL, results="s3://bucket/results", states="/data/states")
+    with pytest.raises(ConfigError, match=r"but storage.states \(/data/states\) would"):
+        check_storage(config, num_nodes=2)
+
+
 def test_servers_are_taken_on_any_number_of_nodes() -> None:
-    check_storage(StorageConfig(jobs=POSTGRESQL, results="s3://bucket/results"), num_nodes=9)
+    config = StorageConfig(jobs=POSTGRESQL, results="s3://bucket/r", states="s3://bucket/s")
+    check_storage(config, num_nodes=9)
