@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.delivery import Delivery
+from ray_cluster.delivery import Delivery, ResultStore
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.building import build_runner
@@ -126,6 +126,7 @@ def new_agent(
     *,
     blobs: Any = None,
     every: int | None = None,
+    results: ResultStore | None = None,
 ) -> ReplicaAgent:
     """An agent over a store, memory of its own unless given, that exports every so many steps."""
     profile = model.inner.profile
@@ -140,7 +141,7 @@ def new_agent(
             sink=states.writer,
             interval=lambda _row_step_s, _export_s: every,
         ),
-        delivery=Delivery(coder),
+        delivery=Delivery(coder, results),
         states=states,
         link=link,
         clock=time.monotonic,
