@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
@@ -40,6 +41,13 @@ class Delivery:
     def __init__(self, coder: Coder, results: ResultStore | None = None) -> None:
         self._coder = coder
         self._results = results
+        self._under_way: Counter[str] = Counter()
+        self._ended: set[str] = set()
+
+    def note_end(self, request_id: str) -> None:
+        """Do not store an image any more: its request has ended without it."""
+        if request_id in self._under_way:
+            self._ended.add(request_id)
 
     async def deliver(self, event: Decoded) -> ImageResult:
         """Return the finished image, or a note of its size if it is stored.
@@ -47,6 +55,16 @@ class Delivery:
         Raises:
             RequestFailed: it could not be coded, or several tries to store it failed.
         """
+        request_id = event.request.request_id
+        self._under_way[request_id] += 1
+        try:
+            return await self._deliver(event)
+        finally:
+            self._under_way -= Counter([request_id])
+            if request_id not in self._under_way:
+                self._ended.discard(request_id)
+
+    async def _deliver(self, event: Decoded) -> ImageResult:
         request = event.request
         try:
             coding = self._coder.submit(event.pixels, request.output, request.recipe())
@@ -55,7 +73,9 @@ class Delivery:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
         num_bytes = len(data)
         if request.output.is_stored:
-            await self._store(request.file_id, data)
+            # deleting it later could take away the image that another replica has made of it
+            if request.request_id not in self._ended:
+                await self._store(request.file_id, data)
             data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes

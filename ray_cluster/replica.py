@@ -190,6 +190,8 @@ class ReplicaAgent:
         for request_id in reply.aborts:
             self._drop(request_id)
             self._states.forget(request_id, is_ended=request_id not in reply.moved)
+            if request_id not in reply.moved:
+                self._delivery.note_end(request_id)
         self._adopt(reply.adopted)
         for lease in reply.leases:
             self._take(lease)

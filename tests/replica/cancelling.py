@@ -177,6 +177,8 @@ class CancelCell:
             assert reply.status_code == 202, reply.text
             job_id = reply.json()["id"]
         else:
+            # stored, too, but by no job that would see to its file
+            body |= {"response_format": "url"}
             call = asyncio.create_task(self._http.post("/v1/images/generations", json=body))
 
         def new() -> set[str]:
