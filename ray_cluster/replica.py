@@ -167,6 +167,8 @@ class ReplicaAgent:
             # whoever is leased the requests now is alone with their states
             await asyncio.to_thread(self._states.stop)
             await self._link.unregister(self._registration.replica_id)
+            # asks for nothing: it tells the last metrics, and is answered at once
+            await self._link.poll(self._poll(epoch=0))
         await asyncio.to_thread(self._runner.stop)
         await asyncio.to_thread(self._states.stop)
 
