@@ -26,6 +26,8 @@ from tests.replica.test_states import kill
 
 logger = logging.getLogger(__name__)
 
+pytestmark = pytest.mark.timeout(900)
+
 LEAN, FULL = 5, 50
 FEW, MANY = 4, 60
 WAYS: tuple[Way, ...] = ("delete", "gone")
