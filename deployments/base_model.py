@@ -2,13 +2,15 @@
 
 Duties: load the model and measure a step; run the replica agent on the event loop; report health
 by the step thread's heartbeat; pass metrics on to Ray; hand every row back when Serve takes the
-replica away. No Serve call is ever in flight on it: it pulls its work from the dispatcher.
+replica away, or SIGTERM its process. No Serve call is ever in flight on it: it pulls its work from
+the dispatcher.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from functools import partial
 
@@ -29,6 +31,7 @@ from ray_cluster.leases import Registration
 from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.replica import ReplicaAgent
 from ray_cluster.replica_states import ReplicaStates
+from ray_cluster.termination import TerminationNotice
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +69,24 @@ class BaseModel:
             ),
             clock=time.monotonic,
         )
+        self._leaving: asyncio.Task[None] | None = None
         self._agent.start()
         self._ray_metrics = RayMetrics(self._snapshot)
         self._ray_metrics.start()
+        self._notice = TerminationNotice(self._on_sigterm)
+
+    def _on_sigterm(self) -> None:
+        logger.warning("SIGTERM: this replica hands back what it has, and ends")
+        self._leave().add_done_callback(lambda _: os._exit(0))
+
+    def _leave(self) -> asyncio.Task[None]:
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._hand_back())
+        return self._leaving
+
+    async def _hand_back(self) -> None:
+        await self._agent.drain()
+        self._coder.close()
 
     async def _snapshot(self) -> Snapshot:
         return self._agent.metrics()
@@ -79,7 +97,5 @@ class BaseModel:
 
     async def __del__(self) -> None:
         """Hand all leases back; Serve calls and awaits this on scale-down and shutdown."""
-        agent = getattr(self, "_agent", None)
-        if agent is not None:
-            await agent.drain()
-            self._coder.close()
+        if hasattr(self, "_notice"):
+            await self._leave()

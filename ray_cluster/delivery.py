@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ray_cluster.blob_store import BlobStoreError
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.logs import bound, fields_of
 from ray_cluster.requests import ImageResult, OutputSpec
 
 _RETRY_S = (0.2, 1.0, 3.0)
@@ -41,6 +43,13 @@ class Delivery:
     def __init__(self, coder: Coder, results: ResultStore | None = None) -> None:
         self._coder = coder
         self._results = results
+        self._under_way: Counter[str] = Counter()
+        self._ended: set[str] = set()
+
+    def note_end(self, request_id: str) -> None:
+        """Do not store an image any more: its request has ended without it."""
+        if request_id in self._under_way:
+            self._ended.add(request_id)
 
     async def deliver(self, event: Decoded) -> ImageResult:
         """Return the finished image, or a note of its size if it is stored.
@@ -48,6 +57,18 @@ class Delivery:
         Raises:
             RequestFailed: it could not be coded, or several tries to store it failed.
         """
+        request_id = event.request.request_id
+        self._under_way[request_id] += 1
+        try:
+            # for what the coder and the result store write
+            with bound(**fields_of(event.request)):
+                return await self._deliver(event)
+        finally:
+            self._under_way -= Counter([request_id])
+            if request_id not in self._under_way:
+                self._ended.discard(request_id)
+
+    async def _deliver(self, event: Decoded) -> ImageResult:
         request = event.request
         try:
             coding = self._coder.submit(event.pixels, request.output, request.recipe())
@@ -56,7 +77,9 @@ class Delivery:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
         num_bytes = len(data)
         if request.output.is_stored:
-            await self._store(request.file_id, data)
+            # deleting it later could take away the image that another replica has made of it
+            if request.request_id not in self._ended:
+                await self._store(request.file_id, data)
             data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes

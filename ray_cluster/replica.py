@@ -30,7 +30,6 @@ from ray_cluster.leases import (
     ReplicaEvent,
     Returned,
 )
-from ray_cluster.logs import bound, fields_of
 from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.replica_pace import ReplicaPace
 from ray_cluster.replica_previews import Previews
@@ -169,6 +168,8 @@ class ReplicaAgent:
             # whoever is leased the requests now is alone with their states
             await asyncio.to_thread(self._states.stop)
             await self._link.unregister(self._registration.replica_id)
+            # asks for nothing: it tells the last metrics, and is answered at once
+            await self._link.poll(self._poll(epoch=0))
         await asyncio.to_thread(self._runner.stop)
         await asyncio.to_thread(self._states.stop)
 
@@ -187,6 +188,8 @@ class ReplicaAgent:
         for request_id in reply.aborts:
             self._drop(request_id)
             self._states.forget(request_id, is_ended=request_id not in reply.moved)
+            if request_id not in reply.moved:
+                self._delivery.note_end(request_id)
         self._adopt(reply.adopted)
         for lease in reply.leases:
             self._take(lease)
@@ -230,9 +233,8 @@ class ReplicaAgent:
 
     def _submit(self, lease: Lease, deadline_s: float, state: RequestState | None) -> None:
         self._log.started(lease, state)
-        self._runner.submit(
-            lease.request, deadline_s=deadline_s, queued_s=lease.queued_s, state=state
-        )
+        request, queued_s = lease.request, lease.queued_s
+        self._runner.submit(request, deadline_s=deadline_s, queued_s=queued_s, state=state)
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
@@ -269,9 +271,7 @@ class ReplicaAgent:
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
         try:
-            # for what the coder and the result store write
-            with bound(**fields_of(request)):
-                result = await self._delivery.deliver(event)
+            result = await self._delivery.deliver(event)
         except RequestFailed as error:
             self._fail(lease, error)
             return

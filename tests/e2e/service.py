@@ -64,6 +64,7 @@ class Service:
         http_port, dashboard_port, metrics_port = free_ports(3)
         self.ray_metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self.url = f"http://127.0.0.1:{http_port}"
+        self.dashboard_url = f"http://127.0.0.1:{dashboard_port}"
         # the path of Ray's sockets must stay short
         self._ray_folder = tempfile.mkdtemp(prefix="rc-", dir="/tmp")
         self.folder = folder
@@ -110,6 +111,7 @@ class Service:
                     "max_in_flight": 8,
                     "min_px": 32,
                     "max_px": 128,
+                    "max_num_inference_steps": 400,
                     "defaults": {
                         "size": "64x64",
                         "num_inference_steps": 20,
@@ -214,9 +216,9 @@ HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Service]:
+def running(folder: Path, **overrides: Any) -> Iterator[Service]:
     """A service that runs within the block, and of which nothing runs after it."""
-    service = Service(folder)
+    service = Service(folder, **overrides)
     try:
         service.start()
         yield service

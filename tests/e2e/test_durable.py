@@ -14,20 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.jobs import VICTIMS, create, images_of, look, wait_until_whole
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import HEADERS, REPLICA_PROCESS, Service, image_request, running
+from tests.e2e.service import HEADERS, Service, image_request, running
 
 logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 JOBS = 10
-PATIENCE_S = 120.0
-VICTIMS = {
-    "gateway": "ray::ServeReplica:front:Gateway",
-    "dispatcher": "ray::ServeReplica:front:Dispatcher",
-    "replica": REPLICA_PROCESS,
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,57 +36,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def unkilled(killed: Service) -> dict[int, bytes]:
     """The images of a run in which nothing dies, by seed."""
     return images_of(killed, [create(killed, seed) for seed in range(JOBS)])
-
-
-def create(service: Service, seed: int) -> str:
-    """Create a job; sent again with its key until it is answered, as a client must."""
-    key = {"Idempotency-Key": f"{seed}-{random.random()}"}
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            reply = httpx.post(
-                f"{service.url}/v1/jobs",
-                json=image_request(seed=seed, slo_s=600),
-                headers=HEADERS | key,
-                timeout=10,
-            )
-            if reply.status_code in {200, 202}:
-                return str(reply.json()["id"])
-            assert reply.status_code in {429, 500, 503}, reply.text
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline_s
-        time.sleep(0.3)
-
-
-def look(service: Service, path: str) -> httpx.Response | None:
-    """Get something; None while the service is not there to ask."""
-    try:
-        reply = httpx.get(f"{service.url}{path}", headers=HEADERS, timeout=10)
-    except httpx.HTTPError:
-        return None
-    assert reply.status_code != 404, f"{path} is lost: {reply.text}"
-    return reply if reply.status_code == 200 else None
-
-
-def images_of(service: Service, job_ids: list[str]) -> dict[int, bytes]:
-    """Wait until all jobs are completed; return their images by seed."""
-    found: dict[int, bytes] = {}
-    deadline_s = time.monotonic() + PATIENCE_S
-    for job_id in job_ids:
-        while True:
-            reply = look(service, f"/v1/jobs/{job_id}")
-            job: dict[str, Any] = reply.json() if reply is not None else {"state": "unknown"}
-            assert job["state"] not in {"failed", "cancelled"}, job
-            if job["state"] == "completed":
-                break
-            assert time.monotonic() < deadline_s, job
-            time.sleep(0.2)
-        [image] = job["data"]
-        while (reply := look(service, image["url"].removeprefix(service.url))) is None:
-            assert time.monotonic() < deadline_s
-        found[image["seed"]] = reply.content
-    return found
 
 
 def kill_and_check(
@@ -132,18 +76,6 @@ def rounds(service: Service, unkilled: dict[int, bytes], what: str, count: int) 
         "%s: %d kills, from kill to the last of %d images: median %.1f s, worst %.1f s",
         *(what, count, JOBS, statistics.median(took_s), max(took_s)),
     )
-
-
-def wait_until_whole(service: Service) -> None:
-    """Wait for what was killed: the next round shall have it to kill again."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    wanted = {"gateway": 2, "dispatcher": 1, "replica": 2}
-    while any(len(service.processes(VICTIMS[name])) < count for name, count in wanted.items()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
-    while look(service, "/readyz") is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("what", ["dispatcher", "gateway"])

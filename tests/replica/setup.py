@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.delivery import Delivery
+from ray_cluster.delivery import Delivery, ResultStore
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.building import build_runner
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.leases import Completed, Outcome, Registration
+from ray_cluster.leases import Completed, Outcome, Poll, Registration
 from ray_cluster.policies.types import StepCost
 from ray_cluster.replica import ReplicaAgent
 from ray_cluster.replica_states import ReplicaStates
@@ -81,6 +81,7 @@ class Link:
     Attributes:
         service: whom the calls reach; may be exchanged, as by a restart.
         fails: asked with the call's name and the side; true loses the call, or its answer.
+        last_poll: the last poll of each replica.
     """
 
     def __init__(self, service: DispatchService) -> None:
@@ -89,6 +90,7 @@ class Link:
         self.num_lost = 0
         self.reported: list[Any] = []
         self.epochs: list[int] = []
+        self.last_poll: dict[str, Poll] = {}
 
     async def register(self, registration: Registration) -> int:
         epoch: int = await self._call("register", registration)
@@ -98,7 +100,8 @@ class Link:
     async def unregister(self, replica_id: str) -> None:
         await self._call("unregister", replica_id)
 
-    async def poll(self, poll: Any) -> Any:
+    async def poll(self, poll: Poll) -> Any:
+        self.last_poll[poll.replica_id] = poll
         return await self._call("poll", poll)
 
     async def report(self, replica_id: str, events: Sequence[Any]) -> Any:
@@ -127,9 +130,9 @@ def new_agent(
     replica_id: str = "one",
     max_in_flight: int = 6,
     *,
-    results: Any = None,
     blobs: Any = None,
     every: int | None = None,
+    results: ResultStore | None = None,
 ) -> ReplicaAgent:
     """An agent over a store, memory of its own unless given, that exports every so many steps."""
     profile = model.inner.profile

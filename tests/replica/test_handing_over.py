@@ -65,6 +65,31 @@ async def test_what_a_drained_replica_hands_back_another_one_finishes(
     assert not blobs.entries
 
 
+async def test_a_drained_replica_tells_all_that_it_has_counted(
+    model: StagedModel, coder: ImageCoder
+) -> None:
+    link = Link(new_service())
+    one = new_agent(model, link, coder, "one")
+    gate = model.gate("denoise", "r4", call=3)
+    one.start()
+    await offer(link.service, REQUESTS[:6])
+    await asyncio.to_thread(gate.await_reached)
+    draining = asyncio.create_task(one.drain())
+    await asyncio.sleep(0.1)
+    gate.open()
+    await draining
+    steps = [ids for stage, ids in model.calls if stage == "denoise"]
+    told = {
+        name: value
+        for family in link.last_poll["one"].metrics or ()
+        for (name, _labels), value in family.samples.items()
+    }
+    assert told["ray_cluster_step_seconds_count"] == len(steps) >= 4
+    assert told["ray_cluster_step_batch_images_sum"] == sum(map(len, steps))
+    assert (await link.service.snapshot()).replicas == ()
+    await link.service.close()
+
+
 async def test_replicas_that_come_and_go_leave_every_image_as_it_is(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:

@@ -117,7 +117,8 @@ async def test_a_task_that_dies_of_something_unexpected_is_found(
         async def nonsense(_poll: Any) -> Any:
             raise KeyError("a bug")
 
-        link.poll = nonsense  # type: ignore[method-assign]
+        poll, link.poll = link.poll, nonsense  # type: ignore[method-assign]
         await until(lambda: any(task.done() for task in agents[0]._loops))
+        link.poll = poll  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="the polling task has died"):
             agents[0].check_alive()
