@@ -19,6 +19,7 @@ def print_report(console: Console, result: dict[str, Any]) -> None:
         ("engine", _engine),
         ("mixed_steps", _mixed_steps),
         ("overhead", _overhead),
+        ("dispatcher", _dispatcher),
         ("service", _service),
         ("memory", _memory),
     ):
@@ -107,6 +108,32 @@ def _overhead(console: Console, section: Figures) -> None:
             *(f"{1e3 * case['mean_parts_s'][part]:.2f}" for part in parts),
         )
     console.print(table)
+
+
+def _dispatcher(console: Console, section: Figures) -> None:
+    table = _table(
+        "One dispatcher (CPU of its services and its store; Ray and Serve left out)",
+        *("requests", "replicas", "image, s", "queue", "per s", "per CPU s", "CPU ms each"),
+        *("polls each", "of a core"),
+    )
+    for row in section["rows"]:
+        table.add_row(
+            row["kind"],
+            str(row["replicas"]),
+            f"{row['image_s']:g}",
+            f"{row['mean_queue']:.0f}",
+            f"{row['requests_per_s']:.0f}",
+            f"{row['requests_per_cpu_s']:.0f}",
+            f"{row['cpu_ms_per_request']:.3f}",
+            f"{row['polls_per_request']:.1f}",
+            f"{100 * row['share_of_a_core']:.0f} %",
+        )
+    console.print(table)
+    for row in section["capacity"]:
+        console.print(
+            f"  {row['kind']}: up to {row['gpus']} GPUs in a cell, bound by its {row['by']} "
+            f"({row['assumption']})"
+        )
 
 
 def _service(console: Console, section: Figures) -> None:

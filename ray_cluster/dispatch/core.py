@@ -13,6 +13,7 @@ from dataclasses import replace
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
+from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.state import (
     ClusterSnapshot,
     ReplicaRecord,
@@ -21,11 +22,10 @@ from ray_cluster.dispatch.state import (
 )
 from ray_cluster.leases import Fence, Outcome, Poll, PollReply, Registration, ReplicaEvent
 from ray_cluster.policies.admission import QueueView, admit
-from ray_cluster.policies.routing import choose_leases
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView
 from ray_cluster.requests import ImageRequest, ModelProfile
 
-# polls within which a replica must name a lease, and within which a peer is expected to poll
+# polls within which a replica must name a lease, and a peer is expected to poll
 GRACE_POLLS = 2
 # a live replica polls at least this often within the silence that counts as death
 POLLS_PER_TIMEOUT = 3
@@ -38,6 +38,9 @@ class DispatchCore:
     the caller. ``report``, ``abort`` and ``expire`` return the outcomes that came up since the
     last such call. ``register``, ``unregister`` and ``poll`` can end a request as well, when its
     last attempt turns out to be lost: :meth:`take_outcomes` fetches those.
+
+    Attributes:
+        replicas: those that live; to be looked at only.
 
     Args:
         epoch: names this dispatcher's life; later lives have larger epochs.
@@ -59,7 +62,7 @@ class DispatchCore:
         self._configured = frozenset(configured)
         self._is_closing = False
         self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
-        self._replicas: dict[str, ReplicaRecord] = {}
+        self.replicas = Replicas()
         self._profiles: dict[str, ModelProfile] = {}
         # the last replica of each model as it was, for predictions while none lives
         self._remembered: dict[str, ReplicaView] = {}
@@ -71,7 +74,7 @@ class DispatchCore:
 
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
-        replica = self._replicas.get(replica_id)
+        replica = self.replicas.get(replica_id)
         is_watched = replica is not None and any(
             record.client_s is None for record in replica.held.values()
         )
@@ -87,18 +90,23 @@ class DispatchCore:
         """Requests in the queue, of all models."""
         return len(self._ledger.queue)
 
+    @property
+    def waiting_models(self) -> tuple[str, ...]:
+        """Models of which requests wait."""
+        return self._ledger.queue.models
+
     def register(self, registration: Registration, now_s: float) -> int:
         """Take a replica in, without any leases it may have had; return the epoch."""
         self.unregister(registration.replica_id, now_s)
         replica = ReplicaRecord(registration, registration.step_cost, heard_s=now_s)
-        self._replicas[replica.replica_id] = replica
+        self.replicas.add(replica)
         self._profiles[replica.model] = registration.profile
         self._remembered[replica.model] = replica.view()
         return self._epoch
 
     def unregister(self, replica_id: str, now_s: float) -> None:
         """Let a replica go; leases that it did not return count as lost."""
-        replica = self._replicas.pop(replica_id, None)
+        replica = self.replicas.pop(replica_id)
         if replica is None:
             return
         for record in list(replica.held.values()):
@@ -144,7 +152,7 @@ class DispatchCore:
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""
-        replica = self._replicas.get(poll.replica_id)
+        replica = self.replicas.get(poll.replica_id)
         if replica is None or poll.epoch != self._epoch:
             return PollReply(known=False)
         replica.hear(poll, now_s)
@@ -152,6 +160,7 @@ class DispatchCore:
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
         adopted = self._adopt(replica, poll.steps_done_by_id, now_s)
+        self.replicas.note_room(replica)
         return replace(self.answer(poll.replica_id, now_s), adopted=adopted)
 
     def _adopt(
@@ -169,12 +178,14 @@ class DispatchCore:
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""
-        replica = self._replicas.get(replica_id)
+        replica = self.replicas.get(replica_id)
         if replica is None:
             return PollReply(known=False)
         aborts = replica.stale
-        chosen = self._choose(replica, now_s)
+        chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
         leases = tuple(self._ledger.lease(one, replica, now_s) for one in chosen)
+        if leases:
+            self.replicas.note_room(replica)
         return PollReply(known=True, leases=leases, aborts=aborts)
 
     def report(
@@ -184,7 +195,7 @@ class DispatchCore:
 
         None for the ids says that the replica is not known: its leases may yet be adopted.
         """
-        replica = self._replicas.get(replica_id)
+        replica = self.replicas.get(replica_id)
         if replica is None:
             return self.take_outcomes(), None
         replica.heard_s = now_s
@@ -199,8 +210,12 @@ class DispatchCore:
         """End the requests at once; a replica hears it in the next answer to its poll."""
         for request_id in request_ids:
             if (record := self._ledger.get(request_id)) is not None:
-                self._ledger.fail(record, "aborted", "aborted by its client")
+                self._abort(record, "aborted by its client")
         return self.take_outcomes()
+
+    def _abort(self, record: RequestRecord, message: str) -> None:
+        self.replicas.alert(record.holder)
+        self._ledger.fail(record, "aborted", message)
 
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
         """Note that the client of these requests is still there."""
@@ -213,15 +228,15 @@ class DispatchCore:
         """Act on silence: let dead replicas go, end requests whose client is gone."""
         for record in list(self._ledger):
             if now_s >= self._gone_s(record):
-                self._ledger.fail(record, "aborted", "its client was not heard of any more")
-        for replica in list(self._replicas.values()):
+                self._abort(record, "its client was not heard of any more")
+        for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
         return self.take_outcomes()
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
-        silences = [r.heard_s + self._config.replica_timeout_s for r in self._replicas.values()]
+        silences = [r.heard_s + self._config.replica_timeout_s for r in self.replicas]
         silences += [self._gone_s(r) for r in self._ledger if r.client_s is not None]
         return min(silences, default=None)
 
@@ -256,9 +271,9 @@ class DispatchCore:
             num_leased=len(self._ledger) - len(waiting),
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
             num_waiting_by_model={
-                model: len(self._ledger.queue.of(model)) for model in sorted(self._profiles)
+                model: self._ledger.queue.count(model) for model in sorted(self._profiles)
             },
-            replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in self._replicas.values()),
+            replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in self.replicas),
             totals=dict(self._ledger.totals),
         )
 
@@ -273,7 +288,7 @@ class DispatchCore:
         return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
 
     def _queue_view(self) -> QueueView:
-        replicas = [replica.view() for replica in self._replicas.values()]
+        replicas = [replica.view() for replica in self.replicas]
         live = {replica.model for replica in replicas}
         gone = [view for model, view in self._remembered.items() if model not in live]
         return QueueView(
@@ -283,18 +298,3 @@ class DispatchCore:
             max_waiting=self._limits.max_queued_images,
             configured=self._configured,
         )
-
-    def _choose(self, replica: ReplicaRecord, now_s: float) -> tuple[str, ...]:
-        waiting = self._ledger.queue.of(replica.model)
-        if not waiting or replica.num_free <= 0:
-            return ()
-        # those without room are left out to save time
-        peers = [
-            peer.view()
-            for peer in self._replicas.values()
-            if peer is not replica
-            and peer.model == replica.model
-            and peer.num_free > 0
-            and now_s - peer.heard_s <= self.grace_s
-        ]
-        return choose_leases(waiting, replica.view(), peers)
