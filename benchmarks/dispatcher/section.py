@@ -32,6 +32,8 @@ ROWS = 4
 _DEPTH_REPLICAS = 64
 _SAMPLE_S = 0.05
 _WARM_UP_S = 40.0
+# jobs in flight beyond this only wait for the store, all for the same write
+_MOST_JOBS = 256
 _PATIENCE_S = 20.0
 # share of the pace of the replicas that counts as keeping it
 _PACE = 0.9
@@ -55,8 +57,9 @@ class Case:
 
     @property
     def clients(self) -> int:
-        """Calls in flight: what fills all replicas, and the queue."""
-        return self.replicas * ROWS + self.depth
+        """Calls in flight: what fills all replicas, and the queue; not more jobs than help."""
+        wanted = self.replicas * ROWS + self.depth
+        return wanted if self.kind == "attached" else min(wanted, _MOST_JOBS)
 
 
 def cases(settings: Settings) -> list[Case]:
@@ -70,7 +73,7 @@ def cases(settings: Settings) -> list[Case]:
             Case(kind, count, image_s=settings.dispatcher_image_s)
             for kind in KINDS
             for count in settings.dispatcher_replicas
-            if count >= min(_DEPTH_REPLICAS, max(settings.dispatcher_replicas))
+            if count >= deep and (kind == "attached" or count * ROWS <= _MOST_JOBS)
         ),
     ]
 

@@ -144,6 +144,9 @@ class JobService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await open_job.kept.wait()
+            if open_job.kept.is_set():
+                # the store has just been told the same
+                return JobView(open_job.job)
         job = await self._find(job_id)
         return None if job is None or job.client != client else self._view(job)
 
@@ -245,6 +248,7 @@ class JobService:
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
         self._remove(open_job)
+        open_job.job = ended
         open_job.kept.set()
 
     async def _sweep_forever(self) -> None:
