@@ -25,7 +25,7 @@ def save_plots(result: dict[str, Any], path: Path) -> list[Path]:
     mpl.use("Agg")
     sections = result["sections"]
     written = []
-    for name, draw in (("engine", _engine), ("dispatcher", _dispatcher)):
+    for name, draw in (("engine", _engine), ("dispatcher", _dispatcher), ("load", _load)):
         if name in sections:
             file = path if name == "engine" else path.with_name(f"{path.stem}-{name}.png")
             _save(draw(sections[name]), result, file)
@@ -69,6 +69,24 @@ def _dispatcher(section: Figures) -> Any:
         axis.set_xlabel("replicas", fontsize=8)
         axis.grid(visible=True, alpha=0.3)
         axis.legend(fontsize=7)
+    return figure
+
+
+def _load(section: Figures) -> Any:
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    colours = ("#1b6ca8", "#c98a1b", "#888888", "#5a9e6f")
+    for (role, row), colour in zip(section["memory"].items(), colours, strict=True):
+        seconds, sizes = zip(*row["pss_mib"], strict=True)
+        label = f"{role}, {row['slope_mib_per_min']:+.2f} MiB/min"
+        axis.plot(seconds, sizes, color=colour, marker=".", label=label)
+    axis.set_title("memory under load (PSS)", fontsize=9)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("seconds", fontsize=8)
+    axis.set_ylabel("MiB", fontsize=8)
+    axis.grid(visible=True, alpha=0.3)
+    axis.legend(fontsize=7)
     return figure
 
 

@@ -24,12 +24,12 @@ from benchmarks.plots import save_plots
 from benchmarks.report import print_report
 from benchmarks.settings import Report, Settings, quick_settings
 
-SECTIONS = ("engine", "overhead", "dispatcher", "service", "memory")
+SECTIONS = ("engine", "overhead", "dispatcher", "service", "memory", "load")
 RESULTS = Path(__file__).resolve().parent / "results"
 _FILE_WIDTH = 130
 _LINE_EVERY_S = 20.0
 # share of the whole run that a section takes, for the time left
-_WEIGHTS = {"engine": 60.0, "overhead": 8.0, "service": 32.0, "dispatcher": 30.0}
+_WEIGHTS = {"engine": 60.0, "overhead": 8.0, "service": 32.0, "dispatcher": 30.0, "load": 70.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"written: {path}")
     for plot in save_plots(result, path.with_suffix(".png")):
         console.print(f"written: {plot}")
-    return 0 if _images_equal(sections) else 1
+    return 0 if _images_equal(sections) and not _errors(sections) else 1
 
 
 def measure(
@@ -84,6 +84,10 @@ def measure(
             from benchmarks.dispatcher.section import measure_dispatcher
 
             sections["dispatcher"] = measure_dispatcher(settings, reports.of("dispatcher"))
+        if "load" in wanted:
+            from benchmarks.serving.load import measure_load
+
+            sections["load"] = measure_load(settings, reports.of("load"))
         reports.say("done", complete=True)
 
 
@@ -180,6 +184,12 @@ def _images_equal(sections: dict[str, Any]) -> bool:
     cells = sections.get("engine", {}).get("cells", [])
     streams = sections.get("mixed_steps", {}).get("streams", [])
     return all(row["images_equal"] for one in (*cells, *streams) for row in one["contenders"])
+
+
+def _errors(sections: dict[str, Any]) -> dict[str, int]:
+    """Return the errors of the load section, with how often each came."""
+    kinds = sections.get("load", {}).get("kinds", {}).values()
+    return {what: count for kind in kinds for what, count in kind["errors"].items()}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -27,6 +27,9 @@ class Settings:
         dispatcher_replicas: numbers of fake replicas in the dispatcher section.
         dispatcher_s: seconds for which each of its rows is measured.
         dispatcher_depth: requests that wait in its rows with a deep queue.
+        load_clients: clients at once in the load section, half of them with jobs.
+        load_s: for how long.
+        load_sample_s: seconds between two looks at the memory.
         dispatcher_image_s: seconds that an image takes in its rows at the pace of real images.
     """
 
@@ -46,6 +49,9 @@ class Settings:
     dispatcher_s: float = 5.0
     dispatcher_depth: int = 1000
     dispatcher_image_s: float = 2.0
+    load_clients: int = 64
+    load_s: float = 300.0
+    load_sample_s: float = 10.0
     aim_px: int = 64
     guidance_scales: tuple[float, ...] = field(default=(1.0, GUIDANCE))
 
@@ -69,4 +75,6 @@ def quick_settings() -> Settings:
         dispatcher_s=0.3,
         dispatcher_depth=50,
         dispatcher_image_s=0.2,
+        load_s=20.0,
+        load_sample_s=2.0,
     )
