@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ray_cluster.requests import ImageFormat, SamplerName
@@ -91,9 +91,14 @@ class ImageGenerationRequest(BaseModel):
     moderation: Literal["auto", "low"] | None = Field(
         None, description="Changes nothing: nothing is moderated."
     )
-    stream: Annotated[bool, AfterValidator(_refuse_true)] | None = Field(
-        None, description="Only `false`."
-    )
+    stream: (
+        Annotated[
+            bool,
+            AfterValidator(_refuse_true),
+            WithJsonSchema({"type": "boolean", "const": False}),
+        ]
+        | None
+    ) = Field(None, description="Only `false`.")
     # not Literal[0], which takes `false` as well
     partial_images: int | None = Field(None, ge=0, le=0, description="Only 0.")
     user: str | None = Field(None, description="Changes nothing: nothing is kept of it.")
