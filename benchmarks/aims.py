@@ -41,6 +41,8 @@ def check_aims(sections: dict[str, Any]) -> list[Aim]:
         found += _exports(sections["exports"])
     if "service" in sections:
         found += _service(sections["service"])
+    if "load" in sections:
+        found += _load(sections["load"])
     return found
 
 
@@ -78,6 +80,14 @@ def _service(section: Figures) -> Iterator[Aim]:
             low, high = (1e3 * end for end in figures["ci95"])
             name = f"service overhead p50, {run['replicas']} replica(s), {case['num_steps']} steps"
             yield _at_most(name, 20.0, 1e3 * figures["median"], (low, high), "ms")
+
+
+def _load(section: Figures) -> Iterator[Aim]:
+    for role in ("gateway", "dispatcher"):
+        row = section["memory"][role]
+        name, most = f"memory of the {role} under load", section["max_slope_mib_per_min"]
+        low, high = row["slope_ci95"]
+        yield _at_most(name, most, row["slope_mib_per_min"], (low, high), "MiB/min")
 
 
 def _at_least(name: str, least: float, measured: float, interval: list[float]) -> Aim:

@@ -1,4 +1,4 @@
-"""The engine figures as one PNG; needs matplotlib, and is left out without it."""
+"""Plots as PNG files, one for a section; they need matplotlib, and are left out without it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,84 @@ _LOOKS = {
 }
 
 
-def save_plots(result: dict[str, Any], path: Path) -> bool:
-    """Draw what there is; returns whether a file was written."""
+def save_plots(result: dict[str, Any], path: Path) -> list[Path]:
+    """Draw what there is, a file for each section that has a plot; returns the files."""
     try:
         import matplotlib as mpl
     except ImportError:
-        return False
-    sections = result["sections"]
-    if "engine" not in sections:
-        return False
+        return []
     mpl.use("Agg")
+    sections = result["sections"]
+    written = []
+    for name, draw in (("engine", _engine), ("dispatcher", _dispatcher), ("load", _load)):
+        if name in sections:
+            file = path if name == "engine" else path.with_name(f"{path.stem}-{name}.png")
+            _save(draw(sections[name]), result, file)
+            written.append(file)
+    return written
+
+
+def _save(figure: Any, result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
-    cells = sections["engine"]["cells"]
+    figure.suptitle(
+        f"{result['machine']['cpu']}, {result['started'][:10]}, {result['commit'][:12]}",
+        fontsize=9,
+    )
+    # few colours: a third of the bytes
+    figure.savefig(path, dpi=70)
+    with Image.open(path) as drawn:
+        drawn.convert("P", palette=Image.Palette.ADAPTIVE, colors=24).save(path, optimize=True)
+    plt.close(figure)
+
+
+def _dispatcher(section: Figures) -> Any:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for kind, colour in (("attached", "#1b6ca8"), ("durable", "#c98a1b")):
+        rows = [row for row in section["rows"] if row["kind"] == kind]
+        idle = [row for row in rows if not row["image_s"] and row["clients"] <= 4 * row["replicas"]]
+        for axis, key in zip(axes, ("cpu_ms_per_request", "requests_per_s"), strict=True):
+            axis.plot(
+                [row["replicas"] for row in idle],
+                [row[key] for row in idle],
+                color=colour,
+                marker="o",
+                label=kind,
+            )
+    for axis, title in zip(axes, ("CPU ms per request", "requests per second"), strict=True):
+        axis.set_title(f"one dispatcher: {title}", fontsize=9)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("replicas", fontsize=8)
+        axis.grid(visible=True, alpha=0.3)
+        axis.legend(fontsize=7)
+    return figure
+
+
+def _load(section: Figures) -> Any:
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    colours = ("#1b6ca8", "#c98a1b", "#888888", "#5a9e6f")
+    for (role, row), colour in zip(section["memory"].items(), colours, strict=True):
+        seconds, sizes = zip(*row["pss_mib"], strict=True)
+        label = f"{role}, {row['slope_mib_per_min']:+.2f} MiB/min"
+        axis.plot(seconds, sizes, color=colour, marker=".", label=label)
+    axis.set_title("memory under load (PSS)", fontsize=9)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("seconds", fontsize=8)
+    axis.set_ylabel("MiB", fontsize=8)
+    axis.grid(visible=True, alpha=0.3)
+    axis.legend(fontsize=7)
+    return figure
+
+
+def _engine(section: Figures) -> Any:
+    from matplotlib import pyplot as plt
+
+    cells = section["cells"]
     columns = max(1, len({cell["px"] for cell in cells}))
     figure, axes = plt.subplots(
         3, columns, figsize=(4 * columns, 9), squeeze=False, layout="constrained"
@@ -37,23 +102,13 @@ def save_plots(result: dict[str, Any], path: Path) -> bool:
     for cell in cells:
         column = column_by_px[cell["px"]]
         _draw_speed_up(axes[int(cell["guidance"])][column], cell)
-        _draw_step_time(axes[2][column], cell, sections["engine"]["num_steps"])
+        _draw_step_time(axes[2][column], cell, section["num_steps"])
     for axis in axes.flat:
         axis.set_ylim(bottom=0)
         axis.set_xticks(sorted({row["in_flight"] for row in cells[0]["contenders"]}))
     axes[0][0].legend(fontsize=7)
     axes[2][0].legend(fontsize=7)
-    machine = result["machine"]
-    figure.suptitle(
-        f"{machine['cpu']}, one thread, {result['started'][:10]}, {result['commit'][:12]}",
-        fontsize=9,
-    )
-    # few colours: a third of the bytes
-    figure.savefig(path, dpi=70)
-    with Image.open(path) as drawn:
-        drawn.convert("P", palette=Image.Palette.ADAPTIVE, colors=24).save(path, optimize=True)
-    plt.close(figure)
-    return True
+    return figure
 
 
 def _draw_speed_up(axis: Any, cell: Figures) -> None:

@@ -20,8 +20,10 @@ def print_report(console: Console, result: dict[str, Any]) -> None:
         ("mixed_steps", _mixed_steps),
         ("overhead", _overhead),
         ("exports", _exports),
+        ("dispatcher", _dispatcher),
         ("service", _service),
         ("memory", _memory),
+        ("load", _load),
     ):
         if name in sections:
             console.print()
@@ -129,6 +131,32 @@ def _exports(console: Console, section: Figures) -> None:
     console.print(table)
 
 
+def _dispatcher(console: Console, section: Figures) -> None:
+    table = _table(
+        "One dispatcher (CPU of its services and its store; Ray and Serve left out)",
+        *("requests", "replicas", "image, s", "queue", "per s", "per CPU s", "CPU ms each"),
+        *("polls each", "of a core"),
+    )
+    for row in section["rows"]:
+        table.add_row(
+            row["kind"],
+            str(row["replicas"]),
+            f"{row['image_s']:g}",
+            f"{row['mean_queue']:.0f}",
+            f"{row['requests_per_s']:.0f}",
+            f"{row['requests_per_cpu_s']:.0f}",
+            f"{row['cpu_ms_per_request']:.3f}",
+            f"{row['polls_per_request']:.1f}",
+            f"{100 * row['share_of_a_core']:.0f} %",
+        )
+    console.print(table)
+    for row in section["capacity"]:
+        console.print(
+            f"  {row['kind']}: up to {row['gpus']} GPUs in a cell, bound by its {row['by']} "
+            f"({row['assumption']})"
+        )
+
+
 def _service(console: Console, section: Figures) -> None:
     table = _table(
         "Service over the engine, one client, wall ms: p50 / p95",
@@ -167,6 +195,27 @@ def _memory(console: Console, section: Figures) -> None:
         for row in run["processes"]:
             table.add_row(row["role"], str(row["processes"]), f"{row['sum_mib']:.0f}")
         console.print(table)
+
+
+def _load(console: Console, section: Figures) -> None:
+    table = _table(section["what"], "calls", "done", "p50, s", "p99, s", "errors")
+    for kind, row in section["kinds"].items():
+        times = ("-" if row[key] is None else f"{row[key]:.2f}" for key in ("p50_s", "p99_s"))
+        table.add_row(kind, str(row["requests"]), *times, str(sum(row["errors"].values())))
+    console.print(table)
+    console.print(f"  together {section['per_s']:.1f} per s; CPU ms per request: ", end="")
+    used = section["cpu_ms_per_request_by_role"].items()
+    console.print(", ".join(f"{role} {ms}" for role, ms in used if ms >= 0.1))
+    for role, row in section["memory"].items():
+        sizes = [size for _, size in row["pss_mib"]]
+        low, high = row["slope_ci95"]
+        console.print(
+            f"  {role}: {sizes[0]:.0f} MiB at first, {sizes[-1]:.0f} at last, after the first "
+            f"minute {row['slope_mib_per_min']:+.2f} MiB/min ({low:+.2f} to {high:+.2f})"
+        )
+    for kind, row in section["kinds"].items():
+        for what, count in row["errors"].items():
+            console.print(f"  [red]{kind}, {count} times: {what}[/red]")
 
 
 def _aims(console: Console, result: dict[str, Any]) -> None:

@@ -24,12 +24,19 @@ from benchmarks.plots import save_plots
 from benchmarks.report import print_report
 from benchmarks.settings import Report, Settings, quick_settings
 
-SECTIONS = ("engine", "overhead", "exports", "service", "memory")
+SECTIONS = ("engine", "overhead", "exports", "dispatcher", "service", "memory", "load")
 RESULTS = Path(__file__).resolve().parent / "results"
 _FILE_WIDTH = 130
 _LINE_EVERY_S = 20.0
 # share of the whole run that a section takes, for the time left
-_WEIGHTS = {"engine": 60.0, "overhead": 8.0, "exports": 8.0, "service": 32.0}
+_WEIGHTS = {
+    "engine": 60.0,
+    "overhead": 8.0,
+    "exports": 8.0,
+    "service": 32.0,
+    "dispatcher": 30.0,
+    "load": 70.0,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     print_report(console, result)
     console.print(f"written: {path}")
-    if save_plots(result, path.with_suffix(".png")):
-        console.print(f"written: {path.with_suffix('.png')}")
-    return 0 if _images_equal(sections) else 1
+    for plot in save_plots(result, path.with_suffix(".png")):
+        console.print(f"written: {plot}")
+    return 0 if _images_equal(sections) and not _errors(sections) else 1
 
 
 def measure(
@@ -76,36 +83,49 @@ def measure(
 ) -> None:
     """Put the results of the sections that are wanted into ``sections``, one by one."""
     warnings.filterwarnings("ignore", category=FutureWarning)
+    with _progress(console) as progress:
+        reports = _Reports(progress, wanted)
+        if wanted & {"engine", "overhead", "exports", "service", "memory"}:
+            _measure_model(settings, wanted, reports, sections)
+        if "dispatcher" in wanted:
+            from benchmarks.dispatcher.section import measure_dispatcher
+
+            sections["dispatcher"] = measure_dispatcher(settings, reports.of("dispatcher"))
+        if "load" in wanted:
+            from benchmarks.serving.load import measure_load
+
+            sections["load"] = measure_load(settings, reports.of("load"))
+        reports.say("done", complete=True)
+
+
+def _measure_model(
+    settings: Settings, wanted: frozenset[str], reports: _Reports, sections: dict[str, Any]
+) -> None:
+    """The sections that need the model in this process."""
     from benchmarks.engine.exports import ExportBenchmark
     from benchmarks.engine.mixed_steps import MixedSteps
     from benchmarks.engine.overhead import OverheadBenchmark
     from benchmarks.engine.speed import SpeedBenchmark
     from benchmarks.engine.subject import load_subject
 
-    with _progress(console) as progress:
-        reports = _Reports(progress, wanted)
-        reports.say("loading the model")
-        subject = load_subject()
-        if "engine" in wanted:
-            report = reports.of("engine")
-            sections["engine"] = SpeedBenchmark(subject, settings).run(
-                lambda done, text: report(0.9 * done, text)
-            )
-            sections["mixed_steps"] = MixedSteps(subject, settings).run(
-                lambda done, text: report(0.9 + 0.1 * done, text)
-            )
-        if "overhead" in wanted:
-            report = reports.of("overhead")
-            sections["overhead"] = OverheadBenchmark(subject, settings).run(report)
-        if "exports" in wanted:
-            report = reports.of("exports")
-            sections["exports"] = ExportBenchmark(subject, settings).run(report)
-        if wanted & {"service", "memory"}:
-            from benchmarks.serving.section import measure_service
+    reports.say("loading the model")
+    subject = load_subject()
+    if "engine" in wanted:
+        report = reports.of("engine")
+        sections["engine"] = SpeedBenchmark(subject, settings).run(
+            lambda done, text: report(0.9 * done, text)
+        )
+        sections["mixed_steps"] = MixedSteps(subject, settings).run(
+            lambda done, text: report(0.9 + 0.1 * done, text)
+        )
+    if "overhead" in wanted:
+        sections["overhead"] = OverheadBenchmark(subject, settings).run(reports.of("overhead"))
+    if "exports" in wanted:
+        sections["exports"] = ExportBenchmark(subject, settings).run(reports.of("exports"))
+    if wanted & {"service", "memory"}:
+        from benchmarks.serving.section import measure_service
 
-            report = reports.of("service")
-            sections |= measure_service(subject, settings, report, wanted=wanted)
-        reports.say("done", complete=True)
+        sections |= measure_service(subject, settings, reports.of("service"), wanted=wanted)
 
 
 class _Reports:
@@ -174,6 +194,12 @@ def _images_equal(sections: dict[str, Any]) -> bool:
     cells = sections.get("engine", {}).get("cells", [])
     streams = sections.get("mixed_steps", {}).get("streams", [])
     return all(row["images_equal"] for one in (*cells, *streams) for row in one["contenders"])
+
+
+def _errors(sections: dict[str, Any]) -> dict[str, int]:
+    """Return the errors of the load section, with how often each came."""
+    kinds = sections.get("load", {}).get("kinds", {}).values()
+    return {what: count for kind in kinds for what, count in kind["errors"].items()}
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

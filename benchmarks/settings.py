@@ -24,6 +24,13 @@ class Settings:
         short_requests: requests of 2 steps in the sequential service section.
         long_requests: requests of 20 steps in it.
         throughput_blocks: blocks of requests by 8 clients.
+        dispatcher_replicas: numbers of fake replicas in the dispatcher section.
+        dispatcher_s: seconds for which each of its rows is measured.
+        dispatcher_depth: requests that wait in its rows with a deep queue.
+        load_clients: clients at once in the load section, half of them with jobs.
+        load_s: for how long.
+        load_sample_s: seconds between two looks at the memory.
+        dispatcher_image_s: seconds that an image takes in its rows at the pace of real images.
     """
 
     sizes_px: tuple[int, ...] = (64, 96, 128)
@@ -38,6 +45,13 @@ class Settings:
     long_requests: int = 40
     throughput_blocks: int = 4
     replica_counts: tuple[int, ...] = (1, 2)
+    dispatcher_replicas: tuple[int, ...] = (1, 8, 64, 512)
+    dispatcher_s: float = 5.0
+    dispatcher_depth: int = 1000
+    dispatcher_image_s: float = 2.0
+    load_clients: int = 64
+    load_s: float = 300.0
+    load_sample_s: float = 10.0
     aim_px: int = 64
     guidance_scales: tuple[float, ...] = field(default=(1.0, GUIDANCE))
 
@@ -57,4 +71,10 @@ def quick_settings() -> Settings:
         long_requests=2,
         throughput_blocks=1,
         replica_counts=(1,),
+        dispatcher_replicas=(1, 8),
+        dispatcher_s=0.3,
+        dispatcher_depth=50,
+        dispatcher_image_s=0.2,
+        load_s=20.0,
+        load_sample_s=2.0,
     )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ray_cluster.policies.cost_model import alone_s, batch_s, share_cost, step_s
+from ray_cluster.policies.cost_model import alone_s, batch_s, decodes_s, row_megapixels, step_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 
@@ -92,21 +92,33 @@ def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
     Ahead of it is what is in progress and what waits before it in the queue's order.
     """
     last = max(group, key=queue_key)
-    replicas = [replica for replica in queue.replicas if replica.model == last.model]
-    others = [request for request in queue.waiting if queue_key(request) < queue_key(last)]
-    ahead = [
-        request
-        for request in [*queue.in_progress, *others, *group]
-        if request.model == last.model and request.request_id != last.request_id
-    ]
-    pool = pooled_cost(replicas)
+    model, last_key = last.model, queue_key(last)
+    replicas = [replica for replica in queue.replicas if replica.model == model]
+    ahead = [one for one in queue.in_progress if one.model == model and one is not last]
+    ahead += [one for one in queue.waiting if one.model == model and queue_key(one) < last_key]
+    ahead += [one for one in group if one is not last]
     num_each = math.ceil((len(ahead) + 1) / len(replicas))
+    # equal requests take equally long: a group is mostly of one kind
+    kinds = {
+        (one.remaining_steps, row_megapixels(one), one.num_previews): one for one in group
+    }.values()
     own_s = max(
         batch_s(replica.step_cost, request, min(replica.max_batch, num_each))
         for replica in replicas
-        for request in group
+        for request in kinds
     )
-    return sum(alone_s(pool, request) for request in ahead) + own_s
+    return _work_s(pooled_cost(replicas), ahead) + own_s
+
+
+def _work_s(cost: StepCost, requests: Sequence[RequestView]) -> float:
+    """Return the sum of ``alone_s`` over requests: one look at each, as there may be thousands."""
+    steps = [one.num_steps - one.steps_done for one in requests]
+    pixels = [one.width_px * one.height_px * (1 + one.uses_guidance) for one in requests]
+    pixel_steps = sum(a * b for a, b in zip(steps, pixels, strict=True))
+    steps_s = cost.fixed_s * sum(steps) + cost.per_megapixel_s * pixel_steps / 1e6
+    if cost.decode_per_megapixel_s == 0:
+        return steps_s
+    return steps_s + sum(decodes_s(cost, one) for one in requests)
 
 
 def _ends_s(num_ends: int, in_flight: Sequence[RequestView], queue: QueueView) -> float:
@@ -157,11 +169,13 @@ def pooled_cost(replicas: Sequence[ReplicaView]) -> StepCost:
     Exact where the replicas' terms are in proportion, a little optimistic otherwise (a parallel
     sum is superadditive).
     """
-    costs = [share_cost(replica.step_cost, replica.max_batch) for replica in replicas]
+    # as share_cost does, for all at once
     return StepCost(
-        fixed_s=_parallel([cost.fixed_s for cost in costs]),
-        per_megapixel_s=_parallel([cost.per_megapixel_s for cost in costs]),
-        decode_per_megapixel_s=_parallel([cost.decode_per_megapixel_s for cost in costs]),
+        fixed_s=_parallel([one.step_cost.fixed_s / one.max_batch for one in replicas]),
+        per_megapixel_s=_parallel([one.step_cost.per_megapixel_s for one in replicas]),
+        decode_per_megapixel_s=_parallel(
+            [one.step_cost.decode_per_megapixel_s for one in replicas]
+        ),
         source="modelled",
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ray_cluster.policies.cost_model import row_megapixels, share_cost, share_s
+from ray_cluster.policies.cost_model import row_megapixels, share_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 
@@ -54,9 +54,9 @@ def fair_level_s(
     dealing stops when ``replica`` has no room left.
     """
     everyone = [replica, *sorted(rivals, key=lambda rival: rival.replica_id)]
-    costs = [share_cost(one.step_cost, one.max_batch) for one in everyone]
-    fixed_s = np.array([cost.fixed_s for cost in costs], dtype=float)
-    per_megapixel_s = np.array([cost.per_megapixel_s for cost in costs], dtype=float)
+    # as share_cost does, for all at once
+    fixed_s = np.array([one.step_cost.fixed_s / one.max_batch for one in everyone])
+    per_megapixel_s = np.array([one.step_cost.per_megapixel_s for one in everyone], dtype=float)
     levels_s = np.array([one.leased_work_s for one in everyone], dtype=float)
     rooms = np.array([one.room for one in everyone])
     for request in queue:

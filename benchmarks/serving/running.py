@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,12 +23,17 @@ _START_TIMEOUT_S = 600.0
 
 
 @contextmanager
-def running_service(replicas: int) -> Iterator[tuple[ClusterConfig, float]]:
+def running_service(
+    replicas: int, *, storage: Path | None = None
+) -> Iterator[tuple[ClusterConfig, float]]:
     """Run the service with the default pool; yields its configuration and the start-up seconds.
 
     Imported late and run once per process at a time: Ray is started here and stopped at the end.
+
+    Args:
+        storage: where jobs and results go; None for where ``serve`` would put them.
     """
-    config = _config(replicas)
+    config = _config(replicas, storage)
     apply_ray_environment(config.ray)
     # Ray's workers import this package from the working tree
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -88,7 +94,7 @@ def post_image(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[
     return total_s, reply.json()["data"][0]["timing"], reply.content
 
 
-def _config(replicas: int) -> ClusterConfig:
+def _config(replicas: int, storage: Path | None) -> ClusterConfig:
     default = load_config().model_dump()
     pool = {**default["pools"][0], "model": MODEL, "replicas": replicas}
     port, dashboard_port = _free_port(_FIRST_PORT), _free_port(_FIRST_PORT + 50)
@@ -100,6 +106,9 @@ def _config(replicas: int) -> ClusterConfig:
                 "dashboard_port": dashboard_port,
                 "num_cpus": max(2, os.cpu_count() or 2),
             },
+            "storage": {}
+            if storage is None
+            else {"jobs": f"sqlite:///{storage}/jobs.db", "results": str(storage / "results")},
             "pools": [pool],
         }
     )

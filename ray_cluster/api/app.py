@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from ray_cluster.api.auth import key_guard
@@ -27,12 +26,8 @@ from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
-from ray_cluster.api.schema import (
-    CompletedEvent,
-    ImageGenerationRequest,
-    ImagesResponse,
-    PartialImageEvent,
-)
+from ray_cluster.api.request_schema import request_schema
+from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.metrics.roles import GatewayMetrics
@@ -96,7 +91,6 @@ def create_app(
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)
     app.include_router(_health_router(health, metrics))
-    keys = [key.get_secret_value() for key in config.http.api_keys]
     reader = CallReader(catalog, config.limits)
     creator = JobCreator(client, catalog, config.dispatch, clock)
     files = FilesEndpoint(results, config.storage.retention_s)
@@ -113,7 +107,7 @@ def create_app(
         client, reader, creator, StreamLimits(max_s=config.limits.max_stream_s), clock
     )
     app.include_router(_files_router(files))
-    app.include_router(_api_router(images, ModelsEndpoint(catalog), jobs, keys))
+    app.include_router(_api_router(images, ModelsEndpoint(catalog), jobs, config))
     return app
 
 
@@ -160,8 +154,9 @@ def _files_router(files: FilesEndpoint) -> APIRouter:
 
 
 def _api_router(
-    images: ImagesEndpoint, models: ModelsEndpoint, jobs: JobsEndpoint, keys: list[str]
+    images: ImagesEndpoint, models: ModelsEndpoint, jobs: JobsEndpoint, config: ClusterConfig
 ) -> APIRouter:
+    body = _json_body(request_schema(config))
     guards = [Depends(key_guard(keys))] if keys else []
     router = APIRouter(prefix="/v1", dependencies=guards)
     router.add_api_route(
@@ -191,10 +186,10 @@ def _api_router(
             **_errors(*_ERRORS),
         },
         # the endpoint reads the body itself, bounded and strictly; the schema is told here
-        openapi_extra={"requestBody": _json_body(ImageGenerationRequest)},
+        openapi_extra={"requestBody": body},
     )
     _add_models(router, models)
-    add_jobs(router, jobs, _errors, _json_body(ImageGenerationRequest))
+    add_jobs(router, jobs, _errors, body)
     return router
 
 
@@ -228,10 +223,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {key: {"model": ErrorResponse, "description": text} for key, text in told.items()}
 
 
-def _json_body(model: type[BaseModel]) -> dict[str, Any]:
-    # all parts of the schema are inside it: no reference to other components
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    assert "$defs" not in schema
+def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
     examples = {example["prompt"]: {"value": example} for example in schema.pop("examples")}
     return {
         "required": True,

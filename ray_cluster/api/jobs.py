@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ from ray_cluster.config import DispatchConfig
 from ray_cluster.jobs.records import Job, JobQuery, JobState, JobView
 
 MAX_PAGE = 100
+# others are never looked for: what a URL can hold, not every store can
+_JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 
 
 class JobCreator:
@@ -108,8 +111,8 @@ class JobsEndpoint:
 
     async def retrieve(self, job_id: str, request: Request) -> JobResponse:
         """Tell of a job: its state, how far it is, where its images are."""
-        view = await self._client.job(client_of(request), job_id)
-        return self._reply(_found(view, job_id), request)
+        view = await self._look(request, job_id)
+        return self._reply(view, request)
 
     async def events(self, job_id: str, request: Request) -> Response:
         """Stream a job's events (SSE): queued, started, progress, preview, and its end.
@@ -117,9 +120,8 @@ class JobsEndpoint:
         Each event's data is the job as `GET /v1/jobs/{id}` shows it. With `Last-Event-ID`, which
         browsers send by themselves, a stream goes on after that event, on any gateway.
         """
-        client = client_of(request)
-        view = _found(await self._client.job(client, job_id), job_id)
-        stream = JobStream(self._client, client, view, self._stream_limits)
+        view = await self._look(request, job_id)
+        stream = JobStream(self._client, client_of(request), view, self._stream_limits)
         return stream.response(
             after=request.headers.get("Last-Event-ID"),
             write=lambda news: self._reply(news, request).model_dump_json(),
@@ -134,7 +136,9 @@ class JobsEndpoint:
     ) -> JobList:
         """List jobs, the newest first; `after` is the `last_id` of the page before."""
         query = JobQuery(client_of(request), state, limit + 1, after)
-        views = await self._client.jobs(query)
+        # behind what is no job's id there is nothing
+        is_empty = after is not None and _JOB_ID.fullmatch(after) is None
+        views = [] if is_empty else await self._client.jobs(query)
         data = [self._reply(view, request) for view in views[:limit]]
         return JobList(
             data=data,
@@ -145,19 +149,33 @@ class JobsEndpoint:
 
     async def cancel(self, job_id: str, request: Request) -> JobResponse:
         """End a job now and delete what was made; one that has ended stays as it is."""
+        _check_id(job_id)
         view = await self._client.cancel_job(client_of(request), job_id)
         return self._reply(_found(view, job_id), request)
+
+    async def _look(self, request: Request, job_id: str) -> JobView:
+        _check_id(job_id)
+        return _found(await self._client.job(client_of(request), job_id), job_id)
 
     def _reply(self, view: JobView, request: Request) -> JobResponse:
         return job_reply(view, url_maker(request), self._clock())
 
 
+def _check_id(job_id: str) -> None:
+    if _JOB_ID.fullmatch(job_id) is None:
+        raise _not_found(job_id)
+
+
 def _found(view: JobView | None, job_id: str) -> JobView:
     if view is None:
-        raise ApiError(
-            HTTPStatus.NOT_FOUND,
-            f"There is no job {job_id[:100]!r}; GET /v1/jobs lists yours. Old ones are forgotten.",
-            code="job_not_found",
-            param="id",
-        )
+        raise _not_found(job_id)
     return view
+
+
+def _not_found(job_id: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.NOT_FOUND,
+        f"There is no job {job_id[:100]!r}; GET /v1/jobs lists yours. Old ones are forgotten.",
+        code="job_not_found",
+        param="id",
+    )

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch.fleet import Fleet
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
+from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
 from ray_cluster.leases import (
@@ -26,11 +26,10 @@ from ray_cluster.leases import (
     Shown,
 )
 from ray_cluster.policies.admission import ClientView, QueueView, admit
-from ray_cluster.policies.routing import choose_leases
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest, ModelProfile
 
-# polls within which a replica must name a lease, and within which a peer is expected to poll
+# polls within which a replica must name a lease, and a peer is expected to poll
 GRACE_POLLS = 2
 # a live replica polls at least this often within the silence that counts as death
 POLLS_PER_TIMEOUT = 3
@@ -43,6 +42,9 @@ class DispatchCore:
     the caller. ``report``, ``abort`` and ``expire`` return the outcomes that came up since the
     last such call. ``register``, ``unregister`` and ``poll`` can end a request as well, when its
     last attempt turns out to be lost: :meth:`take_outcomes` fetches those.
+
+    Attributes:
+        replicas: those that live; to be looked at only.
 
     Args:
         epoch: names this dispatcher's life; later lives have larger epochs.
@@ -64,7 +66,7 @@ class DispatchCore:
         self._configured = frozenset(configured)
         self._is_closing = False
         self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
-        self._fleet = Fleet()
+        self.replicas = Replicas()
 
     @property
     def hold_s(self) -> float:
@@ -73,7 +75,7 @@ class DispatchCore:
 
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
-        replica = self._fleet.get(replica_id)
+        replica = self.replicas.get(replica_id)
         is_watched = replica is not None and any(
             record.client_s is None for record in replica.held.values()
         )
@@ -89,16 +91,21 @@ class DispatchCore:
         """Requests in the queue, of all models."""
         return len(self._ledger.queue)
 
+    @property
+    def waiting_models(self) -> tuple[str, ...]:
+        """Models of which requests wait."""
+        return self._ledger.queue.models
+
     def register(self, registration: Registration, now_s: float) -> int:
         """Take a replica in, without any leases it may have had; return the epoch."""
         self.unregister(registration.replica_id, now_s)
         replica = ReplicaRecord(registration, registration.step_cost, heard_s=now_s)
-        self._fleet.add(replica)
+        self.replicas.add(replica)
         return self._epoch
 
     def unregister(self, replica_id: str, now_s: float) -> None:
         """Let a replica go; leases that it did not return count as lost."""
-        replica = self._fleet.remove(replica_id)
+        replica = self.replicas.pop(replica_id)
         if replica is None:
             return
         for record in list(replica.held.values()):
@@ -145,22 +152,26 @@ class DispatchCore:
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""
-        replica = self._fleet.get(poll.replica_id)
+        replica = self.replicas.get(poll.replica_id)
         if replica is None or poll.epoch != self._epoch:
             return PollReply(known=False)
-        self._fleet.hear(replica, poll, now_s)
+        self.replicas.hear(replica, poll, now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
+        self.replicas.note_room(replica)
         return replace(self.answer(poll.replica_id, now_s), adopted=adopted)
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""
-        replica = self._fleet.get(replica_id)
+        replica = self.replicas.get(replica_id)
         if replica is None:
             return PollReply(known=False)
-        aborts, chosen = replica.stale, self._choose(replica, now_s)
+        aborts = replica.stale
+        chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
         leases = tuple(self._ledger.lease(one, replica, now_s) for one in chosen)
+        if leases:
+            self.replicas.note_room(replica)
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
         return PollReply(known=True, leases=leases, aborts=aborts, moved=moved)
 
@@ -171,7 +182,7 @@ class DispatchCore:
 
         None for the ids says that the replica is not known: its leases may yet be adopted.
         """
-        replica = self._fleet.get(replica_id)
+        replica = self.replicas.get(replica_id)
         if replica is None:
             return self.take_outcomes(), None
         replica.heard_s = now_s
@@ -184,7 +195,7 @@ class DispatchCore:
 
     def show(self, replica_id: str, shown: Shown) -> bool:
         """Keep the preview of a leased request until a later one; return whether it is news."""
-        replica = self._fleet.get(replica_id)
+        replica = self.replicas.get(replica_id)
         return replica is not None and self._ledger.show(shown, replica)
 
     def preview(self, request_id: str) -> Preview | None:
@@ -196,8 +207,12 @@ class DispatchCore:
         """End the requests at once; a replica hears it in the next answer to its poll."""
         for request_id in request_ids:
             if (record := self._ledger.get(request_id)) is not None:
-                self._ledger.fail(record, "aborted", "aborted by its client")
+                self._abort(record, "aborted by its client")
         return self.take_outcomes()
+
+    def _abort(self, record: RequestRecord, message: str) -> None:
+        self.replicas.alert(record.holder)
+        self._ledger.fail(record, "aborted", message)
 
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
         """Note that the client of these requests is still there."""
@@ -210,15 +225,15 @@ class DispatchCore:
         """Act on silence: let dead replicas go, end requests whose client is gone."""
         for record in list(self._ledger):
             if now_s >= self._gone_s(record):
-                self._ledger.fail(record, "aborted", "its client was not heard of any more")
-        for replica in list(self._fleet):
+                self._abort(record, "its client was not heard of any more")
+        for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
         return self.take_outcomes()
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
-        silences = [r.heard_s + self._config.replica_timeout_s for r in self._fleet]
+        silences = [r.heard_s + self._config.replica_timeout_s for r in self.replicas]
         silences += [self._gone_s(r) for r in self._ledger if r.client_s is not None]
         return min(silences, default=None)
 
@@ -241,16 +256,16 @@ class DispatchCore:
 
     def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""
-        return dict(self._fleet.profiles)
+        return dict(self.replicas.profiles)
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         """Return the present state for status pages."""
         return ClusterSnapshot.of(
             self._ledger,
-            self._fleet,
+            self.replicas,
             epoch=self._epoch,
             max_waiting=self._limits.max_queued_images,
-            models=self._fleet.profiles,
+            models=self.replicas.profiles,
             now_s=now_s,
         )
 
@@ -274,14 +289,7 @@ class DispatchCore:
         return QueueView(
             waiting=tuple(self._ledger.queue),
             in_progress=tuple(one.view for one in self._ledger if one.holder is not None),
-            replicas=self._fleet.views(),
+            replicas=self.replicas.views(),
             max_waiting=self._limits.max_queued_images,
             configured=self._configured,
         )
-
-    def _choose(self, replica: ReplicaRecord, now_s: float) -> tuple[str, ...]:
-        waiting = self._ledger.queue.of(replica.model)
-        if not waiting or replica.num_free <= 0:
-            return ()
-        peers = self._fleet.peers(replica, heard_since_s=now_s - self.grace_s)
-        return choose_leases(waiting, replica.view(), peers)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from ray_cluster.config import DispatchConfig
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.held_polls import HeldPolls, says_something
 from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.leases import (
@@ -27,18 +27,6 @@ from ray_cluster.requests import ImageRequest, ModelProfile
 
 Keeper = Callable[[Outcome], None]
 """Told how a request ended, on the event loop and at once."""
-
-
-class _HeldPoll:
-    """A long poll that waits: woken to look again, let go to return whatever there is."""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-        self.is_let_go = False
-
-    def let_go(self) -> None:
-        self.is_let_go = True
-        self.event.set()
 
 
 class DispatchService:
@@ -66,7 +54,7 @@ class DispatchService:
         self._config = config
         self._clock = clock
         self._on_outcome = on_outcome
-        self._polls: dict[str, _HeldPoll] = {}
+        self._polls = HeldPolls(core, clock)
         self._clients = WaitingClients(core.knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
         self._housekeeping: asyncio.Task[None] | None = None
@@ -74,18 +62,18 @@ class DispatchService:
     async def register(self, registration: Registration) -> int:
         """Take a replica in; return the epoch that its polls must carry."""
         self.start()
-        self._let_go(registration.replica_id)
+        self._polls.let_go(registration.replica_id)
         epoch = self._core.register(registration, self._clock())
         self._settle(self._core.take_outcomes())
-        self._wake_polls()
+        self._polls.wake()
         return epoch
 
     async def unregister(self, replica_id: str) -> None:
         """Let a replica go; what it has not returned goes back to the queue."""
         self._core.unregister(replica_id, self._clock())
         self._settle(self._core.take_outcomes())
-        self._let_go(replica_id)
-        self._wake_polls()
+        self._polls.let_go(replica_id)
+        self._polls.wake()
 
     async def poll(self, poll: Poll) -> PollReply:
         """Return leases and aborts for a replica; held for up to ``poll_s`` while there are none.
@@ -95,14 +83,14 @@ class DispatchService:
         with the new number of free places. Leases are granted in the last instant before the
         return, so that a cancelled poll loses none.
         """
-        self._let_go(poll.replica_id)
+        self._polls.let_go(poll.replica_id)
         reply = self._core.poll(poll, self._clock())
         self._settle(self._core.take_outcomes())
-        if not _says_something(reply):
-            reply = await self._hold(poll.replica_id)
+        if not says_something(reply):
+            reply = await self._polls.hold(poll.replica_id)
         if reply.leases and self._core.num_waiting:
             # this replica may be full now, which leaves more to the others
-            self._wake_polls()
+            self._polls.wake()
         return reply
 
     async def report(
@@ -114,9 +102,9 @@ class DispatchService:
         """
         outcomes, stale = self._core.report(replica_id, events, self._clock())
         self._settle(outcomes)
-        self._let_go(replica_id)
+        self._polls.let_go(replica_id)
         if any(isinstance(event, Returned) for event in events):
-            self._wake_polls()
+            self._polls.wake()
         return stale
 
     async def submit(
@@ -140,7 +128,7 @@ class DispatchService:
             return Offer(accepted=False, reason="duplicate_id")
         offer = self._core.offer(requests, self._clock(), client=client)
         if offer.accepted:
-            self._wake_polls()
+            self._polls.wake()
         return offer
 
     async def offer_durable(self, requests: Sequence[ImageRequest], keeper: Keeper) -> Offer:
@@ -149,14 +137,14 @@ class DispatchService:
         offer = self._core.offer(requests, self._clock(), client=None)
         if offer.accepted:
             self._keepers.update(dict.fromkeys((one.request_id for one in requests), keeper))
-            self._wake_polls()
+            self._polls.wake()
         return offer
 
     def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, keeper: Keeper) -> None:
         """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
         self._core.restore(request, age_s=age_s, slo_s=slo_s, now_s=self._clock())
         self._keepers[request.request_id] = keeper
-        self._wake_polls()
+        self._polls.wake()
 
     def progress(self, request_id: str) -> Progress | None:
         """See :meth:`DispatchCore.progress`."""
@@ -213,7 +201,7 @@ class DispatchService:
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End the requests now; ids that have ended already are ignored."""
         self._settle(self._core.abort(request_ids))
-        self._wake_polls()
+        self._polls.wake()
 
     async def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""
@@ -230,8 +218,7 @@ class DispatchService:
 
     async def close(self) -> None:
         """Stop housekeeping and end all held polls."""
-        for replica_id in list(self._polls):
-            self._let_go(replica_id)
+        self._polls.let_all_go()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
@@ -240,32 +227,6 @@ class DispatchService:
     def is_healthy(self) -> bool:
         """Whether housekeeping runs, or was not needed yet."""
         return self._housekeeping is None or not self._housekeeping.done()
-
-    async def _hold(self, replica_id: str) -> PollReply:
-        """Wait until there is something to say to the replica, or the poll's time is over."""
-        held = self._polls[replica_id] = _HeldPoll()
-        reply = PollReply(known=True)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._core.hold_s_for(replica_id)):
-                    while not held.is_let_go and not _says_something(reply):
-                        await held.event.wait()
-                        held.event.clear()
-                        if not held.is_let_go:
-                            # no await from here to the return: what is leased is also sent
-                            reply = self._core.answer(replica_id, self._clock())
-        finally:
-            if self._polls.get(replica_id) is held:
-                del self._polls[replica_id]
-        return reply
-
-    def _let_go(self, replica_id: str) -> None:
-        if (held := self._polls.pop(replica_id, None)) is not None:
-            held.let_go()
-
-    def _wake_polls(self) -> None:
-        for held in self._polls.values():
-            held.event.set()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         """Keep outcomes for their clients, and wake those who wait."""
@@ -284,7 +245,7 @@ class DispatchService:
             now_s = self._clock()
             self._settle(self._core.expire(now_s))
             self._clients.forget(now_s)
-            self._wake_polls()
+            self._polls.wake()
             await asyncio.sleep(self._housekeeping_in_s(now_s))
 
     def _housekeeping_in_s(self, now_s: float) -> float:
@@ -292,7 +253,3 @@ class DispatchService:
         due_s = [self._core.next_event_s(), self._clients.next_forget_s]
         wait_s = min((one - now_s for one in due_s if one is not None), default=self._core.hold_s)
         return min(self._core.hold_s, max(0.01, wait_s))
-
-
-def _says_something(reply: PollReply) -> bool:
-    return not reply.known or bool(reply.leases or reply.aborts or reply.adopted)

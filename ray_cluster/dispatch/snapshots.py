@@ -84,7 +84,7 @@ class ClusterSnapshot:
             max_waiting=max_waiting,
             num_leased=len(ledger) - len(waiting),
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
-            num_waiting_by_model={model: len(ledger.queue.of(model)) for model in sorted(models)},
+            num_waiting_by_model={model: ledger.queue.count(model) for model in sorted(models)},
             replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in replicas),
             totals=dict(ledger.totals),
         )

@@ -40,6 +40,19 @@ class WaitingQueue:
         """Return how many of the model's requests wait before this one."""
         return bisect_left(self._keys_by_model[view.model], queue_key(view))
 
-    def of(self, model: str) -> tuple[RequestView, ...]:
-        """Return the model's waiting requests, the next one first."""
-        return tuple(self._views[key[-1]] for key in self._keys_by_model.get(model, ()))
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of which requests wait."""
+        return tuple(self._keys_by_model)
+
+    def has(self, model: str) -> bool:
+        """Whether a request of the model waits."""
+        return model in self._keys_by_model
+
+    def count(self, model: str) -> int:
+        """Return how many requests of the model wait."""
+        return len(self._keys_by_model.get(model, ()))
+
+    def first(self, model: str, count: int) -> tuple[RequestView, ...]:
+        """Return the model's waiting requests, at most so many, the next one first."""
+        return tuple(self._views[key[-1]] for key in self._keys_by_model.get(model, ())[:count])

@@ -18,7 +18,7 @@ class OpenJob:
         done: images that were finished in an earlier life of the dispatcher, by request id.
 
     Attributes:
-        job: as it was accepted.
+        job: as it was accepted; as it ended, once that is kept.
         is_cancelled: whether its client has given it up.
         is_void: whether it could not be kept, and so never was.
         kept: set once its end is in the store.

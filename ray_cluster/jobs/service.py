@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -69,6 +70,7 @@ class JobService:
         self._max_open = max_open_per_client
         self._wall_clock = wall_clock
         self._open: dict[str, OpenJob] = {}
+        self._num_open_by_client: Counter[str] = Counter()
         # between the look for a key and the job that takes it, nobody else may take it
         self._keyed = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="job-store")
@@ -92,7 +94,8 @@ class JobService:
         self._spawn(self._sweep_forever())
 
     def _take_up(self, job: Job, done: dict[str, StoredImage]) -> None:
-        open_job = self._open[job.job_id] = OpenJob(job, done)
+        open_job = OpenJob(job, done)
+        self._add(open_job)
         age_s = max(0.0, self._wall_clock() - job.created_s)
         for request in open_job.pending:
             keeper = partial(self._on_outcome, open_job)
@@ -118,7 +121,7 @@ class JobService:
             return await self._create(job)
 
     async def _create(self, job: Job) -> Creation:
-        if self._num_open(job.client) >= self._max_open:
+        if self._num_open_by_client[job.client] >= self._max_open:
             tell("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
         open_job = OpenJob(job, {})
@@ -126,12 +129,12 @@ class JobService:
         offer = await self._dispatch.offer_durable(job.requests, keeper)
         if not offer.accepted:
             return Creation(None, False, offer)
-        self._open[job.job_id] = open_job
+        self._add(open_job)
         try:
             await self._call(self._store.insert, job)
         except JobStoreError:
             open_job.is_void = True
-            del self._open[job.job_id]
+            self._remove(open_job)
             await self._dispatch.abort([request.request_id for request in job.requests])
             raise
         tell("job_accepted", job, num_images=len(job.requests))
@@ -144,6 +147,9 @@ class JobService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await open_job.kept.wait()
+            if open_job.kept.is_set():
+                # the store has just been told the same
+                return JobView(open_job.job)
         job = await self._find(job_id)
         return None if job is None or job.client != client else self._view(job)
 
@@ -189,8 +195,16 @@ class JobService:
         """How many jobs have not ended."""
         return len(self._open)
 
-    def _num_open(self, client: str) -> int:
-        return sum(one.job.client == client for one in self._open.values())
+    def _add(self, open_job: OpenJob) -> None:
+        self._open[open_job.job.job_id] = open_job
+        self._num_open_by_client[open_job.job.client] += 1
+
+    def _remove(self, open_job: OpenJob) -> None:
+        if self._open.pop(open_job.job.job_id, None) is not None:
+            client = open_job.job.client
+            self._num_open_by_client[client] -= 1
+            if not self._num_open_by_client[client]:
+                del self._num_open_by_client[client]
 
     async def close(self) -> None:
         """Stop; open jobs stay open in the store."""
@@ -236,7 +250,8 @@ class JobService:
                 logger.error("the end of job %s is not written yet: %s", ended.job_id, error)
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
-        self._open.pop(ended.job_id, None)
+        self._remove(open_job)
+        open_job.job = ended
         open_job.kept.set()
         tell_end(ended)
 

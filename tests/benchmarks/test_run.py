@@ -10,14 +10,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout_s: float = 170) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.run", *arguments],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "130"},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -44,10 +44,30 @@ def test_quick_run_writes_valid_json_in_under_a_minute_of_cpu(tmp_path: Path) ->
     assert "Speed-up over the pipeline" in done.stdout
 
 
+@pytest.mark.slow
+def test_quick_dispatcher_section_counts_what_it_decides(tmp_path: Path) -> None:
+    path = tmp_path / "quick.json"
+    done = run("--quick", "--only", "dispatcher", "--out", str(path))
+    assert done.returncode == 0, done.stderr
+    section = json.loads(path.read_text())["sections"]["dispatcher"]
+    assert {(row["kind"], row["replicas"]) for row in section["rows"]} == {
+        (kind, count) for kind in ("attached", "durable") for count in (1, 8)
+    }
+    for row in section["rows"]:
+        assert row["requests"] > 0
+        assert row["cpu_ms_per_request"] > 0
+        assert 0 < row["fakes_share"] < 0.5
+    assert any(row["mean_queue"] > 20 for row in section["rows"])
+    assert all(row["gpus"] > 0 for row in section["capacity"])
+    assert "GPUs in a cell" in done.stdout
+    assert (tmp_path / "quick-dispatcher.png").stat().st_size > 1000
+
+
 def test_unknown_section_is_refused_before_anything_is_loaded() -> None:
     started_s = time.monotonic()
     done = run("--only", "engine,nonsense")
     assert done.returncode == 2
     assert "nonsense" in done.stderr
-    assert "allowed: engine, overhead, exports, service, memory" in done.stderr
+    allowed = "engine, overhead, exports, dispatcher, service, memory, load"
+    assert f"allowed: {allowed}" in done.stderr
     assert time.monotonic() - started_s < 60

@@ -173,7 +173,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.leased[request_id] = (replica_id, replace(row, fence=fence))
 
     def notice_what_was_taken_back(self, replica_id: str) -> None:
-        held = self.core._fleet._replicas[replica_id].held
+        held = self.core.replicas[replica_id].held
         for request_id, (holder, lease) in list(self.leased.items()):
             if holder != replica_id:
                 continue
@@ -226,7 +226,7 @@ class DispatchMachine(RuleBasedStateMachine):
         }[how]
         is_current = self.leased.get(request_id) == (replica_id, lease)
         outcomes, stale = self.core.report(replica_id, [event], self.now_s)
-        if replica_id not in self.core._fleet._replicas:
+        if replica_id not in self.core.replicas:
             # a poll may yet have the lease adopted, and the end with it
             assert (outcomes, stale) == ((), None)
             return
@@ -257,7 +257,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         outcomes = self.core.expire(self.now_s)
         for replica_id in MODELS:
-            if replica_id not in self.core._fleet._replicas:
+            if replica_id not in self.core.replicas:
                 self.drop_leases_of(replica_id)
         self.end(outcomes)
         before = self.core.snapshot(self.now_s)
@@ -274,7 +274,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert snapshot.num_leased == len(self.leased)
         for request_id in self.requests:
             assert self.core.knows(request_id) == (request_id not in self.outcomes)
-        held = [request_id for one in self.core._fleet for request_id in one.held]
+        held = [request_id for one in self.core.replicas for request_id in one.held]
         assert sorted(held) == sorted(self.leased)
         assert all(one.num_leased <= one.max_in_flight for one in snapshot.replicas)
         assert sum(one.num_leased for one in snapshot.replicas) == len(self.leased)

@@ -108,7 +108,7 @@ def test_a_poll_that_times_out_in_the_turn_of_an_offer_takes_no_leases_with_it()
         service = await make_service("r")
         poll = await held(service.poll(poll_of()))
         asyncio.get_running_loop().call_at(1.0, service._core.offer, [image_request("a")], 1.0)
-        asyncio.get_running_loop().call_at(1.0, service._wake_polls)
+        asyncio.get_running_loop().call_at(1.0, service._polls.wake)
         reply = await poll
         assert len(reply.leases) + (await service.snapshot()).num_waiting == 1
         await service.close()

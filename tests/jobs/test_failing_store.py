@@ -83,3 +83,25 @@ async def test_an_end_is_told_only_once_it_is_kept(
         view = await cell.job("alice", "j", 10.0)
         assert view is not None
         assert view.job.state == "completed"
+
+
+async def test_who_waits_for_a_job_hears_its_end_without_another_read(tmp_path: Path) -> None:
+    class Unreadable(Unreliable):
+        def get(self, _job_id: str) -> Job | None:
+            raise JobStoreError("nobody should ask")
+
+    inner = SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db")
+    async with Cell(tmp_path, store=Unreadable(inner)) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j", 2))
+        waiting = [asyncio.create_task(cell.job("alice", "j", 10.0)) for _ in range(2)]
+        for lease in list((await replica.poll()).values()):
+            await replica.finish(lease)
+        views = await asyncio.gather(*waiting)
+        kept = inner.get("j")
+        assert kept is not None
+        assert kept.state == "completed"
+        assert [view.job for view in views if view is not None] == [kept, kept]
+        # another's job is nobody's
+        with pytest.raises(JobStoreError):
+            await cell.job("bob", "j")

@@ -1,0 +1,233 @@
+"""Decisions per second and CPU time per request of one dispatcher, by replicas and queue."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.dispatcher.fakes import (
+    AttachedClient,
+    DurableClient,
+    FakeReplica,
+    Meter,
+    counter,
+)
+from benchmarks.settings import MODEL, Report, Settings
+from ray_cluster.blob_store import BlobStore
+from ray_cluster.config import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.jobs.service import JobService
+from ray_cluster.jobs.sql_store import SqlJobStore
+
+Kind = Literal["attached", "durable"]
+KINDS: tuple[Kind, ...] = ("attached", "durable")
+ROWS = 4
+_DEPTH_REPLICAS = 64
+_SAMPLE_S = 0.05
+_WARM_UP_S = 40.0
+# jobs in flight beyond this only wait for the store, all for the same write
+_MOST_JOBS = 256
+_PATIENCE_S = 20.0
+# share of the pace of the replicas that counts as keeping it
+_PACE = 0.9
+# share of a core at which a dispatcher counts as full: the rest is for what comes in bursts
+FULL_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one row of the table measures.
+
+    Attributes:
+        image_s: how long a replica holds an image; 0 makes the dispatcher the bottleneck.
+        depth: requests that wait besides those that replicas have room for.
+    """
+
+    kind: Kind
+    replicas: int
+    image_s: float = 0.0
+    depth: int = 0
+
+    @property
+    def clients(self) -> int:
+        """Calls in flight: what fills all replicas, and the queue; not more jobs than help."""
+        wanted = self.replicas * ROWS + self.depth
+        return wanted if self.kind == "attached" else min(wanted, _MOST_JOBS)
+
+
+def cases(settings: Settings) -> list[Case]:
+    """Return the rows: by replicas, with a deep queue, and at the pace of real images."""
+    deep = min(_DEPTH_REPLICAS, max(settings.dispatcher_replicas))
+    return [
+        *(Case(kind, count) for kind in KINDS for count in settings.dispatcher_replicas),
+        # jobs wait for the store first: their queue is never deep
+        Case("attached", deep, depth=settings.dispatcher_depth),
+        *(
+            Case(kind, count, image_s=settings.dispatcher_image_s)
+            for kind in KINDS
+            for count in settings.dispatcher_replicas
+            if count >= deep and (kind == "attached" or count * ROWS <= _MOST_JOBS)
+        ),
+    ]
+
+
+def measure_dispatcher(settings: Settings, report: Report) -> dict[str, Any]:
+    """Return the figures of every case, and what follows for the size of a cell."""
+    rows = []
+    todo = cases(settings)
+    for index, case in enumerate(todo):
+        report(index / len(todo), f"{case.kind}, {case.replicas} replicas")
+        with tempfile.TemporaryDirectory(prefix="dispatcher-") as folder:
+            rows.append(asyncio.run(_run(case, Path(folder), settings.dispatcher_s)))
+    return {
+        "what": "CPU time of the dispatch and job services (SQLite included, Ray and Serve not), "
+        f"replicas with {ROWS} rows that compute nothing",
+        "rows": rows,
+        "capacity": [capacity(rows, kind) for kind in KINDS],
+    }
+
+
+async def _run(case: Case, folder: Path, duration_s: float) -> dict[str, Any]:
+    meter = Meter()
+    async with _services(folder) as (core, dispatch, jobs):
+        ids = counter()
+        makers = {
+            "attached": lambda: AttachedClient(dispatch, meter, ids).live(),
+            "durable": lambda: DurableClient(jobs, meter, ids).live(),
+        }
+        replicas = [
+            FakeReplica(dispatch, meter, number=number, rows=ROWS, image_s=case.image_s).live()
+            for number in range(case.replicas)
+        ]
+        clients = [makers[case.kind]() for _ in range(case.clients)]
+        tasks = [asyncio.create_task(one) for one in replicas]
+        try:
+            tasks += await _start_spread(clients, over_s=case.image_s)
+            # the first calls of all come nearly at once: nothing is typical before they are done
+            await _wait(lambda: meter.completed >= case.clients, _WARM_UP_S)
+            row = await _window(case, core, meter, max(duration_s, case.image_s))
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [end for end in ends if not isinstance(end, asyncio.CancelledError)]
+    if errors:
+        raise RuntimeError(f"a fake died: {errors[0]!r}") from None
+    return row
+
+
+async def _start_spread(
+    lives: Sequence[Coroutine[Any, Any, None]], over_s: float
+) -> list[asyncio.Task[None]]:
+    """Start clients evenly over a time, so that their images do not end together."""
+    tasks, started_s = [], time.perf_counter()
+    for index, life in enumerate(lives):
+        tasks.append(asyncio.create_task(life))
+        if time.perf_counter() - started_s < over_s * index / len(lives):
+            await asyncio.sleep(over_s / len(lives))
+    return tasks
+
+
+async def _wait(condition: Callable[[], bool], patience_s: float) -> None:
+    for _ in range(round(patience_s / _SAMPLE_S)):
+        if condition():
+            return
+        await asyncio.sleep(_SAMPLE_S)
+
+
+async def _window(
+    case: Case, core: DispatchCore, meter: Meter, duration_s: float
+) -> dict[str, Any]:
+    """Measure what happens in the next ``duration_s``, and until every client had a turn in it.
+
+    Clients that wait for the same store fall into step: all write, then all end.
+    """
+    meter.depths.clear()
+    completed, polls, fakes_s = meter.completed, meter.polls, meter.fakes_s
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    ends_s = (wall_s + duration_s, wall_s + duration_s + _PATIENCE_S)
+    turn = completed + case.clients
+    while time.perf_counter() < ends_s[0] or (
+        meter.completed < turn and time.perf_counter() < ends_s[1]
+    ):
+        await asyncio.sleep(_SAMPLE_S)
+        meter.depths.append(core.num_waiting)
+    all_s = time.process_time() - cpu_s
+    own_s = all_s - (meter.fakes_s - fakes_s)
+    took_s = time.perf_counter() - wall_s
+    done = max(1, meter.completed - completed)
+    return {
+        "kind": case.kind,
+        "replicas": case.replicas,
+        "image_s": case.image_s,
+        "clients": case.clients,
+        "mean_queue": round(sum(meter.depths) / len(meter.depths), 1),
+        "requests": done,
+        "requests_per_s": round(done / took_s, 2),
+        "requests_per_cpu_s": round(done / own_s, 1),
+        "cpu_ms_per_request": round(1e3 * own_s / done, 4),
+        "polls_per_request": round((meter.polls - polls) / done, 2),
+        "fakes_share": round(1 - own_s / all_s, 3),
+        "share_of_a_core": round(own_s / took_s, 3),
+        "refused": meter.refused,
+    }
+
+
+@asynccontextmanager
+async def _services(
+    folder: Path,
+) -> AsyncIterator[tuple[DispatchCore, DispatchService, JobService]]:
+    config = DispatchConfig()
+    limits = LimitsConfig(max_queued_images=100_000, max_open_jobs_per_client=100_000)
+    core = DispatchCore(config=config, limits=limits, epoch=1, configured=[MODEL])
+    dispatch = DispatchService(core, config=config, clock=time.monotonic)
+    jobs = JobService(
+        dispatch,
+        SqlJobStore.open(f"sqlite:///{folder}/jobs.db"),
+        BlobStore(str(folder / "results")),
+        config=StorageConfig(),
+        max_open_per_client=limits.max_open_jobs_per_client,
+        wall_clock=time.time,
+    )
+    await jobs.start()
+    try:
+        yield core, dispatch, jobs
+    finally:
+        await dispatch.close()
+        await jobs.close()
+
+
+def capacity(rows: list[dict[str, Any]], kind: Kind) -> dict[str, Any]:
+    """Return how many GPUs one dispatcher carries, from the rows at the pace of real images.
+
+    The largest row that keeps the pace says what a GPU costs, its polls included. A row that does
+    not keep it says how many images there are at most, whatever the CPU would still carry.
+    """
+    paced = [row for row in rows if row["kind"] == kind and row["image_s"]]
+    image_s = paced[0]["image_s"]
+    per_gpu_s = ROWS / image_s
+    kept = [row for row in paced if row["requests_per_s"] >= _PACE * row["replicas"] * per_gpu_s]
+    bounds = {}
+    if kept:
+        most = max(kept, key=lambda row: int(row["replicas"]))
+        bounds["cpu"] = FULL_SHARE * most["replicas"] / most["share_of_a_core"]
+    if len(kept) < len(paced):
+        bounds["rate"] = FULL_SHARE * max(row["requests_per_s"] for row in paced) / per_gpu_s
+    by = min(bounds, key=lambda name: bounds[name])
+    return {
+        "kind": kind,
+        "gpus": int(bounds[by]),
+        "by": by,
+        "bounds": {name: round(gpus, 1) for name, gpus in bounds.items()},
+        "full_share": FULL_SHARE,
+        "assumption": f"a GPU holds {ROWS} images at a time and each for {image_s:g} s: "
+        f"{per_gpu_s:g} images/s; a core is full at {FULL_SHARE:.0%}; what Serve's calls cost "
+        "comes on top",
+    }

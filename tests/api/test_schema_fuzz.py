@@ -1,0 +1,97 @@
+"""Whatever the OpenAPI schema allows or forbids is answered as it says, and nothing is left."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.config import ClusterConfig
+from tests.api.fuzzing import CONFIG, FuzzedService, fuzzed_service, own_bytes
+
+logger = logging.getLogger(__name__)
+
+MAX_GROWTH_MIB = 4.0
+
+
+def run(service: FuzzedService, count: int, *, derandomize: bool) -> None:
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=derandomize,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    # in four of five calls, names of what there is are put in
+    @given(service.cases(), st.integers(0, 4), st.integers(0, 1000))
+    def call(case: Any, chance: int, pick: int) -> None:
+        service.call(case, pick + 1 if chance else 0)
+
+    call()
+
+
+def check_share(service: FuzzedService) -> tuple[int, float]:
+    total: Counter[int] = Counter()
+    for label, statuses in sorted(service.statuses.items()):
+        logger.info("%s: %s", label, dict(sorted(statuses.items())))
+        total.update(statuses)
+    count = total.total()
+    share = sum(n for status, n in total.items() if status < 300) / count
+    logger.info("%d calls, %.0f %% of them 2xx", count, 100 * share)
+    return count, share
+
+
+def test_calls_by_the_schema_are_answered_by_the_schema(tmp_path: Path) -> None:
+    with fuzzed_service(tmp_path) as service:
+        run(service, 100, derandomize=True)
+        service.settle()
+        _, share = check_share(service)
+        assert share >= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_thousands_of_calls_by_the_schema_leave_nothing_behind(tmp_path: Path) -> None:
+    with fuzzed_service(tmp_path) as service:
+        tracemalloc.start()
+        try:
+            run(service, 300, derandomize=False)
+            service.settle()
+            before = own_bytes()
+            assert before > 0
+            run(service, 2200, derandomize=False)
+            service.settle()
+            grown_mib = (own_bytes() - before) / 2**20
+        finally:
+            tracemalloc.stop()
+        count, share = check_share(service)
+        logger.info("grown by %.2f MiB over the last 2200", grown_mib)
+        assert count >= 2000
+        assert share >= 0.3
+        for label, statuses in service.statuses.items():
+            assert any(status < 300 for status in statuses), (label, statuses)
+        assert {"POST /v1/images/generations", "POST /v1/jobs"} <= service.statuses.keys()
+        assert len(service.statuses) == 12
+        assert grown_mib < MAX_GROWTH_MIB
+
+
+def test_the_schema_tells_the_bounds_of_this_service(tmp_path: Path) -> None:
+    def field(config: ClusterConfig, name: str) -> dict[str, Any]:
+        with fuzzed_service(tmp_path) as service:
+            operation = service.app.openapi()["paths"]["/v1/jobs"]["post"]
+        body = operation["requestBody"]["content"]["application/json"]["schema"]
+        found: dict[str, Any] = body["properties"][name]
+        return next(iter(found.get("anyOf", [found])))
+
+    assert field(CONFIG, "n")["maximum"] == 3
+    assert field(CONFIG, "prompt")["maxLength"] == 60
+    assert field(CONFIG, "negative_prompt")["maxLength"] == 60
+    assert field(CONFIG, "num_inference_steps")["maximum"] == 50
+    assert field(CONFIG, "stream")["const"] is False
