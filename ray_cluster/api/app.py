@@ -156,6 +156,7 @@ def _files_router(files: FilesEndpoint) -> APIRouter:
 def _api_router(
     images: ImagesEndpoint, models: ModelsEndpoint, jobs: JobsEndpoint, config: ClusterConfig
 ) -> APIRouter:
+    keys = [key.get_secret_value() for key in config.http.api_keys]
     body = _json_body(request_schema(config))
     guards = [Depends(key_guard(keys))] if keys else []
     router = APIRouter(prefix="/v1", dependencies=guards)
