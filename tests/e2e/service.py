@@ -122,7 +122,7 @@ class Service:
             ],
         }
 
-    def start(self, timeout_s: float = 150.0) -> None:
+    def start(self, timeout_s: float = 300.0) -> None:
         """Start it and wait until it is ready."""
         Path(self._ray_folder).mkdir(exist_ok=True)
         command = [str(Path(sys.executable).with_name("ray-cluster")), "serve", str(self._config)]

@@ -174,7 +174,7 @@ def test_images_of_a_killed_replica_go_on_from_their_states(service: Service) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(2000)
-@pytest.mark.parametrize(("kill", "count"), [(kill_a_replica, 12), (kill_everything, 6)])
+@pytest.mark.parametrize(("kill", "count"), [(kill_a_replica, 12), (kill_everything, 4)])
 def test_images_of_many_kills_go_on_from_their_states(
     killed: Service, kill: Kill, count: int
 ) -> None:

@@ -139,7 +139,9 @@ def told_in_full(service: Service) -> Metrics:
     return scrape(service)
 
 
-@pytest.mark.parametrize("act", [scale_down_and_up, terminate_one, roll])
+@pytest.mark.parametrize(
+    "act", [scale_down_and_up, terminate_one, pytest.param(roll, marks=pytest.mark.slow)]
+)
 def test_images_outlive_a_replica_that_is_taken_away(
     service: Service, act: Callable[[Service], None]
 ) -> None:
