@@ -78,10 +78,10 @@ def _load(section: Figures) -> Any:
     figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
     colours = ("#1b6ca8", "#c98a1b", "#888888", "#5a9e6f")
     for (role, row), colour in zip(section["memory"].items(), colours, strict=True):
-        seconds, sizes = zip(*row["pss_mib"], strict=True)
+        seconds, sizes = zip(*row["own_mib"], strict=True)
         label = f"{role}, {row['slope_mib_per_min']:+.2f} MiB/min"
         axis.plot(seconds, sizes, color=colour, marker=".", label=label)
-    axis.set_title("memory under load (PSS)", fontsize=9)
+    axis.set_title("memory under load (own pages)", fontsize=9)
     axis.set_ylim(bottom=0)
     axis.set_xlabel("seconds", fontsize=8)
     axis.set_ylabel("MiB", fontsize=8)

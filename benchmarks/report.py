@@ -210,8 +210,9 @@ def _load(console: Console, section: Figures) -> None:
         sizes = [size for _, size in row["pss_mib"]]
         low, high = row["slope_ci95"]
         console.print(
-            f"  {role}: {sizes[0]:.0f} MiB at first, {sizes[-1]:.0f} at last, after the first "
-            f"minute {row['slope_mib_per_min']:+.2f} MiB/min ({low:+.2f} to {high:+.2f})"
+            f"  {role}: {sizes[0]:.0f} MiB at first, {sizes[-1]:.0f} at last (PSS); own after "
+            f"a minute {row['slope_mib_per_min']:+.2f} MiB/min ({low:+.2f} to {high:+.2f}), "
+            f"in the second half {row['late_slope_mib_per_min']:+.2f}"
         )
     for kind, row in section["kinds"].items():
         for what, count in row["errors"].items():

@@ -29,12 +29,18 @@ _TIMING = Timing(queue_s=0.1, encode_s=0.1, denoise_s=0.1, decode_s=0.1)
 
 @dataclass(slots=True)
 class Meter:
-    """CPU seconds that the fakes have used, and what they have seen so far."""
+    """CPU seconds that the fakes have used, and what they have seen so far.
+
+    Attributes:
+        given_up: how often the dispatcher took a replica for dead.
+        depths: lengths of the queue, one after the other.
+    """
 
     fakes_s: float = 0.0
     completed: int = 0
     polls: int = 0
     refused: int = 0
+    given_up: int = 0
     depths: list[int] = field(default_factory=list)
 
     @contextmanager
@@ -67,9 +73,8 @@ class FakeReplica:
     async def live(self) -> None:
         """Register, then make images until cancelled."""
         cost = StepCost(0.5 * self._image_s / NUM_STEPS + 1e-4, 1.0)
-        epoch = await self._dispatch.register(
-            Registration(self._id, _profile(), self._rows, self._rows, cost)
-        )
+        registration = Registration(self._id, _profile(), self._rows, self._rows, cost)
+        epoch = await self._dispatch.register(registration)
         try:
             while True:
                 with self._meter.fake():
@@ -77,6 +82,12 @@ class FakeReplica:
                     named = dict.fromkeys(self._held, NUM_STEPS // 2)
                     poll = Poll(self._id, epoch, self._rows - len(named), named)
                 reply = await self._dispatch.poll(poll)
+                if not reply.known:
+                    # on a machine that is too busy, a turn of the loop takes longer than a timeout
+                    self._meter.given_up += 1
+                    self._held.clear()
+                    epoch = await self._dispatch.register(registration)
+                    continue
                 with self._meter.fake():
                     self._held.update({one.request.request_id: one for one in reply.leases})
                     if reply.leases:
@@ -93,7 +104,7 @@ class FakeReplica:
         with self._meter.fake():
             events = [Finished(one.request.request_id, one.fence, _result(one)) for one in leases]
             for lease in leases:
-                del self._held[lease.request.request_id]
+                self._held.pop(lease.request.request_id, None)
         await self._dispatch.report(self._id, events)
 
 

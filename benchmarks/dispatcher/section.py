@@ -177,6 +177,7 @@ async def _window(
         "fakes_share": round(1 - own_s / all_s, 3),
         "share_of_a_core": round(own_s / took_s, 3),
         "refused": meter.refused,
+        "given_up": meter.given_up,
     }
 
 

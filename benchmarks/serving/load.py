@@ -30,6 +30,10 @@ _NUM_STEPS = 1
 _SMALLEST = "32x32"
 
 
+_Sample = tuple[float, float, float]
+"""Seconds since the start, proportional and own set size in MiB."""
+
+
 @dataclass(slots=True)
 class _Seen:
     """What one client has seen."""
@@ -88,7 +92,7 @@ class _Load:
                 role: round(1e3 * (used - cpu_s.get(role, 0.0)) / max(1, done), 2)
                 for role, used in sorted(used_s.items())
             },
-            "memory": {role: self._growth(samples, role) for role in samples},
+            "memory": {role: self._growth(sizes) for role, sizes in samples.items()},
             "max_slope_mib_per_min": MAX_SLOPE_MIB_PER_MIN,
         }
 
@@ -121,28 +125,41 @@ class _Load:
         if state != "completed":
             raise ValueError(f"the events of a job end with {state}")
 
-    def _sample(self, started_s: float) -> dict[str, list[tuple[float, float]]]:
-        """Return instants and sizes in MiB by role, over the time of the load."""
-        samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    def _sample(self, started_s: float) -> dict[str, list[_Sample]]:
+        """Return what the processes take by role, over the time of the load."""
+        samples: dict[str, list[_Sample]] = defaultdict(list)
         duration_s = self._settings.load_s
         while (now_s := time.perf_counter() - started_s) < duration_s:
             self._report(now_s / duration_s, f"{self._settings.load_clients} clients")
-            sizes: Counter[str] = Counter()
+            pss: Counter[str] = Counter()
+            own: Counter[str] = Counter()
             for process in service_processes():
                 try:
-                    sizes[role_of(process)] += process.memory_full_info().pss / 2**20
+                    role, memory = role_of(process), process.memory_full_info()
                 except psutil.NoSuchProcess:
                     continue
+                pss[role] += memory.pss / 2**20
+                own[role] += memory.uss / 2**20
             for role in (*ROLES, "Serve proxy", "model replica"):
-                samples[role].append((round(now_s, 1), round(sizes[role], 2)))
+                sample = (round(now_s, 1), round(pss[role], 2), round(own[role], 2))
+                samples[role].append(sample)
             time.sleep(self._settings.load_sample_s)
         return dict(samples)
 
-    def _growth(self, samples: dict[str, list[tuple[float, float]]], role: str) -> dict[str, Any]:
+    def _growth(self, samples: list[_Sample]) -> dict[str, Any]:
+        """Return the sizes, and how fast the process's own memory grows.
+
+        Not the proportional one: that jumps in all processes when another one ends that has
+        shared pages with them.
+        """
+        own = [(at_s, own) for at_s, _, own in samples]
         from_s = min(_WARM_UP_S, self._settings.load_s / 3)
-        slope, error = slope_per_min([one for one in samples[role] if one[0] >= from_s])
+        slope, error = slope_per_min([one for one in own if one[0] >= from_s])
+        late_slope, _ = slope_per_min([one for one in own if one[0] >= self._settings.load_s / 2])
         return {
-            "pss_mib": samples[role],
+            "pss_mib": [(at_s, pss) for at_s, pss, _ in samples],
+            "own_mib": own,
+            "late_slope_mib_per_min": round(late_slope, 3),
             "slope_mib_per_min": round(slope, 3),
             # of a straight line through the samples
             "slope_ci95": [round(slope - 1.96 * error, 3), round(slope + 1.96 * error, 3)],
