@@ -142,7 +142,7 @@ class CancelCell:
         )
         agent.start()
         self.agents.append(agent)
-        await until(lambda: replica_id in self.cell.core._replicas, "its registration")
+        await until(lambda: replica_id in self.cell.core.replicas, "its registration")
         return agent
 
     @asynccontextmanager
