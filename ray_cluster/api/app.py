@@ -26,7 +26,7 @@ from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
-from ray_cluster.api.request_schema import request_schema
+from ray_cluster.api.request_schema import inlined_schema, request_schema
 from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
@@ -177,8 +177,8 @@ def _api_router(
                     "text/event-stream": {
                         "schema": {
                             "anyOf": [
-                                PartialImageEvent.model_json_schema(),
-                                CompletedEvent.model_json_schema(),
+                                inlined_schema(PartialImageEvent),
+                                inlined_schema(CompletedEvent),
                             ]
                         }
                     }

@@ -1,8 +1,10 @@
-"""The JSON schema of a generation call, with the bounds of this service in it."""
+"""JSON schemas: of a generation call, with the bounds of this service, and of what is streamed."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from pydantic import BaseModel
 
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.config import ClusterConfig
@@ -28,6 +30,24 @@ def request_schema(config: ClusterConfig) -> dict[str, Any]:
         max(pool.max_num_inference_steps for pool in config.pools),
     )
     return schema
+
+
+def inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's JSON schema with its parts in their places, without references."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inlined(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if (reference := node.get("$ref")) is not None:
+            return inlined(parts[reference.rpartition("/")[2]])
+        return {name: inlined(value) for name, value in node.items()}
+
+    found: dict[str, Any] = inlined(schema)
+    return found
 
 
 def _bound(schema: dict[str, Any], name: str, keyword: str, bound: int) -> None:

@@ -94,4 +94,4 @@ def test_the_schema_tells_the_bounds_of_this_service(tmp_path: Path) -> None:
     assert field(CONFIG, "prompt")["maxLength"] == 60
     assert field(CONFIG, "negative_prompt")["maxLength"] == 60
     assert field(CONFIG, "num_inference_steps")["maximum"] == 50
-    assert field(CONFIG, "stream")["const"] is False
+    assert field(CONFIG, "partial_images")["maximum"] == 3

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 import uvicorn
@@ -226,3 +227,18 @@ async def test_what_does_not_go_with_a_stream_is_refused_by_name(http: httpx.Asy
     reply = await http.post("/v1/jobs", json=shown)
     check_error(reply, 400, param="stream")
     assert "/events" in reply.json()["error"]["message"]
+
+
+async def test_the_schema_of_events_holds_for_what_is_sent(
+    url: str, client: openai.AsyncOpenAI, replica: Replica
+) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        document = (await http.get("/openapi.json")).json()
+    content = document["paths"][URL]["post"]["responses"]["200"]["content"]
+    schema = content["text/event-stream"]["schema"]
+    assert "$ref" not in str(schema)
+    making = asyncio.create_task(make(replica))
+    events = await stream(client)
+    await making
+    for event in events:
+        jsonschema.validate(event.model_dump(exclude_unset=True), schema)
