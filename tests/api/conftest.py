@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
 from ray_cluster.requests import ModelProfile
-from tests.fakes import FakeDispatcherClient, memory_results, model_profile
+from tests.fakes import FakeDispatcherClient, memory_results, model_profile, registration
+from tests.jobs.cell import Cell, Replica
 
 NOW_S = 1_750_000_000.0
 
@@ -55,6 +56,16 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
+
+
+@pytest.fixture
+async def replica(cell: Cell) -> Replica:
+    """One of the model "shapes" in the cell of the test's own module."""
+    one = Replica(cell, model="shapes")
+    one.epoch = await cell.dispatch.register(
+        replace(registration("r", "shapes"), profile=shapes_profile())
+    )
+    return one
 
 
 @pytest.fixture

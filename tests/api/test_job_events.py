@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
-from tests.api.conftest import shapes_profile
-from tests.fakes import registration
 from tests.jobs.cell import Cell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -47,15 +45,6 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
 async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
     async with Cell(tmp_path) as running:
         yield running
-
-
-@pytest.fixture
-async def replica(cell: Cell) -> Replica:
-    one = Replica(cell, model="shapes")
-    one.epoch = await cell.dispatch.register(
-        replace(registration("r", "shapes"), profile=shapes_profile())
-    )
-    return one
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from ray_cluster.config import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
-from tests.api.conftest import shapes_profile
-from tests.fakes import registration
 from tests.jobs.cell import Cell, Replica
 
 PROMPT = "a red circle"
@@ -34,15 +31,6 @@ PROMPT = "a red circle"
 async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
     async with Cell(tmp_path, max_queued=4) as running:
         yield running
-
-
-@pytest.fixture
-async def replica(cell: Cell) -> Replica:
-    one = Replica(cell, model="shapes")
-    one.epoch = await cell.dispatch.register(
-        replace(registration("r", "shapes"), profile=shapes_profile())
-    )
-    return one
 
 
 @pytest.fixture

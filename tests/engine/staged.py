@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -80,6 +80,13 @@ class StagedModel:
         self.latent_shape = inner.executor.latent_shape
         self.max_prompt_tokens = inner.encoder.max_prompt_tokens
         self.loaded = replace(inner, encoder=self, executor=self, decoder=self)  # type: ignore[arg-type]
+
+    def lent(self) -> Iterator[StagedModel]:
+        """Lend it to one test, without what others did to it."""
+        self.calls.clear()
+        self.before.clear()
+        yield self
+        self.before.clear()
 
     def pixels(self) -> Mapping[str, Pixels]:
         """The images of all requests, as each alone gives them."""

@@ -115,10 +115,7 @@ def staged(zoo: Zoo) -> StagedModel:
 
 @pytest.fixture
 def model(staged: StagedModel) -> Iterator[StagedModel]:
-    staged.calls.clear()
-    staged.before.clear()
-    yield staged
-    staged.before.clear()
+    yield from staged.lent()
 
 
 def test_every_row_is_exported_every_so_many_steps_and_a_short_one_never(

@@ -35,10 +35,7 @@ def pixels(staged: StagedModel) -> dict[str, Any]:
 
 @pytest.fixture
 def model(staged: StagedModel) -> Iterator[StagedModel]:
-    staged.calls.clear()
-    staged.before.clear()
-    yield staged
-    staged.before.clear()
+    yield from staged.lent()
 
 
 def go_on(model: StagedModel, exported: Sequence[Any], pixels: dict[str, Any]) -> list[str]:

@@ -38,7 +38,4 @@ def coder() -> Iterator[ImageCoder]:
 
 @pytest.fixture
 def model(staged: StagedModel) -> Iterator[StagedModel]:
-    staged.calls.clear()
-    staged.before.clear()
-    yield staged
-    staged.before.clear()
+    yield from staged.lent()
