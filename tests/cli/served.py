@@ -55,6 +55,7 @@ class Served:
         self._server: uvicorn.Server
         self._thread: threading.Thread
         self._loop: asyncio.AbstractEventLoop
+        self._working: asyncio.Lock
 
     @property
     def url(self) -> str:
@@ -111,6 +112,15 @@ class Served:
         assert reply.is_success, reply.text
         return reply
 
+    def pause(self) -> None:
+        """Have the replica stand still, and no poll of it under way."""
+        self.is_working = False
+        self.do(self._paused())
+
+    async def _paused(self) -> None:
+        async with self._working:
+            assert not self.is_working
+
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something on the service's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
@@ -154,6 +164,7 @@ class Served:
 
     @contextlib.asynccontextmanager
     async def _replica(self) -> AsyncIterator[None]:
+        self._working = asyncio.Lock()
         self.replica = Replica(self.cell, model="shapes")
         profile = replace(model_profile("shapes"), max_px=128)
         self.replica.epoch = await self.cell.dispatch.register(
@@ -167,19 +178,23 @@ class Served:
     async def _work(self) -> None:
         while True:
             await asyncio.sleep(0.01)
-            if not self.is_working:
+            async with self._working:
+                await self._work_once()
+
+    async def _work_once(self) -> None:
+        if not self.is_working:
+            return
+        leases = await self.replica.poll()
+        for lease in list(leases.values()):
+            await self._show(lease)
+            if self.replica.steps_done < lease.request.num_steps:
                 continue
-            leases = await self.replica.poll()
-            for lease in list(leases.values()):
-                await self._show(lease)
-                if self.replica.steps_done < lease.request.num_steps:
-                    continue
-                if self.fails:
-                    await self.replica.fail(lease)
-                else:
-                    await self.replica.finish(lease, f"image {lease.request.seed}".encode())
-                    self.made.append(lease.request)
-            self.replica.steps_done = self.replica.steps_done + 1 if self.replica.leases else 0
+            if self.fails:
+                await self.replica.fail(lease)
+            else:
+                await self.replica.finish(lease, f"image {lease.request.seed}".encode())
+                self.made.append(lease.request)
+        self.replica.steps_done = self.replica.steps_done + 1 if self.replica.leases else 0
 
     async def _show(self, lease: Lease) -> None:
         request = lease.request

@@ -47,7 +47,7 @@ def test_jobs_are_listed_the_newest_first(cli: Cli, served: Served) -> None:
     assert "no jobs" in cli("jobs", "list", *here(served)).stderr
     done = served.create("a [red]circle\x1b[31m\nand more")
     served.ended(done)
-    served.is_working = False
+    served.pause()
     waiting = [served.create(f"number {number}") for number in range(3)]
     result = cli("jobs", "list", *here(served))
     assert result.exit_code == 0, result.output

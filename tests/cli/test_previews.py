@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,11 +51,11 @@ def test_previews_are_told_of_and_change_nothing(
     cli: Cli, tiny_config: Path, tmp_path: Path
 ) -> None:
     plain, shown = tmp_path / "plain.png", tmp_path / "shown.png"
-    options = ("--seed", 5, "--size", "64x64", "--steps", 12, "--config", tiny_config)
+    options = ("--seed", 5, "--size", "64x64", "--steps", 60, "--config", tiny_config)
     assert cli("generate", "a red circle", *options, "-o", plain).exit_code == 0
     result = cli("generate", "a red circle", *options, "--previews", 2, "-o", shown)
     assert result.exit_code == 0, result.output
     told = result.stderr.replace("\n", "")
-    assert f"step 4: preview in {tmp_path / 'shown-preview.png'}" in told
+    assert re.search(r"step (20|40): preview in .*shown-preview\.png", told)
     assert plain.read_bytes() == shown.read_bytes()
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["plain.png", "shown.png"]

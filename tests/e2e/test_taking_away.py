@@ -140,7 +140,12 @@ def told_in_full(service: Service) -> Metrics:
 
 
 @pytest.mark.parametrize(
-    "act", [scale_down_and_up, terminate_one, pytest.param(roll, marks=pytest.mark.slow)]
+    "act",
+    [
+        terminate_one,
+        pytest.param(scale_down_and_up, marks=pytest.mark.slow),
+        pytest.param(roll, marks=pytest.mark.slow),
+    ],
 )
 def test_images_outlive_a_replica_that_is_taken_away(
     service: Service, act: Callable[[Service], None]
