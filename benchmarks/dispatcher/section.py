@@ -186,7 +186,12 @@ async def _services(
     folder: Path,
 ) -> AsyncIterator[tuple[DispatchCore, DispatchService, JobService]]:
     config = DispatchConfig()
-    limits = LimitsConfig(max_queued_images=100_000, max_open_jobs_per_client=100_000)
+    # all fakes are one client, which nothing is to bound here
+    limits = LimitsConfig(
+        max_queued_images=100_000,
+        max_open_jobs_per_client=100_000,
+        max_attached_images_per_client=100_000,
+    )
     core = DispatchCore(config=config, limits=limits, epoch=1, configured=[MODEL])
     dispatch = DispatchService(core, config=config, clock=time.monotonic)
     jobs = JobService(
