@@ -70,11 +70,7 @@ class Delivery:
 
     async def _deliver(self, event: Decoded) -> ImageResult:
         request = event.request
-        try:
-            coding = self._coder.submit(event.pixels, request.output, request.recipe())
-            data = await asyncio.wrap_future(coding)
-        except MODEL_ERRORS as error:
-            raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
+        data = await self._code(event.pixels, request.output, request.recipe())
         num_bytes = len(data)
         if request.output.is_stored:
             # deleting it later could take away the image that another replica has made of it
@@ -92,23 +88,24 @@ class Delivery:
             RequestFailed: it could not be coded, or the one try to store it failed.
         """
         request = event.request
-        spec = replace(request.output, metadata=False)
-        try:
-            data = await asyncio.wrap_future(self._coder.submit(event.pixels, spec, {}))
-        except MODEL_ERRORS as error:
-            raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
-        if not request.output.is_stored or self._results is None:
+        data = await self._code(event.pixels, replace(request.output, metadata=False), {})
+        if not request.output.is_stored:
             return data
-        try:
-            await asyncio.to_thread(self._results.put, request.preview_file_id(index), data)
-        except BlobStoreError as error:
-            raise RequestFailed(str(error), "storing") from error
+        await self._store(request.preview_file_id(index), data, retry_s=())
         return b""
 
-    async def _store(self, file_id: str, data: bytes) -> None:
+    async def _code(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
+        try:
+            return await asyncio.wrap_future(self._coder.submit(pixels, spec, recipe))
+        except MODEL_ERRORS as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
+
+    async def _store(
+        self, file_id: str, data: bytes, retry_s: tuple[float, ...] = _RETRY_S
+    ) -> None:
         if self._results is None:
             raise RequestFailed("this replica has no result store", "storing")
-        for wait_s in (*_RETRY_S, None):
+        for wait_s in (*retry_s, None):
             try:
                 await asyncio.to_thread(self._results.put, file_id, data)
             except BlobStoreError as error:
