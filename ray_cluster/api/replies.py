@@ -95,7 +95,9 @@ class JobResponse(BaseModel):
         description="Images of the model that wait before its next one; null when none waits."
     )
     predicted_finish: float | None = Field(description="Unix time in seconds; null if unknown.")
-    attempts: int = Field(description="How often replicas were given its images.")
+    attempts: int = Field(
+        description="How often replicas were given its images: once each, if none died."
+    )
     deadline: JobDeadline
     error: ErrorDetail | None = Field(description="Why it failed.")
     previews: list[JobPreview] = Field(
