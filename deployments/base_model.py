@@ -12,25 +12,17 @@ import asyncio
 import logging
 import os
 import time
-from functools import partial
 
 from ray import serve
 
-from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig, PoolConfig
-from ray_cluster.delivery import Delivery
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.node_watch import refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
-from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
+from ray_cluster.garbage import uncollected
 from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Registration
 from ray_cluster.metrics.snapshot import Snapshot
-from ray_cluster.replica import ReplicaAgent
-from ray_cluster.replica_states import ReplicaStates
 from ray_cluster.termination import TerminationNotice
 
 logger = logging.getLogger(__name__)
@@ -45,30 +37,21 @@ class BaseModel:
     ) -> None:
         set_up_actor_logs(config.logs)
         await asyncio.to_thread(refuse_local_storage, config.storage)
-        prepare_threads(pool.num_threads)
-        model = load_model(pool)
-        step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=time.monotonic)
-        logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
         self._coder = ImageCoder()
-        states = ReplicaStates(BlobStore(config.storage.states))
-        self._agent = ReplicaAgent(
-            Registration(
+        with uncollected():
+            # not above: who only deploys this class needs none of the model libraries
+            from ray_cluster.replica_building import build_agent
+
+            self._agent = build_agent(
+                pool,
                 replica_id=serve.get_replica_context().replica_id.unique_id,
-                profile=model.profile,
-                max_in_flight=pool.max_in_flight,
-                max_batch=pool.max_batch,
-                step_cost=step_cost,
-            ),
-            make_runner=partial(
-                build_runner, model, pool, clock=time.monotonic, sink=states.writer
-            ),
-            delivery=Delivery(self._coder, BlobStore(config.storage.results)),
-            states=states,
-            link=DispatcherHandle(
-                patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
-            ),
-            clock=time.monotonic,
-        )
+                storage=config.storage,
+                coder=self._coder,
+                link=DispatcherHandle(
+                    patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
+                ),
+                clock=time.monotonic,
+            )
         self._leaving: asyncio.Task[None] | None = None
         self._agent.start()
         self._ray_metrics = RayMetrics(self._snapshot)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.errors import MODEL_ERRORS, RayClusterError
+from ray_cluster.garbage import uncollected
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.requests import ModelProfile
 
@@ -81,6 +82,8 @@ class PlansInBackground:
 
     def _run(self) -> None:
         try:
+            with uncollected():
+                from ray_cluster.engine import loading  # noqa: F401
             self._plans.set_result([plan_pool(pool) for pool in self._pools])
         except _PLAN_ERRORS as error:
             self._plans.set_exception(error)

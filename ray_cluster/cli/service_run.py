@@ -11,13 +11,14 @@ import httpx
 
 from ray_cluster.cli.drain import drain
 from ray_cluster.cli.output import stderr, stdout, warn
-from ray_cluster.cli.plans import PlannedModel, PlansInBackground, profile_of
+from ray_cluster.cli.plans import PlannedModel, PlansInBackground
 from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.signals import StopSignals
 from ray_cluster.cli.state_screen import StateScreen
 from ray_cluster.config import ClusterConfig
+from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.ray_environment import apply_ray_environment
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def _start(
     pools = config.pools if config.ray.address is None else ()
     screen.show("models", "checking files")
     for pool in pools:
-        profile_of(pool)
+        resolve_folder(pool.model)
     screen.show("models", "planning memory")
-    # not before: two threads that import diffusers at once break its lazy modules
+    # only here: two threads that import diffusers at once break its lazy modules
     plans = PlansInBackground(pools)
     screen.show("Ray", "starting")
     try:

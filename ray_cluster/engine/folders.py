@@ -1,12 +1,13 @@
-"""Finding a model and reading what its folder says of itself, before any weight is loaded."""
+"""Finding a model and reading what its folder says of itself, before any weight is loaded.
+
+Cheap: diffusers is imported only where a model is to be downloaded.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
-
-from diffusers import DiffusionPipeline
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.reference_models.registry import builtin_folder
@@ -28,6 +29,8 @@ def resolve_folder(model: str) -> Path:
             f"model {model!r} is neither a built-in name, nor a diffusers folder that exists, "
             "nor a hub id of the form owner/name"
         )
+    from diffusers import DiffusionPipeline
+
     try:
         return Path(DiffusionPipeline.download(model))
     except (OSError, ValueError) as error:
