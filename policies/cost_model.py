@@ -24,12 +24,17 @@ def step_s(cost: StepCost, rows_megapixels: float) -> float:
     return cost.fixed_s + cost.per_megapixel_s * rows_megapixels
 
 
+def num_decodes(request: RequestView) -> int:
+    """Return how often the request is still decoded: its previews and its image."""
+    if not request.num_previews:
+        return 1
+    return 1 + previews_left(request.num_steps, request.num_previews, request.steps_done)
+
+
 def decodes_s(cost: StepCost, request: RequestView) -> float:
-    """Return the seconds of decoding that the request still takes: its previews and its image."""
-    num_decodes = 1
-    if request.num_previews:
-        num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
-    return num_decodes * cost.decode_per_megapixel_s * request.width_px * request.height_px / 1e6
+    """Return the seconds of decoding that the request still takes."""
+    megapixels = request.width_px * request.height_px / 1e6
+    return num_decodes(request) * cost.decode_per_megapixel_s * megapixels
 
 
 def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from ray_cluster.policies.cost_model import row_megapixels, share_s
+from ray_cluster.policies.cost_model import num_decodes, row_megapixels
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 
@@ -32,11 +33,12 @@ def choose_leases(
     """
     queue = sorted((r for r in waiting if r.model == replica.model), key=queue_key)
     rivals = [peer for peer in peers if peer.model == replica.model]
-    fair_s = fair_level_s(queue, replica, rivals)
+    everyone = [replica, *sorted(rivals, key=lambda rival: rival.replica_id)]
+    works_s = works_of(queue, everyone)
+    fair_s = fair_level_s(works_s, everyone)
     taken: list[str] = []
     level_s = replica.leased_work_s
-    for request in queue[: replica.room]:
-        work_s = share_s(replica.step_cost, request, replica.max_batch)
+    for request, work_s in zip(queue[: replica.room], works_s[:, 0], strict=False):
         if level_s + work_s / 2 > fair_s:
             break
         taken.append(request.request_id)
@@ -44,27 +46,45 @@ def choose_leases(
     return tuple(taken)
 
 
-def fair_level_s(
-    queue: Sequence[RequestView], replica: ReplicaView, rivals: Sequence[ReplicaView]
-) -> float:
-    """Return the replica seconds that ``replica`` holds once the queue is dealt out.
+def works_of(
+    queue: Sequence[RequestView], replicas: Sequence[ReplicaView]
+) -> npt.NDArray[np.float64]:
+    """Return the replica seconds of each request on each replica, ``[requests, replicas]``.
+
+    As :func:`share_s` does, for all at once: the choice is made for every poll.
+    """
+    pixels = np.array([one.width_px * one.height_px / 1e6 for one in queue])
+    step_pixels = np.array([one.remaining_steps * row_megapixels(one) for one in queue])
+    decode_pixels = pixels * np.array([num_decodes(one) for one in queue])
+    steps = np.array([one.remaining_steps for one in queue], dtype=float)
+    costs = [one.step_cost for one in replicas]
+    fixed_s = np.array(
+        [cost.fixed_s / one.max_batch for cost, one in zip(costs, replicas, strict=True)]
+    )
+    return (
+        np.outer(steps, fixed_s)
+        + np.outer(step_pixels, [cost.per_megapixel_s for cost in costs])
+        + np.outer(decode_pixels, [cost.decode_per_megapixel_s for cost in costs])
+    )
+
+
+def fair_level_s(works_s: npt.NDArray[np.float64], replicas: Sequence[ReplicaView]) -> float:
+    """Return the replica seconds that the first replica holds once the queue is dealt out.
 
     Greedy list scheduling: each request, in order, goes to where it would end first among those
-    with room, ties to ``replica``. So a full peer blocks nobody, and a slow one gets little. The
-    dealing stops when ``replica`` has no room left.
+    with room, ties to the first. So a full peer blocks nobody, and a slow one gets little. The
+    dealing stops when the first replica has no room left.
+
+    Args:
+        works_s: seconds of each request on each replica, ``[requests, replicas]``.
     """
-    everyone = [replica, *sorted(rivals, key=lambda rival: rival.replica_id)]
-    # as share_cost does, for all at once
-    fixed_s = np.array([one.step_cost.fixed_s / one.max_batch for one in everyone])
-    per_megapixel_s = np.array([one.step_cost.per_megapixel_s for one in everyone], dtype=float)
-    levels_s = np.array([one.leased_work_s for one in everyone], dtype=float)
-    rooms = np.array([one.room for one in everyone])
-    for request in queue:
+    levels_s = np.array([one.leased_work_s for one in replicas], dtype=float)
+    rooms = np.array([one.room for one in replicas])
+    for work_s in works_s:
         if rooms[0] == 0:
             break
-        step_shares_s = fixed_s + per_megapixel_s * row_megapixels(request)
-        ends_s = np.where(rooms > 0, levels_s + request.remaining_steps * step_shares_s, np.inf)
-        first = int(ends_s.argmin())
-        levels_s[first] = ends_s[first]
-        rooms[first] -= 1
+        ends_s = np.where(rooms > 0, levels_s + work_s, np.inf)
+        soonest = int(ends_s.argmin())
+        levels_s[soonest] = ends_s[soonest]
+        rooms[soonest] -= 1
     return float(levels_s[0])

@@ -16,7 +16,7 @@ from ray_cluster.policies.admission import (
 )
 from ray_cluster.policies.cost_model import alone_s, batch_s, share_s, step_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.types import ReplicaView, RequestView
+from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 
 # of one replica that runs batches of two: 10 steps of 2.1 s are 21 s for both
@@ -149,18 +149,22 @@ def test_the_wait_is_monotone_in_what_must_leave(
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 9), st.integers(1, 8)), min_size=1),
+    st.lists(
+        st.tuples(
+            st.builds(StepCost, st.floats(0.01, 1), st.floats(0.1, 9), st.floats(0.1, 9)),
+            st.integers(1, 8),
+        ),
+        min_size=1,
+    ),
     st.integers(1, 20),
 )
 def test_the_pooled_cost_is_at_most_optimistic_and_exact_for_equal_replicas(
-    costs: list[tuple[float, float, int]], num_steps: int
+    costs: list[tuple[StepCost, int]], num_steps: int
 ) -> None:
     request = request_view(num_steps=num_steps)
     replicas = [
-        replica_view(
-            f"r{i}", step_cost=replace(STEP_COST, fixed_s=f, per_megapixel_s=p), max_batch=b
-        )
-        for i, (f, p, b) in enumerate(costs)
+        replica_view(f"r{i}", step_cost=cost, max_batch=batch)
+        for i, (cost, batch) in enumerate(costs)
     ]
     shares_s = [share_s(one.step_cost, request, one.max_batch) for one in replicas]
     true_s = 1 / sum(1 / one for one in shares_s)

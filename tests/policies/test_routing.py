@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.cost_model import share_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.routing import choose_leases
+from ray_cluster.policies.routing import choose_leases, works_of
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 
@@ -91,7 +92,8 @@ def test_requests_without_any_work_left_are_taken_too() -> None:
     assert len(choose_leases(waiting(3, num_steps=0), replica_view(), [replica_view("s")])) == 3
 
 
-costs = st.sampled_from([STEP_COST, SLOW, StepCost(0.0, 0.0)])
+terms_s = st.sampled_from([0.0, 0.001, 0.1, 3.0])
+costs = st.builds(StepCost, terms_s, terms_s, terms_s)
 replica_lists = st.lists(
     st.builds(
         lambda cost, batch, leased, free, work: replica_view(
@@ -106,11 +108,28 @@ replica_lists = st.lists(
     min_size=1,
     max_size=4,
 ).map(lambda views: [replace(v, replica_id=f"r{i}") for i, v in enumerate(views)])
-queues = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1)), max_size=12).map(
-    lambda items: [
-        request_view(f"{i:02}", num_steps=steps, priority=p) for i, (steps, p) in enumerate(items)
-    ]
-)
+queues = st.lists(
+    st.builds(
+        partial(request_view, "00"),
+        num_steps=st.integers(0, 30),
+        priority=st.integers(0, 1),
+        width_px=st.sampled_from([64, 1000]),
+        uses_guidance=st.booleans(),
+        num_previews=st.integers(0, 3),
+    ),
+    max_size=12,
+).map(lambda views: [replace(v, request_id=f"{i:02}") for i, v in enumerate(views)])
+
+
+@given(queues, replica_lists)
+def test_the_work_of_all_on_all_is_each_ones_share(
+    queue: list[RequestView], views: list[ReplicaView]
+) -> None:
+    works_s = works_of(queue, views)
+    assert works_s.shape == (len(queue), len(views))
+    for (row, request), (column, view) in product(enumerate(queue), enumerate(views)):
+        share = share_s(view.step_cost, request, view.max_batch)
+        assert works_s[row, column] == pytest.approx(share, rel=1e-12)
 
 
 def after(view: ReplicaView, taken: list[RequestView]) -> ReplicaView:
