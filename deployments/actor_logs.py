@@ -11,6 +11,9 @@ from ray.serve.schema import LoggingConfig
 from ray_cluster.config import LogsConfig
 from ray_cluster.logs import set_up_logs
 
+# while a request waits for nothing but its image
+_DELAY_S = 0.05
+
 
 def serve_logging(config: LogsConfig) -> LoggingConfig:
     """Return what makes Serve's own lines fit to ours in the same file."""
@@ -39,4 +42,5 @@ def set_up_actor_logs(config: LogsConfig) -> None:
             "deployment": context.deployment,
             "process_id": context.replica_id.unique_id,
         },
+        delay_s=_DELAY_S,
     )

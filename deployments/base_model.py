@@ -60,7 +60,7 @@ class BaseModel:
 
     def _on_sigterm(self) -> None:
         logger.warning("SIGTERM: this replica hands back what it has, and ends")
-        self._leave().add_done_callback(lambda _: os._exit(0))
+        self._leave().add_done_callback(_exit)
 
     def _leave(self) -> asyncio.Task[None]:
         if self._leaving is None:
@@ -82,3 +82,9 @@ class BaseModel:
         """Hand all leases back; Serve calls and awaits this on scale-down and shutdown."""
         if hasattr(self, "_notice"):
             await self._leave()
+
+
+def _exit(_leaving: asyncio.Task[None]) -> None:
+    # os._exit calls no handler of the end
+    logging.shutdown()
+    os._exit(0)

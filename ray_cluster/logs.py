@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypedDict, Unpack
 
 from ray_cluster.config import LogsConfig
+from ray_cluster.log_buffer import LogBuffer
 from ray_cluster.requests import ImageRequest, Timing
 
 ROOT = "ray_cluster"
@@ -139,6 +140,12 @@ def bound(**fields: Unpack[LogFields]) -> Iterator[None]:
         _bound.reset(token)
 
 
+def _with_bound_fields(record: logging.LogRecord) -> bool:
+    """Add what is bound where a line is told: it may be formatted elsewhere."""
+    record.__dict__[_FIELDS] = {**(_bound.get() or {}), **record.__dict__.get(_FIELDS, {})}
+    return True
+
+
 class _Formatter(logging.Formatter):
     """Gathers what a line says.
 
@@ -152,7 +159,7 @@ class _Formatter(logging.Formatter):
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return the named fields of a record."""
-        return {**(_bound.get() or {}), **getattr(record, _FIELDS, {}), **self._process}
+        return {**getattr(record, _FIELDS, {}), **self._process}
 
     def trouble(self, record: logging.LogRecord) -> str:
         """Return the traceback of a record, if it has one."""
@@ -209,13 +216,18 @@ class _PerLogger(logging.Formatter):
 
 
 def set_up_logs(
-    config: LogsConfig, handlers: Iterable[logging.Handler], *, process: Mapping[str, str]
+    config: LogsConfig,
+    handlers: Iterable[logging.Handler],
+    *,
+    process: Mapping[str, str],
+    delay_s: float = 0.0,
 ) -> None:
     """Have this process's records written by these handlers, and by no others.
 
     Args:
         handlers: they may write other loggers' records as well, in the format that they have.
         process: fields that tell this process from others.
+        delay_s: what is no warning is written so much later, by a thread: see :class:`LogBuffer`.
     """
     kind = JsonFormatter if config.format == "json" else TextFormatter
     logger = logging.getLogger(ROOT)
@@ -224,7 +236,9 @@ def set_up_logs(
     for handler in handlers:
         others = handler.formatter or logging.Formatter()
         handler.setFormatter(_PerLogger(kind(process), others))
-        logger.addHandler(handler)
+        writer = LogBuffer(handler, delay_s) if delay_s else handler
+        writer.addFilter(_with_bound_fields)
+        logger.addHandler(writer)
     logger.setLevel(config.level.upper())
     logger.propagate = False
 

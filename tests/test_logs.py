@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -155,6 +156,40 @@ def test_the_level_is_that_of_the_configuration(written: Written) -> None:
     log_event(LOGGER, "image_leased")
     log_event(LOGGER, "image_failed", level=logging.WARNING)
     assert [record["event"] for record in written.records] == ["image_failed"]
+
+
+def test_with_a_delay_lines_come_later_in_their_order_with_what_was_bound(
+    written: Written,
+) -> None:
+    handler = written.handler
+    set_up_logs(LogsConfig(format="json"), [handler], process={}, delay_s=0.2)
+    with bound(request_id="call-1"):
+        log_event(LOGGER, "image_accepted")
+    told_s = time.time()
+    LOGGER.info("quiet")
+    assert not written.lines
+    deadline_s = time.monotonic() + 5
+    while len(written.lines) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert [record["message"] for record in written.records] == ["image_accepted", "quiet"]
+    assert written.records[0]["request_id"] == "call-1"
+    assert "request_id" not in written.records[1]
+    assert written.records[1]["time_s"] == pytest.approx(told_s, abs=0.1)
+
+
+def test_a_warning_is_written_at_once_and_what_came_before_it_first(written: Written) -> None:
+    set_up_logs(LogsConfig(format="json"), [written.handler], process={}, delay_s=60.0)
+    log_event(LOGGER, "image_accepted")
+    log_event(LOGGER, "image_failed", level=logging.WARNING)
+    assert [record["event"] for record in written.records] == ["image_accepted", "image_failed"]
+
+
+def test_the_end_of_logging_writes_what_is_kept(written: Written) -> None:
+    set_up_logs(LogsConfig(format="json"), [written.handler], process={}, delay_s=60.0)
+    log_event(LOGGER, "image_accepted")
+    (writer,) = logging.getLogger("ray_cluster").handlers
+    writer.close()
+    assert [record["event"] for record in written.records] == ["image_accepted"]
 
 
 def test_the_documentation_names_every_event_and_field() -> None:
