@@ -7,14 +7,12 @@ from ray_cluster.config import RayConfig, set_environment
 # images travel in messages between deployments: ten of the largest in one reply
 _MESSAGE_BYTES = 256 << 20
 
-MODEL_ENVIRONMENT = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(_MESSAGE_BYTES)}
-# neither gateway nor dispatcher computes on its event loop, so Serve's own tasks may share it:
-# without the hops between threads a request is some milliseconds faster
-FRONT_ENVIRONMENT = {
-    **MODEL_ENVIRONMENT,
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-}
+_MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(_MESSAGE_BYTES)}
+# nothing computes on an event loop of ours, so Serve's own tasks may share it: without the hops
+# between threads a request is some milliseconds faster
+MODEL_ENVIRONMENT = {**_MESSAGES, "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+# but a model is loaded there
+FRONT_ENVIRONMENT = {**MODEL_ENVIRONMENT, "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 
 
 def apply_ray_environment(config: RayConfig) -> None:
@@ -24,7 +22,7 @@ def apply_ray_environment(config: RayConfig) -> None:
     (``ray get-auth-token`` prints it). What is set already is left alone.
     """
     settings = {
-        **MODEL_ENVIRONMENT,
+        **_MESSAGES,
         "RAY_AUTH_MODE": config.auth,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
