@@ -115,7 +115,16 @@ def _overhead(console: Console, section: Figures) -> None:
 def _exports(console: Console, section: Figures) -> None:
     table = _table(
         "Steps with exports over steps without (CPU of the process, batch 8, 64 px)",
-        *("interval", "guidance", "steps", "step, ms", "export, ms", "share", "95 % interval"),
+        *(
+            "interval",
+            "guidance",
+            "steps",
+            "step, ms",
+            "export, ms",
+            "share",
+            "95 % interval",
+            "at the policy's",
+        ),
     )
     for case in section["cases"]:
         low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
@@ -127,6 +136,7 @@ def _exports(console: Console, section: Figures) -> None:
             f"{1e3 * case['export_s']:.2f}",
             f"{100 * case['share']:+.2f} %",
             f"{low:+.2f} to {high:+.2f} %",
+            "{:.2f} % ({:.2f} to {:.2f})".format(*(100 * x for x in case["share_at_policy"])),
         )
     console.print(table)
 

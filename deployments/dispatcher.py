@@ -1,8 +1,9 @@
 """The Dispatcher deployment: exactly one per cell.
 
 Duties: own the dispatch and job services on its event loop; take up the jobs that are open; delete
-the states that no replica deletes; hand calls through; pass its metrics on to Ray; say whether it
-is well, and whether its files are where the other nodes find them.
+the states that no replica deletes; let gateways and replicas call it, without Serve in between;
+pass its metrics on to Ray; say whether it is well, and whether its files are where the other nodes
+find them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+
+from ray.util import get_node_ip_address
 
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
@@ -37,6 +40,7 @@ from ray_cluster.metrics.book import MetricsBook
 from ray_cluster.metrics.roles import cell_snapshot
 from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.rpc import Method, RpcAddress, RpcServer
 
 # of a process that tells its metrics every few seconds
 _SILENCE_S = 30.0
@@ -83,6 +87,21 @@ class Dispatcher:
         self._ray_metrics.start()
         self._nodes = NodeWatch(config.storage)
         self._nodes.start()
+        self._server = RpcServer(self._methods())
+        self._address = await self._server.start(get_node_ip_address(), config.dispatch.port)
+
+    def _methods(self) -> list[Method]:
+        """What gateways and replicas call without Serve between them."""
+        return [
+            *(self.submit, self.wait, self.watch, self.abort, self.models),
+            *(self.create_job, self.job, self.job_change, self.jobs, self.cancel_job),
+            *(self.metrics, self.tell_metrics),
+            *(self.register, self.unregister, self.poll, self.report, self.show),
+        ]
+
+    async def address(self) -> RpcAddress:
+        """Return where this dispatcher listens."""
+        return self._address
 
     async def submit(
         self, requests: Sequence[ImageRequest], wait_s: float, client: str

@@ -1,4 +1,4 @@
-"""The dispatcher over a Serve handle, for gateways and replicas."""
+"""The dispatcher, for gateways and replicas: Serve finds it, and calls go to it directly."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ from ray_cluster.leases import (
 )
 from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.rpc import RpcAddress, RpcClient, RpcFailed
+
+# longer than any call is held
+_GRACE_S = 30.0
 
 FRONT = "front"
 DISPATCHER = "Dispatcher"
@@ -35,6 +39,9 @@ ReplyT = TypeVar("ReplyT")
 
 class DispatcherHandle:
     """Calls the cell's dispatcher; a call that gets no answer raises DispatcherUnavailable.
+
+    Only its address is asked for through Serve, once in the life of a dispatcher: a call through
+    Serve costs both ends some milliseconds of CPU time, and a request takes three.
 
     Implements ``DispatcherClient`` (for gateways) and ``DispatcherLink`` (for replicas).
 
@@ -47,6 +54,9 @@ class DispatcherHandle:
         self._patience_s = patience_s
         self._poll_s = poll_s
         self._handle: DeploymentHandle[Any] | None = None
+        self._client: RpcClient | None = None
+        self._finding = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def submit(
         self, requests: Sequence[ImageRequest], wait_s: float, client: str
@@ -129,14 +139,39 @@ class DispatcherHandle:
         await self._call("show", replica_id, shown)
 
     async def _call(self, method: str, *args: object, held_s: float = 0.0) -> object:
+        client: RpcClient | None = None
         try:
-            if self._handle is None:
-                # over gRPC: by reference, Ray blocks the dispatcher's event loop at the end of
-                # every call until the caller has acknowledged it, so that one frozen caller
-                # would stop the whole cell
-                handle = serve.get_deployment_handle(DISPATCHER, FRONT)
-                self._handle = handle.options(_by_reference=False)
+            async with asyncio.timeout(self._patience_s):
+                client = self._client or await self._find()
             async with asyncio.timeout(held_s + self._patience_s):
-                return await cast(Awaitable[object], getattr(self._handle, method).remote(*args))
+                return await client.call(method, *args)
+        except RpcFailed as error:
+            if error.is_refused:
+                self._leave(client)
+            raise DispatcherUnavailable(f"{method}: {error}") from error
         except (RayError, RayServeException, RpcError, TimeoutError) as error:
+            self._leave(client)
             raise DispatcherUnavailable(f"{method}: {type(error).__name__}: {error}") from error
+
+    async def _find(self) -> RpcClient:
+        async with self._finding:
+            if self._client is None:
+                if self._handle is None:
+                    # over gRPC: by reference, Ray blocks the dispatcher's event loop at the end
+                    # of every call until the caller has acknowledged it, so that one frozen
+                    # caller would stop the whole cell
+                    handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+                    self._handle = handle.options(_by_reference=False)
+                address = await cast(Awaitable[RpcAddress], self._handle.address.remote())
+                self._client = RpcClient(address)
+            return self._client
+
+    def _leave(self, client: RpcClient | None) -> None:
+        """Ask for the dispatcher's address again: it may be another one by now."""
+        if client is None or client is not self._client:
+            return
+        self._client = None
+        # other calls may yet be answered
+        task = asyncio.create_task(client.close(_GRACE_S))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

@@ -99,7 +99,7 @@ class LimitsConfig(_Section):
 
 
 class DispatchConfig(_Section):
-    """Time constants of the dispatcher."""
+    """Time constants of the dispatcher, and its port."""
 
     default_slo_s: float = Field(60.0, gt=0)
     poll_s: float = Field(1.0, gt=0, description="longest time a lease poll is held open")
@@ -107,10 +107,9 @@ class DispatchConfig(_Section):
         0.25, gt=0, description="the same while the replica makes images of jobs: age of progress"
     )
     replica_timeout_s: float = Field(6.0, gt=0, description="silence after which a replica is dead")
-    attached_timeout_s: float = Field(
-        15.0, gt=0, description="silence after which a client is gone"
-    )
+    attached_timeout_s: float = Field(15.0, gt=0, description="the same of a client")
     patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher's answer")
+    port: int = Field(0, ge=0, le=65535, description="of the dispatcher; 0 takes a free one")
     max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from ray_cluster.config import RayConfig, set_environment
+from ray_cluster.rpc import MAX_MESSAGE_BYTES
 
-# images travel in messages between deployments: ten of the largest in one reply
-_MESSAGE_BYTES = 256 << 20
-
-_MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(_MESSAGE_BYTES)}
+_MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES)}
 # nothing computes on an event loop of ours, so Serve's own tasks may share it: without the hops
 # between threads a request is some milliseconds faster
 MODEL_ENVIRONMENT = {**_MESSAGES, "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}

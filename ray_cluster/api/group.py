@@ -19,8 +19,8 @@ from ray_cluster.requests import Failure, ImageRequest
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# most of the small images are done within it; without a dispatcher a call ends with an error after
-# this and the patience with it
+# most of the small images are done within it; with a dispatcher that hangs, a call ends with an
+# error after this and the patience with it
 _FIRST_WAIT_S = 1.0
 
 

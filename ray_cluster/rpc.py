@@ -1,0 +1,129 @@
+"""Calls of methods in another process of the cell, over gRPC.
+
+Arguments and results are pickled: a server takes nothing that does not come with its secret.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import pickle
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+logger = logging.getLogger(__name__)
+
+# images travel in messages: ten of the largest in one reply
+MAX_MESSAGE_BYTES = 256 << 20
+
+_SERVICE = "ray_cluster"
+_SECRET = "secret"
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # peers are of one cell: what the environment says of the outer world is not for them
+    ("grpc.enable_http_proxy", 0),
+    # a port that is taken is an error, and not shared
+    ("grpc.so_reuseport", 0),
+)
+
+Method = Callable[..., Awaitable[object]]
+
+
+class RpcFailed(Exception):
+    """A call got no answer: nobody is there, or the method raised.
+
+    Attributes:
+        is_refused: whether the server is gone or is another one by now.
+    """
+
+    def __init__(self, message: str, *, is_refused: bool) -> None:
+        super().__init__(message)
+        self.is_refused = is_refused
+
+
+@dataclass(frozen=True, slots=True)
+class RpcAddress:
+    """Where a server listens, and what it must be told; for nobody else's eyes."""
+
+    target: str
+    secret: str = field(repr=False)
+
+
+class RpcServer:
+    """Lets others call some coroutine methods, each call a task of the running loop.
+
+    A call that its caller gives up is cancelled.
+    """
+
+    def __init__(self, methods: Iterable[Method]) -> None:
+        self._secret = secrets.token_urlsafe(32)
+        handlers = {
+            method.__name__: grpc.unary_unary_rpc_method_handler(self._handler(method))
+            for method in methods
+        }
+        self._server = grpc.aio.server(options=_OPTIONS)
+        generic = grpc.method_handlers_generic_handler(_SERVICE, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+
+    async def start(self, host: str, port: int = 0) -> RpcAddress:
+        """Listen; port 0 is any that is free.
+
+        Raises:
+            RuntimeError: the port is taken, or is nobody's of this host.
+        """
+        name = f"[{host}]" if ":" in host else host
+        port = self._server.add_insecure_port(f"{name}:{port}")
+        await self._server.start()
+        return RpcAddress(f"{name}:{port}", self._secret)
+
+    async def stop(self) -> None:
+        """End all calls, and listen no more."""
+        await self._server.stop(grace=None)
+
+    def _handler(self, method: Method) -> Callable[[bytes, grpc.aio.ServicerContext], object]:
+        async def answer(packed: bytes, context: grpc.aio.ServicerContext) -> bytes:
+            given = dict(context.invocation_metadata() or ()).get(_SECRET, "")
+            if not hmac.compare_digest(str(given).encode(), self._secret.encode()):
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is another server")
+            try:
+                return pickle.dumps(await method(*pickle.loads(packed)), protocol=5)
+            except Exception:
+                logger.exception("%s has failed", method.__name__)
+                raise
+
+        return answer
+
+
+class RpcClient:
+    """Calls the methods of one server, any number at a time, on one event loop."""
+
+    def __init__(self, address: RpcAddress) -> None:
+        self._channel = grpc.aio.insecure_channel(address.target, options=_OPTIONS)
+        self._metadata = ((_SECRET, address.secret),)
+
+    async def call(self, method: str, *args: object) -> object:
+        """Return what a method returns; to cancel this cancels it there.
+
+        Raises:
+            RpcFailed: there is no answer.
+        """
+        ask = self._channel.unary_unary(f"/{_SERVICE}/{method}")
+        try:
+            packed = await ask(pickle.dumps(args, protocol=5), metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            is_refused = error.code() in {
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.UNAUTHENTICATED,
+            }
+            code, details = error.code().name, error.details()
+            raise RpcFailed(f"{code}: {details}", is_refused=is_refused) from error
+        return pickle.loads(packed)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Let go of the server; calls that are under way get so many seconds to end."""
+        await self._channel.close(grace=grace_s)
