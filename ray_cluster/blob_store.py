@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import os
 import re
 import secrets
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate, islice
 from typing import Any
 
 import fsspec
@@ -15,6 +20,8 @@ from ray_cluster.errors import RayClusterError
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _PART = ".part"
+# entries of a sweep that are in memory at a time
+_AT_ONCE = 1000
 # what file systems raise: s3fs and gcsfs translate theirs to these
 _FAILURES = (OSError, TimeoutError, ValueError)
 
@@ -97,19 +104,43 @@ class BlobStore:
         except _FAILURES as error:
             raise BlobStoreError(f"{self.url} did not delete: {error}") from error
 
-    def entries(self) -> list[Blob]:
-        """Return all entries, the one that was changed longest ago first."""
+    def num_bytes(self, name: str) -> int | None:
+        """Return how long an entry is; None if there is no such entry."""
+        path = self._path(name)
         try:
-            self._fs.invalidate_cache(self._root)
-            rows = self._fs.ls(self._root, detail=True)
+            return int(self._fs.size(path))
         except FileNotFoundError:
-            return []
+            return None
+        except _FAILURES as error:
+            raise BlobStoreError(f"{self.url} does not tell of {name}: {error}") from error
+
+    def entries(self) -> Iterator[Blob]:
+        """Yield all entries, in no order; those of a folder take no memory, however many.
+
+        What else lies there, under names that no entry can have, is left alone.
+        """
+        try:
+            found = self._scan() if self._is_local else self._list()
+            yield from (blob for blob in found if _NAME.fullmatch(blob.name))
+        except FileNotFoundError:
+            return
         except _FAILURES as error:
             raise BlobStoreError(f"{self.url} does not list its entries: {error}") from error
-        blobs = [_blob(row) for row in rows if row["type"] == "file"]
-        return sorted(blobs, key=lambda blob: (blob.changed_s, blob.name))
 
-    def sweep(self, *, before_s: float, max_bytes: int | None = None) -> list[str]:
+    def _scan(self) -> Iterator[Blob]:
+        with os.scandir(self._root) as found:
+            for entry in found:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file():
+                        about = entry.stat()
+                        yield Blob(entry.name, about.st_size, about.st_mtime)
+
+    def _list(self) -> Iterator[Blob]:
+        self._fs.invalidate_cache(self._root)
+        rows = self._fs.ls(self._root, detail=True)
+        return (_blob(row) for row in rows if row["type"] == "file")
+
+    def sweep(self, *, before_s: float, max_bytes: int | None = None) -> int:
         """Remove entries older than an instant, then the oldest ones above a size.
 
         Args:
@@ -117,18 +148,30 @@ class BlobStore:
             max_bytes: what all entries together may take; None for no bound.
 
         Returns:
-            The removed names.
+            How many were removed.
         """
-        blobs = self.entries()
-        excess = 0 if max_bytes is None else sum(blob.num_bytes for blob in blobs) - max_bytes
-        gone = []
-        for blob in blobs:
-            if blob.changed_s >= before_s and excess <= 0:
+        old = (blob.name for blob in self.entries() if blob.changed_s < before_s)
+        num_gone = self._delete_all(old)
+        if max_bytes is None:
+            return num_gone
+        excess = sum(blob.num_bytes for blob in self.entries()) - max_bytes
+        while excess > 0:
+            oldest = heapq.nsmallest(_AT_ONCE, self.entries(), key=_age)
+            if not oldest:
                 break
-            excess -= blob.num_bytes
-            gone.append(blob.name)
-        self.delete(gone)
-        return gone
+            sizes = list(accumulate(blob.num_bytes for blob in oldest))
+            too_many = oldest[: bisect_left(sizes, excess) + 1]
+            num_gone += self._delete_all(blob.name for blob in too_many)
+            excess -= sum(blob.num_bytes for blob in too_many)
+        return num_gone
+
+    def _delete_all(self, names: Iterable[str]) -> int:
+        """Delete entries, however many there are; return how many."""
+        left, num_deleted = iter(names), 0
+        while some := list(islice(left, _AT_ONCE)):
+            self.delete(some)
+            num_deleted += len(some)
+        return num_deleted
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
@@ -145,6 +188,10 @@ class BlobStore:
 
 def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _age(blob: Blob) -> tuple[float, str]:
+    return blob.changed_s, blob.name
 
 
 def _blob(row: dict[str, Any]) -> Blob:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _RETRY_S = (0.1, 0.5, 2.0, 5.0)
 _SWEEP_EVERY_S = 60.0
+# of the time that the last sweep took: it looks at every image that there is
+_SWEEP_REST = 50.0
 # what a replica needs at most between hearing of an abort and its last write
 _LATE_S = 5.0
 # how soon a watcher hears of progress that replicas have told of
@@ -78,20 +80,18 @@ class JobService:
 
     async def start(self) -> None:
         """Take up what an earlier dispatcher left open, and begin to sweep."""
-        blobs = {blob.name: blob for blob in await asyncio.to_thread(self._results.entries)}
         for job in await self._call(self._store.unfinished):
-            done = {
-                request.request_id: StoredImage(
-                    request.file_id,
-                    request.output.image_format,
-                    blobs[request.file_id].num_bytes,
-                    timing=None,
-                )
-                for request in job.requests
-                if request.file_id in blobs
-            }
-            self._take_up(job, done)
+            self._take_up(job, await asyncio.to_thread(self._done, job))
         self._spawn(self._sweep_forever())
+
+    def _done(self, job: Job) -> dict[str, StoredImage]:
+        """Return which images of a job there are."""
+        sizes = {one: self._results.num_bytes(one.file_id) for one in job.requests}
+        return {
+            one.request_id: StoredImage(one.file_id, one.output.image_format, size, timing=None)
+            for one, size in sizes.items()
+            if size is not None
+        }
 
     def _take_up(self, job: Job, done: dict[str, StoredImage]) -> None:
         open_job = OpenJob(job, done)
@@ -256,12 +256,15 @@ class JobService:
         tell_end(ended)
 
     async def _sweep_forever(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
+            started_s = clock()
             try:
                 await self._sweep()
             except (JobStoreError, BlobStoreError) as error:
                 logger.error("old jobs and results are not forgotten: %s", error)
-            await asyncio.sleep(_SWEEP_EVERY_S)
+            took_s = clock() - started_s
+            await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * took_s))
 
     async def _sweep(self) -> None:
         """Forget jobs and images that are older than the configuration says, or too many."""

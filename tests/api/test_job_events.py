@@ -227,6 +227,6 @@ async def test_a_cancelled_job_leaves_no_preview(
     job_id = str((await gateway.http.post("/v1/jobs", json=body)).json()["id"])
     (lease,) = (await replica.poll()).values()
     await replica.show(lease, 0)
-    assert len(cell.results.entries()) == 1
+    assert len(list(cell.results.entries())) == 1
     await gateway.http.delete(f"/v1/jobs/{job_id}")
-    assert cell.results.entries() == []
+    assert list(cell.results.entries()) == []

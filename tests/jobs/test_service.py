@@ -88,7 +88,7 @@ async def test_what_a_replica_writes_too_late_is_deleted(
         await replica.poll()
         await cell.cancel_job("alice", "j")
         cell.results.put("j-0.png", b"image")
-        await until(lambda: cell.results.entries() == [])
+        await until(lambda: list(cell.results.entries()) == [])
 
 
 async def test_a_refused_job_leaves_nothing(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_one_failed_image_fails_its_job_and_frees_the_rest(tmp_path: Path)
         assert view.job.attempts == 3
         assert await replica.poll() == {}
         # nothing of a job that failed is left
-        assert cell.results.entries() == []
+        assert list(cell.results.entries()) == []
 
 
 async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> Non
         assert view is not None
         assert (view.job.state, view.job.error) == ("cancelled", None)
         assert await replica.poll() == {}
-        assert cell.results.entries() == []
+        assert list(cell.results.entries()) == []
         # again, and after the end, it stays what it is
         again = await cell.cancel_job("alice", "j")
         assert again == view

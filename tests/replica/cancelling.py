@@ -227,8 +227,8 @@ class CancelCell:
             lambda: all(agent._runner.num_in_flight == 0 for agent in self.agents),
             "the end of all tickets",
         )
-        await until(lambda: not self.states.entries(), "the end of all states")
-        await until(lambda: not self.cell.results.entries(), "the end of all images")
+        await until(lambda: not list(self.states.entries()), "the end of all states")
+        await until(lambda: not list(self.cell.results.entries()), "the end of all images")
         snapshot = await self.cell.dispatch.snapshot()
         assert (snapshot.num_waiting, snapshot.num_leased) == (0, 0)
         await until(lambda: num_states() <= self._num_states, "the end of all states in memory")

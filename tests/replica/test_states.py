@@ -276,7 +276,7 @@ async def test_fifty_requests_with_aborts_and_a_death_leave_nothing_behind(
             await asyncio.sleep(chance.uniform(0.0, 0.15))
             await link.service.abort([request_id])
             if index == 7:
-                assert store.entries()
+                assert list(store.entries())
                 await kill(mortal)
                 await link.service.unregister("mortal")
         found = await waiting
@@ -284,5 +284,5 @@ async def test_fifty_requests_with_aborts_and_a_death_leave_nothing_behind(
         gone = {key for key, outcome in found.items() if isinstance(outcome, Failure)}
         assert gone <= aborted
         await until(lambda: not os.listdir(tmp_path), "the end of all states")
-    assert not store.entries()
+    assert not list(store.entries())
     await left.close()
