@@ -182,7 +182,7 @@ class PoolConfig(_Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     model: str
     served_as: str | None = None
-    replicas: int = Field(1, ge=0)
+    replicas: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     num_cpus: float = Field(1.0, ge=0)

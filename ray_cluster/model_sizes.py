@@ -31,8 +31,7 @@ def model_sizes(pool: PoolConfig, unet: Mapping[str, Any], vae: Mapping[str, Any
         unet: the UNet's configuration in diffusers' form.
         vae: the autoencoder's, likewise.
     """
-    blocks = vae.get("block_out_channels") or vae["decoder_block_out_channels"]
-    factor = 2 ** (len(blocks) - 1)
+    factor = vae_scale_factor(vae)
     multiple = factor * 2 ** (len(unet["block_out_channels"]) - 1)
     sample = unet["sample_size"]
     rows, columns = (sample, sample) if isinstance(sample, int) else sample
@@ -46,3 +45,9 @@ def model_sizes(pool: PoolConfig, unet: Mapping[str, Any], vae: Mapping[str, Any
         default_width_px=width,
         default_height_px=height,
     )
+
+
+def vae_scale_factor(vae: Mapping[str, Any]) -> int:
+    """Return image pixels per latent pixel of an autoencoder, from its configuration."""
+    blocks = vae.get("block_out_channels") or vae["decoder_block_out_channels"]
+    return int(2 ** (len(blocks) - 1))

@@ -9,8 +9,9 @@ import hmac
 import logging
 import pickle
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
@@ -63,10 +64,10 @@ class RpcServer:
     def __init__(self, methods: Iterable[Method]) -> None:
         self._secret = secrets.token_urlsafe(32)
         handlers = {
-            method.__name__: grpc.unary_unary_rpc_method_handler(self._handler(method))
+            method.__name__: grpc.unary_unary_rpc_method_handler(_handler(method))
             for method in methods
         }
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Door(self._secret)])
         generic = grpc.method_handlers_generic_handler(_SERVICE, handlers)
         self._server.add_generic_rpc_handlers((generic,))
 
@@ -85,18 +86,41 @@ class RpcServer:
         """End all calls, and listen no more."""
         await self._server.stop(grace=None)
 
-    def _handler(self, method: Method) -> Callable[[bytes, grpc.aio.ServicerContext], object]:
-        async def answer(packed: bytes, context: grpc.aio.ServicerContext) -> bytes:
-            given = dict(context.invocation_metadata() or ()).get(_SECRET, "")
-            if not hmac.compare_digest(str(given).encode(), self._secret.encode()):
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is another server")
-            try:
-                return pickle.dumps(await method(*pickle.loads(packed)), protocol=5)
-            except Exception:
-                logger.exception("%s has failed", method.__name__)
-                raise
 
-        return answer
+class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns callers away that don't know the secret, before any of their message is read."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        # of a stream nothing is received that nobody asks for
+        self._refusal = grpc.stream_unary_rpc_method_handler(self._refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return what answers a call."""
+        given = dict(handler_call_details.invocation_metadata or ()).get(_SECRET, "")
+        if hmac.compare_digest(str(given).encode(), self._secret):
+            return await continuation(handler_call_details)
+        return self._refusal
+
+    async def _refuse(self, _messages: object, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is another server")
+
+
+def _handler(
+    method: Method,
+) -> Callable[[bytes, grpc.aio.ServicerContext], Coroutine[Any, Any, bytes]]:
+    async def answer(packed: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            return pickle.dumps(await method(*pickle.loads(packed)), protocol=5)
+        except Exception:
+            logger.exception("%s has failed", method.__name__)
+            raise
+
+    return answer
 
 
 class RpcClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -133,6 +134,47 @@ async def test_nothing_is_unpickled_that_comes_without_the_secret(
         assert not mark.exists()
         await RpcClient(address).call("size", Trap(mark))
         assert mark.exists()
+
+
+SERVER = """
+import asyncio, re, sys
+from ray_cluster.rpc import RpcServer
+
+async def size(data):
+    return len(data)
+
+async def serve():
+    server = RpcServer([size])
+    address = await server.start("127.0.0.1")
+    print(address.target, address.secret, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    status = open("/proc/self/status").read()
+    print(int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) // 1024, flush=True)
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize("knows_secret", [False, True])
+async def test_a_large_message_without_the_secret_is_not_even_received(knows_secret: bool) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    target, secret = (await process.stdout.readline()).decode().split()
+    client = RpcClient(RpcAddress(target, secret if knows_secret else "x"))
+    data = bytes(200 << 20)
+    if knows_secret:
+        assert await client.call("size", data) == len(data)
+    else:
+        with pytest.raises(RpcFailed, match="UNAUTHENTICATED"):
+            await client.call("size", data)
+    process.stdin.write(b"\n")
+    peak_mib = int(await process.stdout.readline())
+    await process.wait()
+    await client.close()
+    assert (peak_mib > 200) == knows_secret, peak_mib
 
 
 async def test_a_server_that_is_gone_refuses_also_what_it_held() -> None:

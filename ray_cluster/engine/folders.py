@@ -58,12 +58,6 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
     return _read(folder / component / name)
 
 
-def vae_scale_factor(config: dict[str, Any]) -> int:
-    """Return image pixels per latent pixel of an autoencoder, from its configuration."""
-    blocks = config.get("block_out_channels") or config["decoder_block_out_channels"]
-    return int(2 ** (len(blocks) - 1))
-
-
 def max_prompt_tokens(folder: Path) -> int:
     """Return the most tokens of a prompt, without the two that mark its ends."""
     lengths = [

@@ -25,11 +25,12 @@ from torch.utils._pytree import tree_leaves
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.folders import component_config, component_names, vae_scale_factor
+from ray_cluster.engine.folders import component_config, component_names
 from ray_cluster.engine.image_decoder import decode_batch
 from ray_cluster.engine.memory_format import in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet_executor import UNetExecutor
+from ray_cluster.model_sizes import vae_scale_factor
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
 _CPU = torch.device("cpu")
