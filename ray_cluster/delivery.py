@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -16,7 +17,12 @@ from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.logs import bound, fields_of
 from ray_cluster.requests import ImageResult, OutputSpec
 
+logger = logging.getLogger(__name__)
+
+# somebody waits for the reply
 _RETRY_S = (0.2, 1.0, 3.0)
+# a job outlives the death of every process, so also a while without its store
+_JOB_RETRY_S = (*_RETRY_S, 10.0, 30.0, 60.0, 120.0)
 
 
 class Coder(Protocol):
@@ -55,7 +61,8 @@ class Delivery:
         """Return the finished image, or a note of its size if it is stored.
 
         Raises:
-            RequestFailed: it could not be coded, or several tries to store it failed.
+            RequestFailed: it could not be coded, or several tries to store it failed; those of a
+                job go on for minutes.
         """
         request_id = event.request.request_id
         self._under_way[request_id] += 1
@@ -75,7 +82,9 @@ class Delivery:
         if request.output.is_stored:
             # deleting it later could take away the image that another replica has made of it
             if request.request_id not in self._ended:
-                await self._store(request.file_id, data)
+                await self._store(
+                    request.file_id, data, _JOB_RETRY_S if request.job_id else _RETRY_S
+                )
             data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes
@@ -91,7 +100,7 @@ class Delivery:
         data = await self._code(event.pixels, replace(request.output, metadata=False), {})
         if not request.output.is_stored:
             return data
-        await self._store(request.preview_file_id(index), data, retry_s=())
+        await self._store(request.preview_file_id(index), data, ())
         return b""
 
     async def _code(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
@@ -100,17 +109,17 @@ class Delivery:
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
 
-    async def _store(
-        self, file_id: str, data: bytes, retry_s: tuple[float, ...] = _RETRY_S
-    ) -> None:
+    async def _store(self, file_id: str, data: bytes, retry_s: tuple[float, ...]) -> None:
         if self._results is None:
             raise RequestFailed("this replica has no result store", "storing")
         for wait_s in (*retry_s, None):
             try:
                 await asyncio.to_thread(self._results.put, file_id, data)
             except BlobStoreError as error:
+                logger.warning("an image is not stored yet: %s", error)
                 if wait_s is None:
-                    raise RequestFailed(str(error), "storing") from error
+                    # where the store is, is not the clients' to know
+                    raise RequestFailed("the result store did not take it", "storing") from error
                 await asyncio.sleep(wait_s)
             else:
                 return

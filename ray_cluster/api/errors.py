@@ -190,7 +190,8 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
 def from_failure(failure: Failure) -> ApiError:
     """Return the error for an image that was admitted and not made.
 
-    ``error`` is a property of the request (the same values give the same exception): no retry.
+    ``error`` is a property of the request (the same values give the same exception): no retry;
+    unless it came from the result store, which may be well again.
     ``lost`` on a replica means that several died under it. That may be the request's own doing,
     and every repetition costs as many replicas again: no client library shall do that by itself.
     ``lost`` in the queue (the dispatcher was restarted) and ``aborted`` (it took this client for
@@ -199,6 +200,14 @@ def from_failure(failure: Failure) -> ApiError:
     if failure.kind == "invalid":
         return from_invalid(InvalidRequest(failure.message, failure.param))
     what = f"{failure.message} (image {failure.request_id}, stage {failure.stage})"
+    if failure.stage == "storing":
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"The image was made and could not be kept: {what}. Try again.",
+            code="result_store_unavailable",
+            retry_after_s=DEFAULT_RETRY_AFTER_S,
+            retry="self",
+        )
     if failure.kind == "error":
         return ApiError(
             HTTPStatus.INTERNAL_SERVER_ERROR,

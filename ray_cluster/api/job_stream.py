@@ -20,6 +20,8 @@ from ray_cluster.jobs.records import JobView
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+# of a number of previews; Python refuses to read numbers of thousands
+_MANY_DIGITS = 10
 _KEEP_ALIVE = b": still there\n\n"
 
 
@@ -110,7 +112,7 @@ def _name(seen: str, view: JobView) -> str:
         return "started"
     # whoever comes back may say anything
     last = seen.rpartition(".")[2]
-    num_seen = int(last) if last.isdecimal() else 0
+    num_seen = int(last) if last.isdecimal() and len(last) < _MANY_DIGITS else 0
     return "preview" if view.num_previews > num_seen else "progress"
 
 

@@ -245,14 +245,19 @@ class DispatchCore:
         """Whether the request is waiting or leased."""
         return request_id in self._ledger
 
-    def progress(self, request_id: str) -> Progress | None:
-        """Return how far a request is; None if it has ended or was never accepted."""
-        record = self._ledger.get(request_id)
-        if record is None:
-            return None
-        waits = record.holder is None
-        position = self._ledger.queue.position(record.view) if waits else None
-        return Progress.of(record, position, self._queue_view())
+    def progress(
+        self, request_ids: Iterable[str], *, predicts: bool
+    ) -> tuple[Progress | None, ...]:
+        """Return how far requests are; None for one that has ended or was never accepted.
+
+        Args:
+            predicts: whether to predict their ends, at the cost of a look at the whole queue.
+        """
+        queue = self._queue_view() if predicts else None
+        records = [self._ledger.get(request_id) for request_id in request_ids]
+        return tuple(
+            None if one is None else Progress.of(one, self._ledger.queue, queue) for one in records
+        )
 
     def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""

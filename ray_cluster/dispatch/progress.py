@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import Preview
 from ray_cluster.policies.admission import QueueView, predict_s
 
@@ -16,7 +17,8 @@ class Progress:
     Attributes:
         position: requests of its model that wait before it; None once it is leased.
         steps_done: denoising steps, of ``num_steps``.
-        predicted_s: seconds until it is done, by the admission policy; None without replicas.
+        predicted_s: seconds until it is done, by the admission policy; None without replicas, or if
+            nobody asked.
         preview: the last one.
     """
 
@@ -28,15 +30,20 @@ class Progress:
     preview: Preview | None = None
 
     @classmethod
-    def of(cls, record: RequestRecord, position: int | None, queue: QueueView) -> Progress:
-        """Return the progress of a request, with a prediction by the queue as it is."""
-        view = record.view
-        can_predict = any(replica.model == view.model for replica in queue.replicas)
+    def of(cls, record: RequestRecord, waiting: WaitingQueue, queue: QueueView | None) -> Progress:
+        """Return the progress of a request.
+
+        Args:
+            queue: as it is, to predict from; None predicts nothing.
+        """
+        view, predicted_s = record.view, None
+        if queue is not None and any(one.model == view.model for one in queue.replicas):
+            predicted_s = predict_s([view], queue)
         return cls(
-            position=position,
+            position=waiting.position(view) if record.holder is None else None,
             steps_done=view.steps_done,
             num_steps=view.num_steps,
             attempts=record.num_leases,
-            predicted_s=predict_s([view], queue) if can_predict else None,
+            predicted_s=predicted_s,
             preview=record.preview,
         )

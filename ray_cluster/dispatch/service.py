@@ -146,9 +146,11 @@ class DispatchService:
         self._keepers[request.request_id] = keeper
         self._polls.wake()
 
-    def progress(self, request_id: str) -> Progress | None:
+    def progress(
+        self, request_ids: Iterable[str], *, predicts: bool
+    ) -> tuple[Progress | None, ...]:
         """See :meth:`DispatchCore.progress`."""
-        return self._core.progress(request_id)
+        return self._core.progress(request_ids, predicts=predicts)
 
     async def close_admission(self) -> None:
         """Refuse every offer from now on; see :meth:`DispatchCore.close_admission`."""

@@ -62,6 +62,11 @@ class Job:
     error: Failure | None = None
 
     @property
+    def rank(self) -> tuple[float, str]:
+        """Its place among jobs by age, the oldest first."""
+        return self.created_s, self.job_id
+
+    @property
     def is_final(self) -> bool:
         """Whether nothing of it will change any more."""
         return self.state in FINAL_STATES

@@ -24,6 +24,7 @@ from ray_cluster.jobs.job_log import tell, tell_end
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.records import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.jobs.store import JobStore, JobStoreError
+from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.leases import Outcome
 from ray_cluster.policies.types import Offer
 
@@ -38,8 +39,6 @@ _SWEEP_EVERY_S = 60.0
 _SWEEP_REST = 50.0
 # what a replica needs at most between hearing of an abort and its last write
 _LATE_S = 5.0
-# how soon a watcher hears of progress that replicas have told of
-_LOOK_EVERY_S = 0.1
 _PURGE_AT_ONCE = 500
 
 
@@ -76,6 +75,7 @@ class JobService:
         # between the look for a key and the job that takes it, nobody else may take it
         self._keyed = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="job-store")
+        self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
@@ -155,14 +155,10 @@ class JobService:
 
     async def change(self, client: str, job_id: str, seen: str, wait_s: float) -> JobView | None:
         """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
-        end_s = asyncio.get_running_loop().time() + wait_s
-        while True:
-            view = await self.get(client, job_id)
-            left_s = end_s - asyncio.get_running_loop().time()
-            if view is None or view.job.is_final or view.version != seen or left_s <= 0:
-                return view
-            # ends early when the job does
-            await self.get(client, job_id, min(_LOOK_EVERY_S, left_s))
+        open_job = self._open.get(job_id)
+        if open_job is not None and open_job.job.client == client:
+            await self._watchers.wait(open_job, seen, wait_s)
+        return await self.get(client, job_id)
 
     async def _find(self, job_id: str) -> Job | None:
         open_job = self._open.get(job_id)
@@ -170,15 +166,16 @@ class JobService:
 
     async def page(self, query: JobQuery) -> list[JobView]:
         """Return a client's jobs, the newest first."""
-        if query.state is None or query.state in FINAL_STATES:
+        if query.state in (None, *FINAL_STATES):
             return [self._view(job) for job in await self._call(self._store.page, query)]
-        # open jobs are all here, and only here is known which of them run
-        views = [self._view(one.job) for one in self._open.values()]
-        views.sort(key=lambda view: (view.job.created_s, view.job.job_id), reverse=True)
-        views = [view for view in views if view.job.client == query.client]
+        # only here is known which of the open jobs run
+        jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
-            ids = [view.job.job_id for view in views]
-            views = views[ids.index(query.after) + 1 :] if query.after in ids else []
+            last = await self._find(query.after)
+            if last is None or last.client != query.client:
+                return []
+            jobs = [job for job in jobs if job.rank < last.rank]
+        views = map(self._view, sorted(jobs, key=lambda job: job.rank, reverse=True))
         return [view for view in views if view.job.state == query.state][: query.limit]
 
     async def cancel(self, client: str, job_id: str) -> JobView | None:
@@ -208,17 +205,19 @@ class JobService:
 
     async def close(self) -> None:
         """Stop; open jobs stay open in the store."""
+        self._watchers.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._call(self._store.close)
         self._thread.shutdown()
 
-    def _view(self, job: Job) -> JobView:
+    def _view(self, job: Job, *, predicts: bool = True) -> JobView:
         open_job = self._open.get(job.job_id)
         if open_job is None:
             return JobView(job)
-        progress = tuple(self._dispatch.progress(one.request_id) for one in job.requests)
+        ids = [request.request_id for request in job.requests]
+        progress = self._dispatch.progress(ids, predicts=predicts)
         is_running = any(
             one is not None and (one.position is None or one.steps_done) for one in progress
         ) or len(open_job.pending) < len(job.requests)
@@ -253,6 +252,7 @@ class JobService:
         self._remove(open_job)
         open_job.job = ended
         open_job.kept.set()
+        self._watchers.look(open_job)
         tell_end(ended)
 
     async def _sweep_forever(self) -> None:

@@ -153,6 +153,17 @@ async def test_it_goes_on_after_the_last_event_that_was_seen(
         assert again == []
 
 
+@pytest.mark.parametrize("seen", ["running." + "9" * 4301, "running.1.1.-.", "9", "running..²"])
+async def test_any_last_event_id_is_one_that_was_seen(
+    gateway: Gateway, replica: Replica, seen: str
+) -> None:
+    job_id = await new_job(gateway)
+    await replica.poll()
+    async with asyncio.timeout(20):
+        news = await anext(gateway.watch(job_id, after=seen))
+    assert news.name in {"started", "progress", "preview"}
+
+
 async def test_it_outlasts_a_dispatcher_that_is_away(
     gateway: Gateway, replica: Replica, cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

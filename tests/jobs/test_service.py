@@ -222,6 +222,11 @@ async def test_pages_show_open_jobs_as_they_are(tmp_path: Path) -> None:
         assert await ids(state="queued") == ["j4"]
         assert await ids(state="completed") == ["j0"]
         assert await ids(after="j1") == ["j0"]
+        # the last job of a page has ended when the next page is asked for
+        await replica.finish(held["j2-0"])
+        await until(lambda: cell.store.get("j2").state == "completed")
+        assert await ids(state="running", after="j2") == ["j1"]
+        assert await cell.jobs(JobQuery("bob", "running", after="j2")) == []
 
 
 async def test_what_is_old_is_forgotten_with_its_images(tmp_path: Path) -> None:

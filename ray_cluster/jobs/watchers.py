@@ -1,0 +1,82 @@
+"""Who follows open jobs: each is woken when there is something new to see of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from ray_cluster.jobs.open_job import OpenJob
+
+# how soon a watcher hears of progress that replicas have told of
+_LOOK_EVERY_S = 0.1
+
+
+class _Watched:
+    """An open job that somebody follows.
+
+    Attributes:
+        version: as it was when it was last looked at.
+        changed: set, and replaced by another, when that is no longer so.
+    """
+
+    def __init__(self, job: OpenJob, version: str) -> None:
+        self.job = job
+        self.version = version
+        self.changed = asyncio.Event()
+        self.num_watchers = 0
+
+
+class JobWatchers:
+    """Looks at each followed job once in a while, however many follow it.
+
+    Args:
+        version_of: what can be seen of a job, in short; it should cost little.
+    """
+
+    def __init__(self, version_of: Callable[[OpenJob], str]) -> None:
+        self._version_of = version_of
+        self._watched: dict[str, _Watched] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, job: OpenJob, seen: str, wait_s: float) -> None:
+        """Return once a job's version is not ``seen``, or ``wait_s`` are over."""
+        version = self._version_of(job)
+        watched = self._watched.setdefault(job.job.job_id, _Watched(job, version))
+        watched.num_watchers += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._look_forever(), name="the look at jobs")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while version == seen:
+                        await watched.changed.wait()
+                        version = watched.version
+        finally:
+            watched.num_watchers -= 1
+            if not watched.num_watchers:
+                del self._watched[job.job.job_id]
+
+    def look(self, job: OpenJob) -> None:
+        """Wake those who follow a job if it has changed; for what they shall hear of at once."""
+        if (watched := self._watched.get(job.job.job_id)) is not None:
+            self._look_at(watched)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look_forever(self) -> None:
+        while self._watched:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for watched in list(self._watched.values()):
+                self._look_at(watched)
+        self._task = None
+
+    def _look_at(self, watched: _Watched) -> None:
+        version = self._version_of(watched.job)
+        if version != watched.version:
+            watched.version = version
+            watched.changed.set()
+            watched.changed = asyncio.Event()
