@@ -40,6 +40,7 @@ class Served:
         fails: whether the replica fails on what it leases.
         made: what it has made.
         num_losses: answers that will be lost with their connections.
+        answered: the paths of the calls that were answered.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,6 +48,7 @@ class Served:
         self.fails = False
         self.made: list[ImageRequest] = []
         self.num_losses = 0
+        self.answered: list[str] = []
         self.cell: Cell
         self.replica: Replica
         self._folder = folder
@@ -151,6 +153,7 @@ class Served:
     async def _front(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.num_losses:
             await self._app(scope, receive, send)
+            self.answered.append(scope.get("path", ""))
             return
         self.num_losses -= 1
 

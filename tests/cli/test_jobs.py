@@ -98,7 +98,7 @@ def test_watching_plainly_to_the_end(cli: Cli, served: Served) -> None:
     ids = [served.create(num_inference_steps=30) for _ in range(2)]
 
     def work_later() -> None:
-        threading.Event().wait(1.0)
+        served.until(lambda: all(f"/v1/jobs/{one}" in served.answered for one in ids))
         served.is_working = True
 
     with ThreadPoolExecutor() as pool:

@@ -25,18 +25,25 @@ def generate(service: Service, request_id: str) -> None:
     assert reply.headers["x-request-id"] == request_id
 
 
+def told_of(service: Service, request_id: str) -> set[tuple[str, str]]:
+    """Return which processes have written which events of a call."""
+    lines = [
+        json.loads(line)
+        for found in service.serve_logs().values()
+        for line in found
+        # the last line of a file may be half written
+        if request_id in line and line.endswith("}")
+    ]
+    return {
+        (line["deployment"], line["event"])
+        for line in lines
+        if line.get("request_id") == request_id and "event" in line
+    }
+
+
 def test_a_call_is_followed_through_the_log_files_of_three_processes(service: Service) -> None:
     generate(service, "call-of-the-log-test")
-    files = service.serve_logs()
-    # each line of each file, Serve's own proxies and controller included
-    lines = {name: [json.loads(line) for line in found] for name, found in files.items()}
-    told = {
-        (line["deployment"], line["event"])
-        for found in lines.values()
-        for line in found
-        if line.get("request_id") == "call-of-the-log-test" and "event" in line
-    }
-    assert told == {
+    wanted = {
         ("Gateway", "call_answered"),
         ("Dispatcher", "image_accepted"),
         ("Dispatcher", "image_leased"),
@@ -44,6 +51,16 @@ def test_a_call_is_followed_through_the_log_files_of_three_processes(service: Se
         ("BaseModel", "work_started"),
         ("BaseModel", "work_finished"),
     }
+    # lines are written a moment later
+    deadline_s = time.monotonic() + 10
+    while (told := told_of(service, "call-of-the-log-test")) != wanted:
+        assert time.monotonic() < deadline_s, told
+        time.sleep(0.2)
+    files = service.serve_logs()
+    # each line of each file, Serve's own proxies and controller included
+    for found in files.values():
+        for line in found:
+            assert isinstance(json.loads(line), dict)
     assert not any("red circle" in line for found in files.values() for line in found)
     # the terminal hears nothing of it
     assert "image_" not in service.log.read_text()
