@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Figures = dict[str, Any]
 # where the cost of exports can be told from chance; as the policy would have it, it cannot
-_TELLING_INTERVAL = "four times as often"
+TELLING_INTERVAL = "four times as often"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _step(section: Figures) -> Iterator[Aim]:
 
 def _exports(section: Figures) -> Iterator[Aim]:
     for case in section["cases"]:
-        if case["interval"] == _TELLING_INTERVAL:
+        if case["interval"] == TELLING_INTERVAL:
             share, low, high = (100 * value for value in case["share_at_policy"])
             name = f"exported states, batch 8, guidance {'on' if case['guidance'] else 'off'}"
             yield _at_most(name, 1.0, share, (low, high), "%")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from grpc import RpcError  # type: ignore[import-untyped]
 from ray import serve
@@ -33,8 +33,6 @@ _GRACE_S = 30.0
 
 FRONT = "front"
 DISPATCHER = "Dispatcher"
-
-ReplyT = TypeVar("ReplyT")
 
 
 class DispatcherHandle:

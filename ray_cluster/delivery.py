@@ -80,11 +80,8 @@ class Delivery:
         data = await self._code(event.pixels, request.output, request.recipe())
         num_bytes = len(data)
         if request.output.is_stored:
-            # deleting it later could take away the image that another replica has made of it
-            if request.request_id not in self._ended:
-                await self._store(
-                    request.file_id, data, _JOB_RETRY_S if request.job_id else _RETRY_S
-                )
+            retry_s = _JOB_RETRY_S if request.job_id else _RETRY_S
+            await self._store(request.request_id, request.file_id, data, retry_s)
             data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes
@@ -100,7 +97,7 @@ class Delivery:
         data = await self._code(event.pixels, replace(request.output, metadata=False), {})
         if not request.output.is_stored:
             return data
-        await self._store(request.preview_file_id(index), data, ())
+        await self._store(request.request_id, request.preview_file_id(index), data, ())
         return b""
 
     async def _code(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
@@ -109,14 +106,19 @@ class Delivery:
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
 
-    async def _store(self, file_id: str, data: bytes, retry_s: tuple[float, ...]) -> None:
+    async def _store(
+        self, request_id: str, file_id: str, data: bytes, retry_s: tuple[float, ...]
+    ) -> None:
         if self._results is None:
             raise RequestFailed("this replica has no result store", "storing")
         for wait_s in (*retry_s, None):
+            # deleting it later could take away the image that another replica has made of it
+            if request_id in self._ended:
+                return
             try:
                 await asyncio.to_thread(self._results.put, file_id, data)
             except BlobStoreError as error:
-                logger.warning("an image is not stored yet: %s", error)
+                logger.warning("an image is not stored: %s", error)
                 if wait_s is None:
                     # where the store is, is not the clients' to know
                     raise RequestFailed("the result store did not take it", "storing") from error

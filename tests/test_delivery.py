@@ -69,6 +69,22 @@ async def test_an_image_outlasts_a_store_that_fails_for_a_while(
     assert (result.data, result.num_bytes) == (b"", 3)
 
 
+async def test_an_image_that_is_given_up_between_two_tries_is_not_stored() -> None:
+    request = stored("job-1")
+
+    class Leaving(Store):
+        """Hears of the end of its request while it fails."""
+
+        def put(self, name: str, data: bytes) -> None:
+            deliverer.note_end(request.request_id)
+            super().put(name, data)
+
+    store = Leaving(1)
+    deliverer = Delivery(Coder(), store)
+    await deliverer.deliver(decoded(request))
+    assert store.kept == {}
+
+
 @pytest.mark.parametrize(("job_id", "num_failures"), [("", 4), ("job-1", 8)])
 async def test_a_store_that_stays_away_is_no_fault_of_the_model_and_stays_unnamed(
     job_id: str, num_failures: int

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.aims import TELLING_INTERVAL
 from benchmarks.engine.subject import Subject, make_requests
 from benchmarks.settings import GUIDANCE, Report, Settings
 from benchmarks.stats import paired_ratio, summarise
@@ -22,7 +23,6 @@ from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.state_writer import StateWriter
 
-_OFTEN = "four times as often"
 _TIMES_AS_OFTEN = 4
 _BATCH = 8
 # more than are ever taken: no row is done while it is measured
@@ -50,7 +50,7 @@ class ExportBenchmark:
             chosen, cost_s = self._choose(guidance_scale)
             rows = {
                 "the policy's": chosen,
-                _OFTEN: max(1, round(chosen / _TIMES_AS_OFTEN)),
+                TELLING_INTERVAL: max(1, round(chosen / _TIMES_AS_OFTEN)),
                 "every step": 1,
             }
             cases += [

@@ -101,7 +101,7 @@ def _time_http(config: ClusterConfig, count: int) -> list[float]:
 
 
 def _time_handle(config: ClusterConfig, count: int) -> dict[str, list[float]]:
-    """One call of the dispatcher through a Serve handle."""
+    """One call of the dispatcher, as gateways and replicas make it."""
     import asyncio
 
     from ray_cluster.deployments.links import DispatcherHandle

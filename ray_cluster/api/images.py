@@ -144,7 +144,18 @@ class ImagesEndpoint:
 
 def _images_of(job: Job) -> list[MadeImage]:
     if job.error is not None:
-        raise from_failure(job.error)
+        error = from_failure(job.error)
+        if error.retry_after_s is None:
+            raise error
+        # the same key names this job, which stays as it has ended
+        raise ApiError(
+            error.status,
+            f"{error.message} The job of this call, {job.job_id}, has ended so; use a new "
+            "Idempotency-Key.",
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            retry="asked",
+        )
     if job.state != "completed" or job.finished_s is None:
         raise _gone(job)
     elapsed_s = job.finished_s - job.created_s

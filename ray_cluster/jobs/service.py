@@ -168,15 +168,15 @@ class JobService:
         """Return a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
             return [self._view(job) for job in await self._call(self._store.page, query)]
-        # only here is known which of the open jobs run
         jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
             last = await self._find(query.after)
             if last is None or last.client != query.client:
                 return []
             jobs = [job for job in jobs if job.rank < last.rank]
-        views = map(self._view, sorted(jobs, key=lambda job: job.rank, reverse=True))
-        return [view for view in views if view.job.state == query.state][: query.limit]
+        jobs.sort(key=lambda job: job.rank, reverse=True)
+        jobs = [job for job in jobs if self._view(job, predicts=False).job.state == query.state]
+        return [self._view(job) for job in jobs[: query.limit]]
 
     async def cancel(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""

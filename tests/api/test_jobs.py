@@ -163,6 +163,20 @@ async def test_a_failed_job_tells_why(calls: httpx.AsyncClient, replica: Replica
     assert job["data"] == []
 
 
+async def test_who_comes_back_to_a_failed_job_with_its_key_is_not_told_to_try_again(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    keyed = {"Idempotency-Key": "k"}
+    job = (await calls.post("/v1/jobs", json=BODY, headers=keyed)).json()
+    (lease,) = (await replica.poll()).values()
+    await replica.fail(lease, "storing")
+    await ended(calls, job["id"])
+    refused = await calls.post("/v1/images/generations", json=BODY, headers=keyed)
+    check_error(refused, 503, code="result_store_unavailable")
+    assert refused.headers["x-should-retry"] == "false"
+    assert "new Idempotency-Key" in refused.json()["error"]["message"]
+
+
 async def test_pages(calls: httpx.AsyncClient, replica: Replica) -> None:
     ids = [(await calls.post("/v1/jobs", json=BODY)).json()["id"] for _ in range(5)]
     first = (await calls.get("/v1/jobs", params={"limit": 2})).json()

@@ -13,6 +13,7 @@ from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.errors import Stage
 from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
@@ -195,10 +196,10 @@ class Replica:
         shown = Shown(request.request_id, lease.fence, Preview(index, self.steps_done, data))
         await self.cell.dispatch.show(self.replica_id, shown)
 
-    async def fail(self, lease: Lease) -> None:
+    async def fail(self, lease: Lease, stage: Stage = "denoise") -> None:
         request_id = lease.request.request_id
         del self.leases[request_id]
-        failure = Failure(request_id, "error", "out of luck", "denoise")
+        failure = Failure(request_id, "error", "out of luck", stage)
         await self.cell.dispatch.report(self.replica_id, [Failed(request_id, lease.fence, failure)])
 
     async def work(self) -> None:
