@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from ray_cluster.api.app import create_app
+from ray_cluster.api.early_body import EarlyBodyReader
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
@@ -41,7 +42,7 @@ class Gateway:
             patience_s=self._config.dispatch.patience_s, poll_s=self._config.dispatch.poll_s
         )
         results = BlobStore(self._config.storage.results)
-        return create_app(
+        app = create_app(
             client,
             self._config,
             results=results,
@@ -49,6 +50,8 @@ class Gateway:
             own_metrics=self._metrics,
             warnings=self._nodes.warnings,
         )
+        app.add_middleware(EarlyBodyReader)
+        return app
 
     async def _snapshot(self) -> Snapshot:
         return self._metrics.snapshot()
