@@ -93,7 +93,7 @@ class Dispatcher:
     def _methods(self) -> list[Method]:
         """What gateways and replicas call without Serve between them."""
         return [
-            *(self.submit, self.wait, self.watch, self.abort, self.models),
+            *(self.submit, self.wait, self.watch, self.abort, self.models, self.warnings),
             *(self.create_job, self.job, self.job_change, self.jobs, self.cancel_job),
             *(self.metrics, self.tell_metrics),
             *(self.register, self.unregister, self.poll, self.report, self.show),
@@ -158,6 +158,10 @@ class Dispatcher:
     async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
         """Take in a gateway's present metrics."""
         self._book.update(process_id, own, time.monotonic())
+
+    async def warnings(self) -> tuple[str, ...]:
+        """See :attr:`JobService.warnings`."""
+        return self._jobs.warnings
 
     async def models(self) -> dict[str, ModelProfile]:
         """See :meth:`DispatchService.models`."""

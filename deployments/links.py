@@ -109,6 +109,10 @@ class DispatcherHandle:
         """Hand over the caller's present metrics."""
         await self._call("tell_metrics", process_id, own)
 
+    async def warnings(self) -> Sequence[str]:
+        """Return what is wrong though the dispatcher answers."""
+        return cast(Sequence[str], await self._call("warnings"))
+
     async def models(self) -> Mapping[str, ModelProfile]:
         """Return the profile of every model that a replica has registered."""
         return cast(Mapping[str, ModelProfile], await self._call("models"))

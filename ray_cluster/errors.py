@@ -9,7 +9,9 @@ Every message says what was given, what is allowed and what to change. The tree:
     ├── InvalidRequest           a request parameter is wrong (names the parameter)
     ├── RequestFailed            one request failed while it was worked on (names the stage)
     ├── DeviceBroken             the accelerator is lost to this process (ends the engine)
-    └── DispatcherUnavailable    the dispatcher is starting, dead or unreachable
+    └── Unavailable              the service can't do it just now
+        ├── DispatcherUnavailable    the dispatcher is starting, dead or unreachable
+        └── JobStoreUnavailable      the dispatcher cannot read or write its jobs
 
 Infeasibility (a full queue, a missed deadline) is never an exception: it is a field of
 :class:`ray_cluster.policies.types.Offer`.
@@ -78,8 +80,16 @@ class DeviceBroken(RayClusterError):
     """Every call on the accelerator fails until the process ends; no fault of one request."""
 
 
-class DispatcherUnavailable(RayClusterError):
+class Unavailable(RayClusterError):
+    """A part that the call needs is away just now; nothing is wrong with the call."""
+
+
+class DispatcherUnavailable(Unavailable):
     """The dispatcher did not answer just now: it is starting, dead or unreachable."""
+
+
+class JobStoreUnavailable(Unavailable):
+    """The dispatcher cannot read or write its jobs just now; nothing was changed."""
 
 
 MODEL_ERRORS: tuple[type[Exception], ...] = (

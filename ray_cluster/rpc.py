@@ -1,6 +1,7 @@
 """Calls of methods in another process of the cell, over gRPC.
 
 Arguments and results are pickled: a server takes nothing that does not come with its secret.
+An error of :mod:`ray_cluster.errors` that a method raises is raised for its caller, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
+
+from ray_cluster.errors import RayClusterError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ Method = Callable[..., Awaitable[object]]
 
 
 class RpcFailed(Exception):
-    """A call got no answer: nobody is there, or the method raised.
+    """A call got no answer: nobody is there, or the method has a bug.
 
     Attributes:
         is_refused: whether the server is gone or is another one by now.
@@ -45,6 +48,13 @@ class RpcFailed(Exception):
     def __init__(self, message: str, *, is_refused: bool) -> None:
         super().__init__(message)
         self.is_refused = is_refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """The answer of a method that raised."""
+
+    error: RayClusterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,8 @@ def _handler(
     async def answer(packed: bytes, _context: grpc.aio.ServicerContext) -> bytes:
         try:
             return pickle.dumps(await method(*pickle.loads(packed)), protocol=5)
+        except RayClusterError as error:
+            return pickle.dumps(_Raised(error), protocol=5)
         except Exception:
             logger.exception("%s has failed", method.__name__)
             raise
@@ -135,6 +147,7 @@ class RpcClient:
 
         Raises:
             RpcFailed: there is no answer.
+            RayClusterError: the method raised it.
         """
         ask = self._channel.unary_unary(f"/{_SERVICE}/{method}")
         try:
@@ -146,7 +159,10 @@ class RpcClient:
             }
             code, details = error.code().name, error.details()
             raise RpcFailed(f"{code}: {details}", is_refused=is_refused) from error
-        return pickle.loads(packed)
+        reply = pickle.loads(packed)
+        if isinstance(reply, _Raised):
+            raise reply.error
+        return reply
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Let go of the server; calls that are under way get so many seconds to end."""

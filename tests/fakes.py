@@ -256,6 +256,9 @@ class FakeDispatcherClient:
         self._check()
         self.told = own
 
+    async def warnings(self) -> tuple[str, ...]:
+        return ()
+
     async def models(self) -> dict[str, ModelProfile]:
         self._check()
         return self.profiles

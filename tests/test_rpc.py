@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from ray_cluster.errors import InvalidRequest
 from ray_cluster.rpc import MAX_MESSAGE_BYTES, RpcAddress, RpcClient, RpcFailed, RpcServer
 
 HOST = "127.0.0.1"
@@ -34,6 +35,9 @@ class Target:
     async def fail(self) -> None:
         raise ValueError("no such thing")
 
+    async def refuse(self) -> None:
+        raise InvalidRequest("no such size", "size", "unknown")
+
     async def hang(self) -> None:
         self.entered.set()
         try:
@@ -48,7 +52,7 @@ class Target:
 
 @asynccontextmanager
 async def serving(target: Target) -> AsyncIterator[tuple[RpcServer, RpcAddress]]:
-    server = RpcServer([target.add, target.size, target.fail, target.hang])
+    server = RpcServer([target.add, target.size, target.fail, target.refuse, target.hang])
     address = await server.start(HOST)
     try:
         yield server, address
@@ -85,6 +89,16 @@ async def test_messages_larger_than_grpcs_own_bound_pass_both_ways() -> None:
     assert len(data) < MAX_MESSAGE_BYTES
     async with connected(Target()) as client:
         assert await client.call("size", data) == (len(data), data)
+
+
+async def test_an_error_of_ours_is_raised_for_the_caller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connected(Target()) as client:
+        with pytest.raises(InvalidRequest, match="no such size") as caught:
+            await client.call("refuse")
+    assert (caught.value.param, caught.value.code) == ("size", "unknown")
+    assert not caplog.records
 
 
 async def test_what_a_method_raises_reaches_caller_and_log(

@@ -76,7 +76,7 @@ def create_app(
         warnings: returns what /readyz should tell an operator now.
     """
     catalog = Catalog(client, config, clock)
-    health = HealthEndpoint(catalog, warnings)
+    health = HealthEndpoint(client, catalog, warnings)
     # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
     app = FastAPI(
         title="ray-cluster",

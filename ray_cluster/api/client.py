@@ -14,8 +14,9 @@ from ray_cluster.requests import ImageRequest, ModelProfile
 class DispatcherClient(Protocol):
     """The gateway's way to the one dispatcher of its cell.
 
-    Every method raises :class:`~ray_cluster.errors.DispatcherUnavailable`, and nothing else, when
-    the dispatcher is starting, dead or unreachable: the caller gets 503 and may try again.
+    Every method raises :class:`~ray_cluster.errors.DispatcherUnavailable` when the dispatcher is
+    starting, dead or unreachable, those of jobs :class:`~ray_cluster.errors.JobStoreUnavailable`
+    when their store is, and nothing else: the caller gets 503 and may try again.
     """
 
     async def submit(
@@ -74,6 +75,10 @@ class DispatcherClient(Protocol):
 
     async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
         """Hand over the caller's present metrics."""
+        ...
+
+    async def warnings(self) -> Sequence[str]:
+        """Return what is wrong though calls are answered, for an operator."""
         ...
 
     async def models(self) -> Mapping[str, ModelProfile]:

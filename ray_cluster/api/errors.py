@@ -14,7 +14,12 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from ray_cluster.errors import InvalidRequest, RayClusterError
+from ray_cluster.errors import (
+    InvalidRequest,
+    JobStoreUnavailable,
+    RayClusterError,
+    Unavailable,
+)
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest
 
@@ -125,8 +130,16 @@ def model_not_ready(model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S) ->
     )
 
 
-def dispatcher_unavailable() -> ApiError:
-    """Return the 503 for a dispatcher that does not answer."""
+def from_unavailable(error: Unavailable) -> ApiError:
+    """Return the 503 for a part of the service that is away."""
+    if isinstance(error, JobStoreUnavailable):
+        return ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "The store of jobs cannot be read or written just now; try again. Images without an "
+            "Idempotency-Key need no job and are made.",
+            code="job_store_unavailable",
+            retry_after_s=DEFAULT_RETRY_AFTER_S,
+        )
     return ApiError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "The dispatcher does not answer (it is starting or restarting); try again.",

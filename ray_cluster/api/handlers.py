@@ -11,9 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ray_cluster.api.errors import ApiError, dispatcher_unavailable, from_invalid
+from ray_cluster.api.errors import ApiError, from_invalid, from_unavailable
 from ray_cluster.api.request_id import HEADER, HeaderWriter, request_id_of
-from ray_cluster.errors import DispatcherUnavailable, InvalidRequest
+from ray_cluster.errors import InvalidRequest, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def install(app: FastAPI, writer: HeaderWriter) -> None:
 
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(InvalidRequest, _invalid)
-    app.add_exception_handler(DispatcherUnavailable, _unavailable)
+    app.add_exception_handler(Unavailable, _unavailable)
     app.add_exception_handler(RequestValidationError, _fastapi_invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientDisconnect, _disconnected)
@@ -57,8 +57,9 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
-    logger.warning("the dispatcher does not answer: %s", error)
-    return dispatcher_unavailable().response()
+    assert isinstance(error, Unavailable)
+    logger.warning("a call is not served: %s: %s", type(error).__name__, error)
+    return from_unavailable(error).response()
 
 
 async def _fastapi_invalid(_: Request, error: Exception) -> Response:

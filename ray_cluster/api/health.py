@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
 from ray_cluster.errors import DispatcherUnavailable
 
@@ -18,10 +19,14 @@ class HealthEndpoint:
     """Answers probes; needs no API key.
 
     Args:
-        warnings: returns what is wrong though calls are served.
+        warnings: returns what is wrong here though calls are served; the dispatcher says the same
+            of itself.
     """
 
-    def __init__(self, catalog: Catalog, warnings: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, client: DispatcherClient, catalog: Catalog, warnings: Callable[[], Sequence[str]]
+    ) -> None:
+        self._client = client
         self._catalog = catalog
         self._warnings = warnings
 
@@ -34,6 +39,7 @@ class HealthEndpoint:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 profiles = await self._catalog.refresh()
+                warnings = [*self._warnings(), *await self._client.warnings()]
         except TimeoutError:
             raise self._not_ready(
                 f"the dispatcher has not answered within {ANSWER_TIMEOUT_S:g} s"
@@ -43,7 +49,7 @@ class HealthEndpoint:
         missing = [name for name in self._catalog.configured if name not in profiles]
         if missing:
             raise self._not_ready(f"no replica of {', '.join(missing)} has registered yet")
-        return {"status": "ready", "models": list(profiles), "warnings": list(self._warnings())}
+        return {"status": "ready", "models": list(profiles), "warnings": warnings}
 
     def _not_ready(self, reason: str) -> ApiError:
         return ApiError(

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from ray_cluster.api.errors import ApiError, dispatcher_unavailable
+from ray_cluster.api.errors import ApiError, from_unavailable
 from ray_cluster.api.group import while_connected
 from ray_cluster.api.reply import MadeImage, append_base64, deadline_of, details_of
 from ray_cluster.errors import DispatcherUnavailable
@@ -87,7 +87,7 @@ async def _events(
         yield _failure(error)
     except DispatcherUnavailable as error:
         logger.warning("the stream of %s ends: %s", request.request_id, error)
-        yield _failure(dispatcher_unavailable())
+        yield _failure(from_unavailable(error))
 
 
 async def _partial(request: ImageRequest, preview: Preview, created_s: int) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from starlette.responses import StreamingResponse
 
 from ray_cluster.api.client import DispatcherClient
-from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.errors import Unavailable
 from ray_cluster.jobs.records import JobView
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class StreamLimits:
     Attributes:
         max_s: seconds after which it ends.
         keep_alive_s: longest silence; proxies close connections that are silent for long.
-        patience_s: seconds without a dispatcher after which it ends.
+        patience_s: seconds without an answer after which it ends.
     """
 
     max_s: float
@@ -96,7 +96,7 @@ class JobStream:
             try:
                 job_id = self._view.job.job_id
                 return await self._dispatcher.job_change(self._client, job_id, seen, wait_s)
-            except DispatcherUnavailable as error:
+            except Unavailable as error:
                 if loop.time() >= end_s:
                     logger.warning("the stream of a job ends: %s", error)
                     return None

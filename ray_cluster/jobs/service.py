@@ -11,42 +11,40 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from ray_cluster.blob_store import BlobStore, BlobStoreError
+from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import StorageConfig
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.job_log import tell, tell_end
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.records import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.jobs.store import JobStore, JobStoreError
+from ray_cluster.jobs.store_thread import StoreThread, StoreVisit
+from ray_cluster.jobs.sweeper import JobSweeper
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.leases import Outcome
 from ray_cluster.policies.types import Offer
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _RETRY_S = (0.1, 0.5, 2.0, 5.0)
-_SWEEP_EVERY_S = 60.0
-# of the time that the last sweep took: it looks at every image that there is
-_SWEEP_REST = 50.0
-# what a replica needs at most between hearing of an abort and its last write
-_LATE_S = 5.0
-_PURGE_AT_ONCE = 500
+# a cancelled job is cancelled; its caller is told whether that is written, too
+_KEPT_S = 2.0
 
 
 class JobService:
     """Keeps jobs on one event loop beside the dispatch service that has their images made.
 
-    Owns the open jobs, and a thread in which alone the store is called. Every call may raise
-    :class:`JobStoreError`.
+    Owns the open jobs, and the thread in which alone the store is called. Every call may raise
+    :class:`~ray_cluster.errors.JobStoreUnavailable`.
 
     Args:
         results: where replicas put the images.
@@ -67,22 +65,22 @@ class JobService:
         self._dispatch = dispatch
         self._store = store
         self._results = results
-        self._config = config
         self._max_open = max_open_per_client
         self._wall_clock = wall_clock
         self._open: dict[str, OpenJob] = {}
         self._num_open_by_client: Counter[str] = Counter()
         # between the look for a key and the job that takes it, nobody else may take it
-        self._keyed = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="job-store")
+        self._keyed: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._thread = StoreThread(store)
+        self._sweeper = JobSweeper(self._thread, store, results, config, wall_clock)
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Take up what an earlier dispatcher left open, and begin to sweep."""
-        for job in await self._call(self._store.unfinished):
+        for job in await self._thread.call("read", self._store.unfinished):
             self._take_up(job, await asyncio.to_thread(self._done, job))
-        self._spawn(self._sweep_forever())
+        self._spawn(self._sweeper.run())
 
     def _done(self, job: Job) -> dict[str, StoredImage]:
         """Return which images of a job there are."""
@@ -109,18 +107,19 @@ class JobService:
         Once this returns an accepted job, it survives the death of every process.
         """
         # whoever called may be gone by now: a job is accepted whole or not at all
-        return await asyncio.shield(self._spawn(self._create_once(job)))
+        return await asyncio.shield(self._spawn(self._create_once(job, self._thread.visit())))
 
-    async def _create_once(self, job: Job) -> Creation:
+    async def _create_once(self, job: Job, visit: StoreVisit) -> Creation:
         if job.idempotency_key is None:
-            return await self._create(job)
-        async with self._keyed:
-            earlier = await self._call(self._store.find, job.client, job.idempotency_key)
+            return await self._create(job, visit)
+        named = (job.client, job.idempotency_key)
+        async with self._keyed.setdefault(named, asyncio.Lock()):
+            earlier = await visit.read(self._store.find, *named)
             if earlier is not None:
                 return Creation(self._view(earlier), False, Offer(accepted=True))
-            return await self._create(job)
+            return await self._create(job, visit)
 
-    async def _create(self, job: Job) -> Creation:
+    async def _create(self, job: Job, visit: StoreVisit) -> Creation:
         if self._num_open_by_client[job.client] >= self._max_open:
             tell("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
@@ -131,8 +130,8 @@ class JobService:
             return Creation(None, False, offer)
         self._add(open_job)
         try:
-            await self._call(self._store.insert, job)
-        except JobStoreError:
+            await visit.write(self._store.insert, job)
+        except JobStoreUnavailable:
             open_job.is_void = True
             self._remove(open_job)
             await self._dispatch.abort([request.request_id for request in job.requests])
@@ -162,12 +161,16 @@ class JobService:
 
     async def _find(self, job_id: str) -> Job | None:
         open_job = self._open.get(job_id)
-        return open_job.job if open_job else await self._call(self._store.get, job_id)
+        return (
+            open_job.job if open_job else await self._thread.visit().read(self._store.get, job_id)
+        )
 
     async def page(self, query: JobQuery) -> list[JobView]:
         """Return a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
-            return [self._view(job) for job in await self._call(self._store.page, query)]
+            return [
+                self._view(job) for job in await self._thread.visit().read(self._store.page, query)
+            ]
         jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
             last = await self._find(query.after)
@@ -184,8 +187,19 @@ class JobService:
         if open_job is not None and open_job.job.client == client:
             open_job.is_cancelled = True
             await self._dispatch.abort([request.request_id for request in open_job.pending])
-            await open_job.kept.wait()
+            try:
+                async with asyncio.timeout(_KEPT_S):
+                    await open_job.kept.wait()
+            except TimeoutError as error:
+                raise JobStoreUnavailable("the job is cancelled, but not yet kept so") from error
         return await self.get(client, job_id)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What keeps jobs from being made, for an operator; the log tells more."""
+        jobs = "the job store cannot be read or written: no job is accepted"
+        results = "the result store cannot be read or written"
+        return (jobs,) * self._thread.is_failing + (results,) * self._sweeper.is_failing
 
     @property
     def num_open(self) -> int:
@@ -209,8 +223,7 @@ class JobService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._call(self._store.close)
-        self._thread.shutdown()
+        await self._thread.close()
 
     def _view(self, job: Job, *, predicts: bool = True) -> JobView:
         open_job = self._open.get(job.job_id)
@@ -238,12 +251,12 @@ class JobService:
         """Write the end of a job; it is told to nobody before it is written."""
         ended = open_job.ended(self._wall_clock())
         if ended.state != "completed":
-            await self._delete_images([ended])
-            self._spawn(self._delete_late_images(ended))
+            await self._sweeper.delete_images([ended])
+            self._spawn(self._sweeper.delete_late_images(ended))
         failures = 0
         while True:
             try:
-                await self._call(self._store.update, ended)
+                await self._thread.call("write", partial(self._store.update, ended))
                 break
             except JobStoreError as error:
                 logger.error("the end of job %s is not written yet: %s", ended.job_id, error)
@@ -254,44 +267,6 @@ class JobService:
         open_job.kept.set()
         self._watchers.look(open_job)
         tell_end(ended)
-
-    async def _sweep_forever(self) -> None:
-        clock = asyncio.get_running_loop().time
-        while True:
-            started_s = clock()
-            try:
-                await self._sweep()
-            except (JobStoreError, BlobStoreError) as error:
-                logger.error("old jobs and results are not forgotten: %s", error)
-            took_s = clock() - started_s
-            await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * took_s))
-
-    async def _sweep(self) -> None:
-        """Forget jobs and images that are older than the configuration says, or too many."""
-        before_s = self._wall_clock() - self._config.retention_s
-        purge = partial(self._store.purge, before_s, limit=_PURGE_AT_ONCE)
-        while purged := await self._call(purge):
-            await self._delete_images(purged)
-        most = self._config.max_results_mib
-        max_bytes = None if most is None else most << 20
-        sweep = partial(self._results.sweep, before_s=before_s, max_bytes=max_bytes)
-        await asyncio.to_thread(sweep)
-
-    async def _delete_images(self, jobs: Iterable[Job]) -> None:
-        names = [name for job in jobs for request in job.requests for name in request.file_ids]
-        try:
-            await asyncio.to_thread(self._results.delete, names)
-        except BlobStoreError as error:
-            logger.warning("images of jobs that ended are left to the sweep: %s", error)
-
-    async def _delete_late_images(self, job: Job) -> None:
-        """Delete what a replica was about to write when it heard that nobody wants it."""
-        await asyncio.sleep(_LATE_S)
-        await self._delete_images([job])
-
-    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(function, *args, **kwargs))
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

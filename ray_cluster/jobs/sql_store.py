@@ -42,8 +42,15 @@ _JOBS = sa.table(
         )
     ),
 )
+_WRITES = "ray_cluster_writes"
 _BACKENDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
-_BUSY_S = 10.0
+# a server or a file that is away or locked: below the patience of whoever waits for a job
+_BUSY_S = 1.5
+_POSTGRES = {
+    "connect_timeout": 2,
+    "tcp_user_timeout": int(1e3 * _BUSY_S),
+    "options": f"-c lock_timeout={int(1e3 * _BUSY_S)}",
+}
 
 
 class SqlJobStore:
@@ -55,6 +62,8 @@ class SqlJobStore:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._name = engine.url.render_as_string(hide_password=True)
+        # of the calls that are kept together
+        self._shared: sa.Connection | None = None
 
     @classmethod
     def open(cls, url: str) -> SqlJobStore:
@@ -68,17 +77,20 @@ class SqlJobStore:
             JobStoreError: another kind of URL, no such server, or a schema of a later version.
         """
         parsed = _parse(url)
-        if parsed.get_backend_name() == "sqlite":
+        is_sqlite = parsed.get_backend_name() == "sqlite"
+        if is_sqlite:
             _make_folder(parsed)
+        options = {} if is_sqlite else {**_POSTGRES, **parsed.query}
         try:
-            engine = sa.create_engine(parsed, pool_pre_ping=True)
+            engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=options)
         except (SQLAlchemyError, ImportError) as error:
             raise JobStoreError(f"cannot use {_shown(parsed)} as a job store: {error}") from error
-        if parsed.get_backend_name() == "sqlite":
+        if is_sqlite:
             sa.event.listen(engine, "connect", _set_up_sqlite)
+            sa.event.listen(engine, "begin", _begin_sqlite)
         store = cls(engine)
         try:
-            with store._transaction() as connection:
+            with store._transaction(writes=True) as connection:
                 migrate(connection)
         except MigrationFailed as error:
             engine.dispose()
@@ -87,7 +99,7 @@ class SqlJobStore:
 
     def insert(self, job: Job) -> Job:
         """See :meth:`JobStore.insert`."""
-        with self._transaction() as connection:
+        with self._transaction(writes=True) as connection:
             if job.idempotency_key is not None:
                 earlier = self._one(connection, _with_key(job.client, job.idempotency_key))
                 if earlier is not None:
@@ -98,7 +110,7 @@ class SqlJobStore:
     def update(self, job: Job) -> None:
         """See :meth:`JobStore.update`."""
         changes = _changes(job)
-        with self._transaction() as connection:
+        with self._transaction(writes=True) as connection:
             connection.execute(
                 sa.update(_JOBS)
                 .where(_JOBS.c.job_id == job.job_id, _JOBS.c.state.not_in(FINAL_STATES))
@@ -140,7 +152,7 @@ class SqlJobStore:
     def purge(self, finished_before_s: float, *, limit: int) -> list[Job]:
         """See :meth:`JobStore.purge`."""
         query = sa.select(_JOBS).where(_JOBS.c.finished_s < finished_before_s)
-        with self._transaction() as connection:
+        with self._transaction(writes=True) as connection:
             rows = connection.execute(query.order_by(_JOBS.c.finished_s).limit(limit))
             jobs = [self._job(row) for row in rows]
             _delete(connection, [job.job_id for job in jobs])
@@ -148,18 +160,34 @@ class SqlJobStore:
 
     def forget(self, job_ids: Sequence[str]) -> None:
         """See :meth:`JobStore.forget`."""
-        with self._transaction() as connection:
+        with self._transaction(writes=True) as connection:
             _delete(connection, job_ids)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See :meth:`JobStore.together`."""
+        with self._transaction(writes=True) as connection:
+            self._shared = connection
+            try:
+                yield
+            finally:
+                self._shared = None
 
     def close(self) -> None:
         """See :meth:`JobStore.close`."""
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
+    def _transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            if self._shared is not None:
+                with self._shared.begin_nested():
+                    yield self._shared
+                return
+            with self._engine.connect() as connection:
+                connection.execution_options(**{_WRITES: writes})
+                with connection.begin():
+                    yield connection
         except SQLAlchemyError as error:
             reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
             raise JobStoreError(f"the job store {self._name} failed: {reason}") from error
@@ -211,12 +239,20 @@ def _make_folder(url: URL) -> None:
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
+    # Python's own transactions know no savepoints, and begin with the first write
+    connection.isolation_level = None
     cursor = connection.cursor()
     # readers never wait for the writer; a commit is on the disk when it returns
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute(f"PRAGMA busy_timeout={int(1e3 * _BUSY_S)}")
     cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # a transaction that writes after it has read would fail instead of waiting for its turn
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _with_key(client: str, key: str) -> sa.ColumnElement[bool]:

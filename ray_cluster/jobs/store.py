@@ -7,6 +7,7 @@ purged. What goes on in between is in memory, and is found again by what it left
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ray_cluster.errors import RayClusterError
@@ -52,6 +53,12 @@ class JobStore(Protocol):
 
     def forget(self, job_ids: Sequence[str]) -> None:
         """Forget these jobs, ended or not."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Keep what is called within it at its end, all at once; if that fails, nothing of it.
+
+        A call within it that fails alone undoes itself alone.
+        """
 
     def close(self) -> None:
         """Let go of files and connections."""

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
+from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest
 from tests.api.checks import URL, error_of, refused
@@ -152,6 +153,28 @@ async def test_a_dispatcher_that_is_down_is_a_503(
     assert response.status_code == 503
     assert error_of(response)["code"] == "dispatcher_unavailable"
     assert response.headers["x-should-retry"] == "true"
+
+
+async def test_a_job_store_that_is_away_is_a_503_of_its_own(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise JobStoreUnavailable("it is locked")
+
+    async def warnings() -> list[str]:
+        return ["the job store is away"]
+
+    monkeypatch.setattr(fake, "create_job", fail)
+    monkeypatch.setattr(fake, "warnings", warnings)
+    response = await http.post("/v1/jobs", json=RED)
+    assert response.status_code == 503
+    assert error_of(response)["code"] == "job_store_unavailable"
+    assert response.headers["x-should-retry"] == "true"
+    # images that need no job are served
+    assert (await http.post(URL, json=RED)).status_code == 200
+    fake.profiles["late"] = replace(fake.profiles["shapes"], model="late")
+    ready = await http.get("/readyz")
+    assert (ready.status_code, ready.json()["warnings"]) == (200, ["the job store is away"])
 
 
 async def test_a_dispatcher_that_dies_meanwhile_is_a_503(

@@ -122,6 +122,9 @@ class Cell:
     async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
         self.book.update(process_id, own, time.monotonic())
 
+    async def warnings(self) -> tuple[str, ...]:
+        return self.jobs_service.warnings
+
     async def models(self) -> dict[str, ModelProfile]:
         return await self.dispatch.models()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -66,7 +67,8 @@ def postgres() -> Iterator[PostgresServer]:
             _wait(running, server)
             yield running
         finally:
-            server.terminate()
+            # at once, whoever is still connected
+            server.send_signal(signal.SIGINT)
             server.wait(30)
 
 

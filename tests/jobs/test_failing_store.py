@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ray_cluster.jobs.records import Job
+from ray_cluster.config import DispatchConfig
+from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.records import Job, JobQuery
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store import JobStoreError
 from tests.jobs.cell import Cell, Replica, job
@@ -52,8 +55,12 @@ async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
     store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with Cell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
-        with pytest.raises(JobStoreError, match="disk is full"):
-            await cell.create_job(job("j"))
+        assert await cell.warnings() == ()
+        # a sweep may be written along with one of them, and be well
+        for job_id in ("j", "other"):
+            with pytest.raises(JobStoreUnavailable):
+                await cell.create_job(job(job_id))
+        assert "job store" in " ".join(await cell.warnings())
         assert await replica.poll() == {}
         assert await cell.job("alice", "j") is None
 
@@ -103,5 +110,52 @@ async def test_who_waits_for_a_job_hears_its_end_without_another_read(tmp_path: 
         assert kept.state == "completed"
         assert [view.job for view in views if view is not None] == [kept, kept]
         # another's job is nobody's
-        with pytest.raises(JobStoreError):
+        with pytest.raises(JobStoreUnavailable):
             await cell.job("bob", "j")
+
+
+async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
+    monkeypatch.setattr("ray_cluster.jobs.service._KEPT_S", 0.1)
+    fails = True
+
+    class Failing(Unreliable):
+        def update(self, ended: Job) -> None:
+            if fails:
+                raise JobStoreError("the disk is full")
+            self._inner.update(ended)
+
+    store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
+    async with Cell(tmp_path, store=store) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j"))
+        with pytest.raises(JobStoreUnavailable):
+            await cell.cancel_job("alice", "j")
+        assert await replica.poll() == {}
+        fails = False
+        view = await cell.job("alice", "j", 10.0)
+        assert view is not None
+        assert view.job.state == "cancelled"
+
+
+async def test_while_the_store_is_locked_jobs_are_refused_in_time_and_none_is_made(
+    tmp_path: Path,
+) -> None:
+    async with Cell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        started_s = time.monotonic()
+        calls = [
+            cell.create_job(job(f"j{index}", idempotency_key=f"k{index % 3}")) for index in range(9)
+        ]
+        refused = await asyncio.gather(*calls, return_exceptions=True)
+        assert time.monotonic() - started_s < DispatchConfig().patience_s
+        assert [type(one) for one in refused] == [JobStoreUnavailable] * 9
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        assert await replica.poll() == {}
+        assert await cell.jobs(JobQuery("alice")) == []
+        assert (await cell.create_job(job("j", idempotency_key="k0"))).is_new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,3 +182,51 @@ def test_a_store_that_fails_says_which(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(JobStoreError, match="folder"):
         SqlJobStore.open("sqlite:////proc/nowhere/jobs.db")
+
+
+def test_what_is_written_together_is_kept_together(store_url: str, store: SqlJobStore) -> None:
+    other = SqlJobStore.open(store_url)
+    with store.together():
+        for job_id in ("job_a", "job_b"):
+            store.insert(job(job_id))
+        # fails alone
+        with pytest.raises(JobStoreError):
+            store.insert(job("job_b", client="bob"))
+        store.update(replace(job("job_a"), state="completed", finished_s=2000.0))
+        assert store.get("job_b") == job("job_b")
+        assert other.get("job_b") is None
+    kept = other.page(JobQuery("alice", limit=9))
+    assert [(one.job_id, one.state) for one in kept] == [
+        ("job_b", "queued"),
+        ("job_a", "completed"),
+    ]
+
+    def fail() -> None:
+        with store.together():
+            store.insert(job("job_c"))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert other.get("job_c") is None
+    store.insert(job("job_d"))
+    assert other.get("job_d") == job("job_d")
+    other.close()
+
+
+def test_a_locked_store_fails_soon_and_can_be_read(store_url: str, store: SqlJobStore) -> None:
+    store.insert(job())
+    engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    lock = "BEGIN EXCLUSIVE" if engine.name == "sqlite" else "LOCK TABLE jobs IN SHARE MODE"
+    with engine.connect() as connection:
+        connection.execute(sa.text(lock))
+        started_s = time.monotonic()
+        for write in (lambda: store.insert(job("job_b")), lambda: store.update(job())):
+            with pytest.raises(JobStoreError, match=r"lock"), store.together():
+                write()
+        assert time.monotonic() - started_s < 5.0
+        assert store.get("job_a") == job()
+        connection.rollback()
+    engine.dispose()
+    store.insert(job("job_b"))
+    assert store.get("job_b") == job("job_b")
