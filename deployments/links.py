@@ -25,6 +25,7 @@ from ray_cluster.leases import (
     Submission,
 )
 from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.patience import within
 from ray_cluster.requests import ImageRequest, ModelProfile
 from ray_cluster.rpc import RpcAddress, RpcClient, RpcFailed
 
@@ -143,10 +144,8 @@ class DispatcherHandle:
     async def _call(self, method: str, *args: object, held_s: float = 0.0) -> object:
         client: RpcClient | None = None
         try:
-            async with asyncio.timeout(self._patience_s):
-                client = self._client or await self._find()
-            async with asyncio.timeout(held_s + self._patience_s):
-                return await client.call(method, *args)
+            client = await self._connected()
+            return await within(held_s + self._patience_s, client.call(method, *args))
         except RpcFailed as error:
             if error.is_refused:
                 self._leave(client)
@@ -154,6 +153,11 @@ class DispatcherHandle:
         except (RayError, RayServeException, RpcError, TimeoutError) as error:
             self._leave(client)
             raise DispatcherUnavailable(f"{method}: {type(error).__name__}: {error}") from error
+
+    async def _connected(self) -> RpcClient:
+        if self._client is not None:
+            return self._client
+        return await within(self._patience_s, self._find())
 
     async def _find(self) -> RpcClient:
         async with self._finding:

@@ -14,6 +14,9 @@ from ray_cluster.metrics.snapshot import Snapshot
 from ray_cluster.policies.types import Offer, StepCost
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
 
+# what a replica needs at most between hearing of an abort and its last write to the result store
+LATE_WRITE_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:

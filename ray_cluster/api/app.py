@@ -19,7 +19,6 @@ from ray_cluster.api.handlers import install
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.job_routes import add_jobs
-from ray_cluster.api.job_stream import StreamLimits
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.limits import LimitsMiddleware
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
@@ -46,6 +45,7 @@ _ERRORS = {
     404: "There is no such thing (model, job, file), or not any more.",
     408: "The body has not arrived in time.",
     409: "The job of this `Idempotency-Key` was cancelled.",
+    410: "The images of this `Idempotency-Key` were made, and are forgotten by now.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "The `Idempotency-Key` has named a call with another body.",
@@ -103,9 +103,7 @@ def create_app(
         config=config,
         clock=clock,
     )
-    jobs = JobsEndpoint(
-        client, reader, creator, StreamLimits(max_s=config.limits.max_stream_s), clock
-    )
+    jobs = JobsEndpoint(client, reader, creator, config.limits, clock)
     app.include_router(_files_router(files))
     app.include_router(_api_router(images, ModelsEndpoint(catalog), jobs, config))
     return app

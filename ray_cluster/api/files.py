@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -13,6 +14,8 @@ from starlette.responses import Response
 
 from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
 from ray_cluster.blob_store import BlobStore, BlobStoreError
+from ray_cluster.leases import LATE_WRITE_S
+from ray_cluster.requests import ImageRequest
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class FilesEndpoint:
     def __init__(self, results: BlobStore, retention_s: float) -> None:
         self._results = results
         self._max_age_s = int(retention_s)
+        self._deleting: set[asyncio.Task[None]] = set()
 
     async def download(self, file_id: str, request: Request) -> Response:
         """Return an image. It never changes: keep it as long as you like."""
@@ -47,19 +51,21 @@ class FilesEndpoint:
             "X-Content-Type-Options": "nosniff",
         }
         data = await self.read(file_id)
+        if data is None:
+            raise _not_found(file_id)
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         media_type = _MEDIA_TYPES[file_id.rpartition(".")[2]]
         return Response(data, media_type=media_type, headers=headers)
 
-    async def read(self, file_id: str) -> bytes:
-        """Return an image's bytes.
+    async def read(self, file_id: str) -> bytes | None:
+        """Return an image's bytes; None if it is not there (any more).
 
         Raises:
-            ApiError: 404 if it is not there (any more), 503 if the store does not answer.
+            ApiError: 503 if the store does not answer.
         """
         try:
-            data = await asyncio.to_thread(self._results.get, file_id)
+            return await asyncio.to_thread(self._results.get, file_id)
         except BlobStoreError as error:
             logger.error("a result could not be read: %s", error)
             raise ApiError(
@@ -68,9 +74,22 @@ class FilesEndpoint:
                 code="result_store_unavailable",
                 retry_after_s=DEFAULT_RETRY_AFTER_S,
             ) from error
-        if data is None:
-            raise _not_found(file_id)
-        return data
+
+    def delete_later(self, requests: Sequence[ImageRequest]) -> None:
+        """Delete what was stored for a call that ended without its images."""
+        names = [name for one in requests if one.output.is_stored for name in one.file_ids]
+        if names:
+            # in a context of its own: Serve cancels what a cancelled request has called
+            task = asyncio.create_task(self._delete(names), context=Context())
+            self._deleting.add(task)
+            task.add_done_callback(self._deleting.discard)
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        await asyncio.sleep(LATE_WRITE_S)
+        try:
+            await asyncio.to_thread(self._results.delete, names)
+        except BlobStoreError as error:
+            logger.warning("images that nobody gets are left to the sweep: %s", error)
 
 
 def _not_found(file_id: str) -> ApiError:

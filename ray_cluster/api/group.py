@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -30,11 +30,18 @@ class GroupRunner:
     Args:
         poll_s: seconds that one wait may take; well below the dispatcher's
             ``attached_timeout_s``, as every wait tells it that the client is still there.
+        on_left: told of a group that was admitted and has ended without a reply.
     """
 
-    def __init__(self, client: DispatcherClient, poll_s: float) -> None:
+    def __init__(
+        self,
+        client: DispatcherClient,
+        poll_s: float,
+        on_left: Callable[[Sequence[ImageRequest]], None],
+    ) -> None:
         self._client = client
         self._poll_s = poll_s
+        self._on_left = on_left
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -52,17 +59,20 @@ class GroupRunner:
         """
         pending = {request.request_id: None for request in requests}
         completed: dict[str, Completed] = {}
+        is_left = True
         try:
             wait_s = min(self._poll_s, _FIRST_WAIT_S)
             reply = await self._client.submit(requests, wait_s, client)
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 pending.clear()
+                is_left = False
                 raise from_refusal(reply.offer, requests, known_models)
             _sort(reply.outcomes, pending, completed)
             while pending:
                 outcomes = await self._client.wait(tuple(pending), self._poll_s)
                 _sort(outcomes, pending, completed)
+            is_left = False
         except DispatcherUnavailable:
             # whoever does not answer this would not answer the abort either: the client shall
             # hear of it at once
@@ -70,6 +80,8 @@ class GroupRunner:
             pending.clear()
             raise
         finally:
+            if is_left:
+                self._on_left(requests)
             if pending:
                 await asyncio.shield(self._start_abort(tuple(pending)))
         return [completed[request.request_id] for request in requests]
@@ -113,7 +125,8 @@ class GroupRunner:
 
     def _start_abort(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         # a task of its own: whoever cancels this handler again must not stop the abort. And in a
-        # context of its own: Serve cancels what a cancelled request has called, by context
+        # context of its own: Serve cancels what a cancelled request has called, by context, and
+        # the dispatcher's address is asked for over Serve
         task = asyncio.create_task(self._try_abort(request_ids), context=Context())
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)

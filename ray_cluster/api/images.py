@@ -52,7 +52,7 @@ class ImagesEndpoint:
         self._clock = clock
         # three waits in the time after which the dispatcher takes a client for gone
         self._poll_s = config.dispatch.attached_timeout_s / 3
-        self._runner = GroupRunner(client, self._poll_s)
+        self._runner = GroupRunner(client, self._poll_s, files.delete_later)
 
     async def generate(self, request: Request) -> Response:
         """Make images from a text.
@@ -68,12 +68,10 @@ class ImagesEndpoint:
             return await self._stream(call, request)
         if call.idempotency_key is None:
             work = self._attached(call.requests, caller_of(request))
-            made = await while_connected(request, work)
         else:
-            made = await while_connected(request, self._durable(call, request))
+            work = self._durable(call, request)
+        made = await while_connected(request, work)
         url_of = url_maker(request) if call.fields.response_format == "url" else None
-        if url_of is None:
-            made = [await self._with_data(image) for image in made]
         content = await write_reply(made, int(self._clock()), url_of)
         return Response(content, media_type="application/json")
 
@@ -110,15 +108,15 @@ class ImagesEndpoint:
             elif view.version == version:
                 yield None
         [made] = _images_of(view.job)
-        yield await self._with_data(made)
+        yield await self._with_data(made, view.job)
 
     async def _stored_preview(self, wanted: ImageRequest, preview: Preview) -> Preview | None:
         try:
             data = await self._files.read(wanted.preview_file_id(preview.index))
         except ApiError:
-            # the image itself may yet be there
-            return None
-        return replace(preview, data=data)
+            data = None
+        # without it, the image itself may yet be there
+        return None if data is None else replace(preview, data=data)
 
     async def _attached(self, requests: Sequence[ImageRequest], client: str) -> list[MadeImage]:
         completed = await self._runner.run(requests, self._catalog.known, client)
@@ -134,12 +132,21 @@ class ImagesEndpoint:
             if later is None:
                 raise _gone(view.job)
             view = later
-        return _images_of(view.job)
+        made = _images_of(view.job)
+        if call.fields.response_format == "url":
+            return made
+        return [await self._with_data(image, view.job) for image in made]
 
-    async def _with_data(self, image: MadeImage) -> MadeImage:
-        if not image.request.output.is_stored:
-            return image
-        return image.with_data(await self._files.read(image.request.file_id))
+    async def _with_data(self, image: MadeImage, job: Job) -> MadeImage:
+        data = await self._files.read(image.request.file_id)
+        if data is None:
+            raise ApiError(
+                HTTPStatus.GONE,
+                f"The images of this call's job, {job.job_id}, were made, and are forgotten by "
+                "now; use a new Idempotency-Key.",
+                code="images_forgotten",
+            )
+        return image.with_data(data)
 
 
 def _images_of(job: Job) -> list[MadeImage]:

@@ -71,7 +71,7 @@ def add_jobs(
         response_class=StreamingResponse,
         responses={
             200: {"content": {"text/event-stream": {}}, "description": "The events."},
-            **errors(401, 404, 503),
+            **errors(401, 404, 429, 503),
         },
         openapi_extra={"parameters": [_LAST_EVENT_ID]},
     )

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.errors import ApiError
 from ray_cluster.errors import Unavailable
 from ray_cluster.jobs.records import JobView
 
@@ -40,6 +46,52 @@ class StreamLimits:
     patience_s: float = 60.0
 
 
+class StreamPlaces:
+    """Bounds the streams that one caller has open at this gateway."""
+
+    def __init__(self, max_per_caller: int) -> None:
+        self._max = max_per_caller
+        self._num_open: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, caller: str) -> Iterator[None]:
+        """Hold one.
+
+        Raises:
+            ApiError: 429, there is none left.
+        """
+        if self._num_open[caller] >= self._max:
+            raise ApiError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"You have {self._max} event streams open, as many as are allowed "
+                "(limits.max_streams_per_client); close one, or ask with GET /v1/jobs/{id}.",
+                code="too_many_streams",
+                retry_after_s=math.inf,
+            )
+        self._num_open[caller] += 1
+        try:
+            yield
+        finally:
+            self._num_open -= Counter([caller])
+
+
+class _PlacedResponse(StreamingResponse):
+    """A stream that holds something until it has ended, however it does."""
+
+    def __init__(self, events: AsyncIterator[bytes], held: ExitStack) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
 class JobStream:
     """Follows one job of one client.
 
@@ -55,18 +107,17 @@ class JobStream:
         self._view = view
         self._limits = limits
 
-    def response(self, *, after: str | None, write: Callable[[JobView], str]) -> StreamingResponse:
+    def response(
+        self, *, after: str | None, write: Callable[[JobView], str], held: ExitStack
+    ) -> StreamingResponse:
         """Return the stream.
 
         Args:
             after: id of the last event that the client has seen; None to begin with the present.
             write: returns an event's data.
+            held: closed when the stream has ended.
         """
-        return StreamingResponse(
-            self._events(after, write),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+        return _PlacedResponse(self._events(after, write), held)
 
     async def _events(
         self, after: str | None, write: Callable[[JobView], str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated
@@ -13,16 +14,16 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.auth import client_of
+from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import IDEMPOTENCY_KEY, Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import ApiError, from_refusal
 from ray_cluster.api.files import url_maker
 from ray_cluster.api.job_reply import job_reply
-from ray_cluster.api.job_stream import JobStream, StreamLimits
+from ray_cluster.api.job_stream import JobStream, StreamLimits, StreamPlaces
 from ray_cluster.api.replies import JobList, JobResponse
-from ray_cluster.config import DispatchConfig
+from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.jobs.records import Job, JobQuery, JobState, JobView
 
 MAX_PAGE = 100
@@ -88,13 +89,14 @@ class JobsEndpoint:
         client: DispatcherClient,
         reader: CallReader,
         creator: JobCreator,
-        stream_limits: StreamLimits,
+        limits: LimitsConfig,
         clock: Callable[[], float],
     ) -> None:
         self._client = client
         self._reader = reader
         self._creator = creator
-        self._stream_limits = stream_limits
+        self._stream_limits = StreamLimits(max_s=limits.max_stream_s)
+        self._places = StreamPlaces(limits.max_streams_per_client)
         self._clock = clock
 
     async def create(self, request: Request, response: Response) -> JobResponse:
@@ -121,10 +123,13 @@ class JobsEndpoint:
         browsers send by themselves, a stream goes on after that event, on any gateway.
         """
         view = await self._look(request, job_id)
+        held = ExitStack()
+        held.enter_context(self._places.place(caller_of(request)))
         stream = JobStream(self._client, client_of(request), view, self._stream_limits)
         return stream.response(
             after=request.headers.get("Last-Event-ID"),
             write=lambda news: self._reply(news, request).model_dump_json(),
+            held=held,
         )
 
     async def list(

@@ -107,7 +107,12 @@ class JobService:
         Once this returns an accepted job, it survives the death of every process.
         """
         # whoever called may be gone by now: a job is accepted whole or not at all
-        return await asyncio.shield(self._spawn(self._create_once(job, self._thread.visit())))
+        making = self._spawn(self._create_once(job, self._thread.visit()))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_note_end)
+            raise
 
     async def _create_once(self, job: Job, visit: StoreVisit) -> Creation:
         if job.idempotency_key is None:
@@ -273,3 +278,9 @@ class JobService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _note_end(making: asyncio.Task[Creation]) -> None:
+    """Read the error of a job whose caller has left: there is none, or nobody else hears of it."""
+    if not making.cancelled() and (error := making.exception()) is not None:
+        logger.warning("a job whose caller has left is not made: %s", error)

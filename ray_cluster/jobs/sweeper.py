@@ -12,14 +12,13 @@ from ray_cluster.config import StorageConfig
 from ray_cluster.jobs.records import Job
 from ray_cluster.jobs.store import JobStore, JobStoreError
 from ray_cluster.jobs.store_thread import StoreThread
+from ray_cluster.leases import LATE_WRITE_S
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_EVERY_S = 60.0
 # of the time that the last sweep took: it looks at every image that there is
 _SWEEP_REST = 50.0
-# what a replica needs at most between hearing of an abort and its last write
-_LATE_S = 5.0
 _PURGE_AT_ONCE = 500
 
 
@@ -85,5 +84,5 @@ class JobSweeper:
 
     async def delete_late_images(self, job: Job) -> None:
         """Delete what a replica was about to write when it heard that nobody wants it."""
-        await asyncio.sleep(_LATE_S)
+        await asyncio.sleep(LATE_WRITE_S)
         await self.delete_images([job])

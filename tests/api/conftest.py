@@ -36,7 +36,11 @@ def config() -> ClusterConfig:
                 {"name": "shapes", "model": "shapes-sd"},
                 {"name": "late", "model": "some/folder"},
             ],
-            "limits": {"max_prompt_chars": 200, "max_body_bytes": 4096},
+            "limits": {
+                "max_prompt_chars": 200,
+                "max_body_bytes": 4096,
+                "max_streams_per_client": 4,
+            },
         }
     )
 

@@ -70,6 +70,8 @@ class Gateway:
             "query_string": b"",
             "headers": [] if after is None else [(b"last-event-id", after.encode())],
             "server": ("gateway", 80),
+            # httpx's own
+            "client": ("127.0.0.1", 123),
             "scheme": "http",
         }
 
@@ -241,3 +243,33 @@ async def test_a_cancelled_job_leaves_no_preview(
     assert len(list(cell.results.entries())) == 1
     await gateway.http.delete(f"/v1/jobs/{job_id}")
     assert list(cell.results.entries()) == []
+
+
+async def test_streams_of_one_client_are_bounded_and_give_their_places_back(
+    app: FastAPI, gateway: Gateway, replica: Replica
+) -> None:
+    job_id = await new_job(gateway)
+    path = f"/v1/jobs/{job_id}/events"
+    streams = [gateway.watch(job_id) for _ in range(4)]
+    elsewhere = httpx.ASGITransport(app, client=("10.0.0.2", 1))
+    async with (
+        asyncio.timeout(20),
+        httpx.AsyncClient(transport=elsewhere, base_url="http://gateway") as other,
+    ):
+        for stream in streams:
+            assert (await anext(stream)).name == "queued"
+        refused = await gateway.http.get(path)
+        check_error(refused, 429, code="too_many_streams")
+        assert "Retry-After" in refused.headers
+        of_another = asyncio.create_task(other.get(path))
+        # one that leaves makes room
+        await streams.pop().aclose()
+        streams.append(gateway.watch(job_id))
+        assert (await anext(streams[-1])).name == "queued"
+        (lease,) = (await replica.poll()).values()
+        await replica.finish(lease)
+        for stream in streams:
+            assert [event async for event in stream][-1].name == "completed"
+        assert (await of_another).status_code == 200
+        for _ in range(9):
+            assert (await gateway.http.get(path)).status_code == 200

@@ -124,6 +124,39 @@ async def test_a_keyed_image_call_is_a_job_that_outlives_its_connection(
     assert [one["state"] for one in listed] == ["completed"]
 
 
+async def test_a_keyed_call_whose_images_are_forgotten_says_so(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    async def call() -> httpx.Response:
+        key = {"Idempotency-Key": "k"}
+        return await calls.post("/v1/images/generations", json=BODY, headers=key)
+
+    first = asyncio.create_task(call())
+    await until(lambda: replica.cell.core.num_waiting == 1)
+    (lease,) = (await replica.poll()).values()
+    await replica.finish(lease, b"image")
+    assert (await first).status_code == 200
+    replica.cell.results.delete([lease.request.file_id])
+    check_error(await call(), 410, code="images_forgotten")
+
+
+async def test_what_was_stored_for_a_call_without_a_reply_is_deleted(
+    calls: httpx.AsyncClient, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.api.files.LATE_WRITE_S", 0.05)
+    results = replica.cell.results
+    body = {**BODY, "n": 2, "response_format": "url"}
+    leaves = asyncio.create_task(calls.post("/v1/images/generations", json=body))
+    await until(lambda: replica.cell.core.num_waiting == 2)
+    first, second = (await replica.poll()).values()
+    await replica.finish(first, b"in time")
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    # the replica was about to write it when it heard of the abort
+    results.put(second.request.file_id, b"late")
+    await until(lambda: not list(results.entries()))
+
+
 async def test_an_attached_call_may_ask_for_links(
     calls: httpx.AsyncClient, replica: Replica
 ) -> None:

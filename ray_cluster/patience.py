@@ -1,0 +1,40 @@
+"""How long a process waits for another, that may itself have been stopped meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# an event loop that is this late was not run: its machine was paused, or the process stopped
+_FROZEN_S = 0.5
+# what has come meanwhile is read within this
+_READ_S = 0.5
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns.
+
+    A time out says that the other side was silent. Of the time in which this process was stopped
+    nobody knows that: what came then still waits to be read.
+
+    Raises:
+        TimeoutError: it has not returned in so many seconds; it is cancelled.
+    """
+    clock = asyncio.get_running_loop().time
+    task = asyncio.create_task(work)
+    try:
+        wait_s = seconds
+        while True:
+            started_s = clock()
+            await asyncio.wait({task}, timeout=wait_s)
+            if task.done() or clock() - started_s < wait_s + _FROZEN_S:
+                break
+            wait_s = _READ_S
+        if task.done():
+            return task.result()
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    finally:
+        task.cancel()
