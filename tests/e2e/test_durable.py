@@ -55,7 +55,11 @@ def kill_and_check(
 
 def kill_one(service: Service, victim: str) -> Callable[[], None]:
     def kill() -> None:
-        random.choice(service.processes(VICTIMS[victim])).kill()
+        deadline_s = time.monotonic() + 10.0
+        # Ray gives a process another name for the time of some calls
+        while not (found := service.processes(VICTIMS[victim])):
+            assert time.monotonic() < deadline_s, f"no {victim} is running"
+        random.choice(found).kill()
 
     return kill
 
