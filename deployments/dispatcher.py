@@ -160,8 +160,8 @@ class Dispatcher:
         self._book.update(process_id, own, time.monotonic())
 
     async def warnings(self) -> tuple[str, ...]:
-        """See :attr:`JobService.warnings`."""
-        return self._jobs.warnings
+        """Return what is wrong though calls are answered."""
+        return (*(await self._service.snapshot()).warnings, *self._jobs.warnings)
 
     async def models(self) -> dict[str, ModelProfile]:
         """See :meth:`DispatchService.models`."""

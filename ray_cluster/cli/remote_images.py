@@ -18,6 +18,7 @@ from ray_cluster.cli.made import GenerateFailed, MadeImages
 from ray_cluster.cli.patience import ask_again
 from ray_cluster.cli.preview_files import PreviewFiles
 from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
+from ray_cluster.cli.signals import StopSignals
 from ray_cluster.cli.step_bar import step_progress
 from ray_cluster.errors import InvalidRequest, RayClusterError
 
@@ -34,15 +35,16 @@ def generate_there(
     previews: PreviewFiles,
     console: Console,
 ) -> MadeImages:
-    """Have images made, with the steps on the console. Ctrl-C cancels the job.
+    """Have images made, with the steps on the console. Ctrl-C or SIGTERM cancels the job.
 
     Raises:
         InvalidRequest: a parameter is wrong.
         RayClusterError: the service cannot be reached, is full, failed, or took too long.
     """
-    with step_progress(console) as progress:
+    with StopSignals() as signals, step_progress(console) as progress:
         call = _RemoteCall(service, body, timeout_s, previews, progress)
         try:
+            signals.arm()
             return call.make()
         except KeyboardInterrupt:
             call.give_up()

@@ -66,6 +66,16 @@ class ClusterSnapshot:
     replicas: tuple[ReplicaSnapshot, ...]
     totals: Mapping[str, int]
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know: models that nobody makes images with just now."""
+        alive = {replica.model for replica in self.replicas}
+        return tuple(
+            f"no replica of {model} lives; {count} images wait for one"
+            for model, count in self.num_waiting_by_model.items()
+            if model not in alive
+        )
+
     @staticmethod
     def of(
         ledger: Ledger,

@@ -231,13 +231,19 @@ def test_a_job_that_somebody_else_cancels(cli: Cli, served: Served, tmp_path: Pa
     assert "was cancelled: it has no images" in stderr
 
 
-@pytest.mark.parametrize("is_made", [False, True], ids=["waiting", "being made"])
-def test_ctrl_c_cancels_the_job_and_says_so(served: Served, tmp_path: Path, is_made: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_made", "how"),
+    [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)],
+    ids=["waiting", "being made", "terminated"],
+)
+def test_a_signal_cancels_the_job_and_says_so(
+    served: Served, tmp_path: Path, is_made: bool, how: signal.Signals
+) -> None:
     served.is_working = is_made
     arguments = ("generate", "x", "--steps", 100, "-o", tmp_path / "a.png", *here(served))
     with subprocess_of(*arguments) as process:
         leased(served) if is_made else served.until(lambda: served.cell.core.num_waiting)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
     (job,) = served.jobs()
     assert job["state"] == "cancelled"

@@ -189,6 +189,9 @@ def test_the_snapshot_counts_what_is_where(core: DispatchCore) -> None:
     (replica,) = snapshot.replicas
     assert (replica.num_leased, replica.num_free, replica.silent_s) == (3, 0, 2.0)
     assert replica.leased_work_s > 0
+    assert snapshot.warnings == ()
+    core.unregister("r", 5.0)
+    assert core.snapshot(6.0).warnings == ("no replica of m lives; 5 images wait for one",)
 
 
 def test_a_second_look_counts_what_the_first_gave(core: DispatchCore) -> None:

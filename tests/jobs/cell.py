@@ -123,7 +123,7 @@ class Cell:
         self.book.update(process_id, own, time.monotonic())
 
     async def warnings(self) -> tuple[str, ...]:
-        return self.jobs_service.warnings
+        return (*(await self.dispatch.snapshot()).warnings, *self.jobs_service.warnings)
 
     async def models(self) -> dict[str, ModelProfile]:
         return await self.dispatch.models()
