@@ -142,7 +142,8 @@ class JobService:
             await self._dispatch.abort([request.request_id for request in job.requests])
             raise
         tell("job_accepted", job, num_images=len(job.requests))
-        return Creation(self._view(job), True, offer)
+        # admission has just predicted the same
+        return Creation(self._view(job, predicted_s=offer.predicted_s), True, offer)
 
     async def get(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
@@ -166,16 +167,15 @@ class JobService:
 
     async def _find(self, job_id: str) -> Job | None:
         open_job = self._open.get(job_id)
-        return (
-            open_job.job if open_job else await self._thread.visit().read(self._store.get, job_id)
-        )
+        if open_job is not None:
+            return open_job.job
+        return await self._thread.visit().read(self._store.get, job_id)
 
     async def page(self, query: JobQuery) -> list[JobView]:
         """Return a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
-            return [
-                self._view(job) for job in await self._thread.visit().read(self._store.page, query)
-            ]
+            kept = await self._thread.visit().read(self._store.page, query)
+            return [self._view(job) for job in kept]
         jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
             last = await self._find(query.after)
@@ -230,12 +230,17 @@ class JobService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._thread.close()
 
-    def _view(self, job: Job, *, predicts: bool = True) -> JobView:
+    def _view(
+        self, job: Job, *, predicts: bool = True, predicted_s: float | None = None
+    ) -> JobView:
+        """Return a job as it is; with ``predicted_s``, nothing is predicted anew."""
         open_job = self._open.get(job.job_id)
         if open_job is None:
             return JobView(job)
         ids = [request.request_id for request in job.requests]
-        progress = self._dispatch.progress(ids, predicts=predicts)
+        progress = self._dispatch.progress(ids, predicts=predicts and predicted_s is None)
+        if predicted_s is not None:
+            progress = tuple(one and replace(one, predicted_s=predicted_s) for one in progress)
         is_running = any(
             one is not None and (one.position is None or one.steps_done) for one in progress
         ) or len(open_job.pending) < len(job.requests)
