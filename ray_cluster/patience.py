@@ -38,3 +38,15 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
         raise TimeoutError(f"no answer within {seconds:g} s")
     finally:
         task.cancel()
+
+
+async def sleep_and_read(seconds: float) -> None:
+    """Sleep before others' silence is judged; after a stop of this process, read what came first.
+
+    Without it, whoever had been stopped would take everybody else for dead.
+    """
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+    await asyncio.sleep(seconds)
+    if clock() - started_s > seconds + _FROZEN_S:
+        await asyncio.sleep(_READ_S)

@@ -72,6 +72,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now_s
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which nothing runs, as when the process is stopped."""
+        self._clock.advance(seconds)
+
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in virtual time."""

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ray_cluster.api.errors import ApiError, from_unavailable
 from ray_cluster.api.group import while_connected
 from ray_cluster.api.reply import MadeImage, append_base64, deadline_of, details_of
-from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.errors import Unavailable
 from ray_cluster.leases import Preview
 from ray_cluster.requests import ImageRequest
 
@@ -85,7 +85,7 @@ async def _events(
                     yield await _completed(sight, int(clock()))
     except ApiError as error:
         yield _failure(error)
-    except DispatcherUnavailable as error:
+    except Unavailable as error:
         logger.warning("the stream of %s ends: %s", request.request_id, error)
         yield _failure(from_unavailable(error))
 

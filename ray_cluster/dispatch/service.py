@@ -22,6 +22,7 @@ from ray_cluster.leases import (
     Sight,
     Submission,
 )
+from ray_cluster.patience import sleep_and_read
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -248,7 +249,7 @@ class DispatchService:
             self._settle(self._core.expire(now_s))
             self._clients.forget(now_s)
             self._polls.wake()
-            await asyncio.sleep(self._housekeeping_in_s(now_s))
+            await sleep_and_read(self._housekeeping_in_s(now_s))
 
     def _housekeeping_in_s(self, now_s: float) -> float:
         """Seconds to the next silence that counts, as far as known, and not more than a poll."""

@@ -19,7 +19,7 @@ from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
 from ray_cluster.api.app import create_app
 from ray_cluster.api.schema import CompletedEvent, PartialImageEvent
 from ray_cluster.config import ClusterConfig
-from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
 from ray_cluster.policies.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
 from tests.jobs.cell import Cell, Replica
@@ -152,6 +152,18 @@ async def test_a_dispatcher_that_dies_on_the_way_ends_the_stream_with_an_error(
     with pytest.raises(openai.APIError) as caught:
         await drain(reply)
     assert caught.value.code == "dispatcher_unavailable"
+
+
+async def test_a_job_store_that_fails_on_the_way_ends_a_keyed_stream_with_an_error(
+    client: openai.AsyncOpenAI, cell: Cell, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise JobStoreUnavailable("it is locked")
+
+    monkeypatch.setattr(cell, "job_change", away)
+    with pytest.raises(openai.APIError) as caught:
+        await stream(client, extra_headers={"Idempotency-Key": "one"})
+    assert caught.value.code == "job_store_unavailable"
 
 
 @pytest.mark.parametrize("when", ["waiting", "leased"])

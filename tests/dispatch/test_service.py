@@ -10,7 +10,7 @@ from ray_cluster.leases import Poll, PollReply, Returned
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import Failure
 from tests.dispatch.virtual_service import held, lease_one, make_service, now
-from tests.fakes import finished, image_request, poll_of, run_virtually
+from tests.fakes import VirtualLoop, finished, image_request, poll_of, run_virtually
 
 
 def test_an_idle_poll_is_held_for_poll_s_and_an_unknown_one_not_at_all() -> None:
@@ -189,6 +189,31 @@ def test_housekeeping_gives_a_dead_replicas_request_to_a_held_poll() -> None:
         assert service.is_healthy
         await service.close()
         assert not service.is_healthy
+
+    run_virtually(main())
+
+
+def test_a_dispatcher_that_was_stopped_takes_nobody_for_dead_before_it_has_read() -> None:
+    async def main() -> None:
+        service = await make_service("r", "s")
+        await service.offer([image_request("a")])
+        lease = await lease_one(service)
+        await asyncio.sleep(0.3)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.stand_still(60.0)
+        # what replica and client have sent meanwhile is read some turns later
+        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(service.wait([lease.request.request_id], 5.0))
+        alive = poll_of(steps_done_by_id={lease.request.request_id: 3}, num_free=0)
+        assert (await service.poll(alive)).known
+        snapshot = await service.snapshot()
+        # the other one is really dead
+        assert [one.replica_id for one in snapshot.replicas] == ["r"]
+        assert (snapshot.num_leased, snapshot.totals.get("requeued", 0)) == (1, 0)
+        assert not waiting.done()
+        waiting.cancel()
+        await service.close()
 
     run_virtually(main())
 
