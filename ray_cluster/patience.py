@@ -8,31 +8,26 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# an event loop that is this late was not run: its machine was paused, or the process stopped
+# what has come is read within this, once a process runs again
+_READ_S = 0.3
+# an event loop that is this late was not run
 _FROZEN_S = 0.5
-# what has come meanwhile is read within this
-_READ_S = 0.5
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` returns.
 
     A time out says that the other side was silent. Of the time in which this process was stopped
-    nobody knows that: what came then still waits to be read.
+    nobody knows that: what came then is read before it is said.
 
     Raises:
         TimeoutError: it has not returned in so many seconds; it is cancelled.
     """
-    clock = asyncio.get_running_loop().time
     task = asyncio.create_task(work)
     try:
-        wait_s = seconds
-        while True:
-            started_s = clock()
-            await asyncio.wait({task}, timeout=wait_s)
-            if task.done() or clock() - started_s < wait_s + _FROZEN_S:
-                break
-            wait_s = _READ_S
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            await asyncio.wait({task}, timeout=_READ_S)
         if task.done():
             return task.result()
         raise TimeoutError(f"no answer within {seconds:g} s")

@@ -130,7 +130,11 @@ def state_name(request_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds one image spent in each stage; waiting between stages counts to the later one."""
+    """Seconds one image spent in each stage; waiting between stages counts to the later one.
+
+    The queue's are those that the last dispatcher has seen: of a job that outlived one, they are
+    fewer than what its stages leave of its whole time.
+    """
 
     queue_s: float = 0.0
     encode_s: float = 0.0

@@ -75,7 +75,7 @@ async def _http(request: Request, error: Exception) -> Response:
     what = f"{request.method} {request.url.path}"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND:
-        message = f"There is no {what} here; the calls that there are stand at /docs."
+        message = f"There is no {what}; /docs lists the calls."
         code = "unknown_url"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = headers.get("Allow", "another method")

@@ -105,7 +105,9 @@ def _problem(item: ErrorDetails) -> InvalidRequest:
 
 def _unknown(name: str) -> InvalidRequest:
     known = list(ImageGenerationRequest.model_fields)
-    near = difflib.get_close_matches(name[:100], known, n=1)
+    # "steps" for "num_inference_steps"
+    near = [one for one in known if len(name) > 3 and name in one]
+    near = near or difflib.get_close_matches(name[:100], known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
     return InvalidRequest(
         f"The parameter {name[:100]!r} is unknown. {hint}",

@@ -38,7 +38,7 @@ def drain(service: Draining, show: Callable[..., None], *, limit_s: float = DRAI
     try:
         _wait(service, show, limit_s)
     except KeyboardInterrupt:
-        show("images", "dropped")
+        show("images", "left as they are: jobs go on later")
         raise
 
 
@@ -46,11 +46,11 @@ def _wait(service: Draining, show: Callable[..., None], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while (num_images := service.num_in_flight()) != 0:
         if time.monotonic() > deadline_s:
-            show("images", f"{_words(num_images)} dropped after {limit_s:.0f} s")
+            show("images", f"{_words(num_images)} left after {limit_s:.0f} s: jobs go on later")
             return
         show(
             "images",
-            f"{_words(num_images)} being finished, at most {limit_s:.0f} s; Ctrl-C again drops",
+            f"{_words(num_images)} being finished, at most {limit_s:.0f} s; Ctrl-C again leaves",
         )
         time.sleep(_POLL_S)
     show("images", "none in flight", is_done=True)

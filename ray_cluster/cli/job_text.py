@@ -59,13 +59,18 @@ def job_words(job: JobResponse) -> str:
     if job.state == "cancelled":
         return "cancelled"
     if job.state == "completed":
-        return f"completed: {len(job.data)} image(s), attempts {job.attempts}"
+        return f"completed: {len(job.data)} image(s){_retries(job)}"
     words = [job.state, steps]
     if job.queue_position is not None:
         words.append(f"in the queue: {place_text(job)}")
     if job.predicted_finish is not None:
         words.append(f"done at {clock_text(job.predicted_finish)}")
-    return ", ".join([*words, f"attempts {job.attempts}"])
+    return ", ".join(words) + _retries(job)
+
+
+def _retries(job: JobResponse) -> str:
+    """Tell of images that were given to a replica more than once."""
+    return f", {job.attempts} attempts" if job.attempts > job.n else ""
 
 
 def failure_text(job: JobResponse) -> str:

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -111,12 +112,18 @@ def _holder(port: int) -> str:
             if connection.status != psutil.CONN_LISTEN or not connection.laddr:
                 continue
             if connection.laddr.port == port and connection.pid is not None:
-                process = psutil.Process(connection.pid)
-                command = _shown(process.cmdline()) or process.name()
-                return f"process {connection.pid} ({command})"
+                return _named(psutil.Process(connection.pid))
     except psutil.Error:
         return "a process that this user may not see"
     return "another process"
+
+
+def _named(process: psutil.Process) -> str:
+    """Name a process; one of a running service as that service, which is what can be stopped."""
+    for one in (process, *process.parents()):
+        if any(Path(word).name == "ray-cluster" for word in one.cmdline()[:2]):
+            return f"a running ray-cluster (process {one.pid})"
+    return f"process {process.pid} ({_shown(process.cmdline()) or process.name()})"
 
 
 def _shown(command: Sequence[str]) -> str:

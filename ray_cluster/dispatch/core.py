@@ -148,7 +148,7 @@ class DispatchCore:
         """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
         arrival_s = now_s - age_s
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
-        self._ledger.restore(request, view)
+        self._ledger.restore(request, view, now_s)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""

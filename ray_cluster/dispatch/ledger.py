@@ -76,12 +76,15 @@ class Ledger:
         self.totals["accepted"] += 1
         self._tell("image_accepted", self._records[request.request_id])
 
-    def restore(self, request: ImageRequest, view: RequestView) -> None:
+    def restore(self, request: ImageRequest, view: RequestView, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         self._open(request, view, None, "")
-        self._records[request.request_id].may_resume = True
+        record = self._records[request.request_id]
+        record.may_resume = True
+        # of the time before nobody knows how much of it was work
+        record.since_s = now_s
         self.totals["restored"] += 1
-        self._tell("image_restored", self._records[request.request_id])
+        self._tell("image_restored", record)
 
     def refuse(self, requests: Sequence[ImageRequest], reason: str) -> None:
         """Note that an API call's images were not let in."""

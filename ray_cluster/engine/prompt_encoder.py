@@ -73,8 +73,8 @@ class PipelineEncoder:
             count = len(tokenizer(prompt, truncation=False, verbose=False).input_ids) - 2
             if count > self.max_prompt_tokens:
                 raise InvalidRequest(
-                    f"{param} has {count} tokens; this model reads at most "
-                    f"{self.max_prompt_tokens}. Shorten it.",
+                    f"The parameter {param!r} has {count} tokens; this model reads at most "
+                    f"{self.max_prompt_tokens}, some 4 characters each. Shorten it.",
                     param=param,
                     code="string_above_max_length",
                 )

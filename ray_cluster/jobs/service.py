@@ -25,7 +25,7 @@ from ray_cluster.jobs.job_log import tell, tell_end
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.records import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.jobs.store import JobStore, JobStoreError
-from ray_cluster.jobs.store_thread import StoreThread, StoreVisit
+from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
 from ray_cluster.jobs.sweeper import JobSweeper
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.leases import Outcome
@@ -43,7 +43,7 @@ _KEPT_S = 2.0
 class JobService:
     """Keeps jobs on one event loop beside the dispatch service that has their images made.
 
-    Owns the open jobs, and the thread in which alone the store is called. Every call may raise
+    Owns the open jobs, and the threads in which alone the store is called. Every call may raise
     :class:`~ray_cluster.errors.JobStoreUnavailable`.
 
     Args:
@@ -71,14 +71,14 @@ class JobService:
         self._num_open_by_client: Counter[str] = Counter()
         # between the look for a key and the job that takes it, nobody else may take it
         self._keyed: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._thread = StoreThread(store)
-        self._sweeper = JobSweeper(self._thread, store, results, config, wall_clock)
+        self._threads = StoreThreads(store)
+        self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Take up what an earlier dispatcher left open, and begin to sweep."""
-        for job in await self._thread.call("read", self._store.unfinished):
+        for job in await self._threads.call("read", self._store.unfinished):
             self._take_up(job, await asyncio.to_thread(self._done, job))
         self._spawn(self._sweeper.run())
 
@@ -107,7 +107,7 @@ class JobService:
         Once this returns an accepted job, it survives the death of every process.
         """
         # whoever called may be gone by now: a job is accepted whole or not at all
-        making = self._spawn(self._create_once(job, self._thread.visit()))
+        making = self._spawn(self._create_once(job, self._threads.visit()))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -169,12 +169,12 @@ class JobService:
         open_job = self._open.get(job_id)
         if open_job is not None:
             return open_job.job
-        return await self._thread.visit().read(self._store.get, job_id)
+        return await self._threads.visit().read(self._store.get, job_id)
 
     async def page(self, query: JobQuery) -> list[JobView]:
         """Return a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
-            kept = await self._thread.visit().read(self._store.page, query)
+            kept = await self._threads.visit().read(self._store.page, query)
             return [self._view(job) for job in kept]
         jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
@@ -204,7 +204,7 @@ class JobService:
         """What keeps jobs from being made, for an operator; the log tells more."""
         jobs = "the job store cannot be read or written: no job is accepted"
         results = "the result store cannot be read or written"
-        return (jobs,) * self._thread.is_failing + (results,) * self._sweeper.is_failing
+        return (jobs,) * self._threads.is_failing + (results,) * self._sweeper.is_failing
 
     @property
     def num_open(self) -> int:
@@ -228,7 +228,7 @@ class JobService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._thread.close()
+        await self._threads.close()
 
     def _view(
         self, job: Job, *, predicts: bool = True, predicted_s: float | None = None
@@ -266,7 +266,7 @@ class JobService:
         failures = 0
         while True:
             try:
-                await self._thread.call("write", partial(self._store.update, ended))
+                await self._threads.call("write", partial(self._store.update, ended))
                 break
             except JobStoreError as error:
                 logger.error("the end of job %s is not written yet: %s", ended.job_id, error)

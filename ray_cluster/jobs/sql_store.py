@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ _JOBS = sa.table(
 _WRITES = "ray_cluster_writes"
 _BACKENDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 # a server or a file that is away or locked: below the patience of whoever waits for a job
-_BUSY_S = 1.5
+_BUSY_S = 0.7
 _POSTGRES = {
     "connect_timeout": 2,
     "tcp_user_timeout": int(1e3 * _BUSY_S),
@@ -53,17 +54,22 @@ _POSTGRES = {
 }
 
 
+class _OfThread(threading.local):
+    """The connection of the calls that this thread keeps together."""
+
+    shared: sa.Connection | None = None
+
+
 class SqlJobStore:
     """Implements :class:`~ray_cluster.jobs.store.JobStore`; create it with :meth:`open`.
 
-    One thread at a time may use it.
+    Any threads may use it; what is kept together is so in one of them.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._name = engine.url.render_as_string(hide_password=True)
-        # of the calls that are kept together
-        self._shared: sa.Connection | None = None
+        self._of_this_thread = _OfThread()
 
     @classmethod
     def open(cls, url: str) -> SqlJobStore:
@@ -167,11 +173,11 @@ class SqlJobStore:
     def together(self) -> Iterator[None]:
         """See :meth:`JobStore.together`."""
         with self._transaction(writes=True) as connection:
-            self._shared = connection
+            self._of_this_thread.shared = connection
             try:
                 yield
             finally:
-                self._shared = None
+                self._of_this_thread.shared = None
 
     def close(self) -> None:
         """See :meth:`JobStore.close`."""
@@ -180,9 +186,8 @@ class SqlJobStore:
     @contextmanager
     def _transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
         try:
-            if self._shared is not None:
-                with self._shared.begin_nested():
-                    yield self._shared
+            if self._of_this_thread.shared is not None:
+                yield self._of_this_thread.shared
                 return
             with self._engine.connect() as connection:
                 connection.execution_options(**{_WRITES: writes})
@@ -239,7 +244,7 @@ def _make_folder(url: URL) -> None:
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
-    # Python's own transactions know no savepoints, and begin with the first write
+    # Python's own transactions begin with the first write
     connection.isolation_level = None
     cursor = connection.cursor()
     # readers never wait for the writer; a commit is on the disk when it returns

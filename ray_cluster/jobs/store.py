@@ -55,10 +55,7 @@ class JobStore(Protocol):
         """Forget these jobs, ended or not."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Keep what is called within it at its end, all at once; if that fails, nothing of it.
-
-        A call within it that fails alone undoes itself alone.
-        """
+        """Keep what this thread calls within it at its end, all of it; after an error, nothing."""
 
     def close(self) -> None:
         """Let go of files and connections."""

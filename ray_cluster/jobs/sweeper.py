@@ -11,7 +11,7 @@ from ray_cluster.blob_store import BlobStore, BlobStoreError
 from ray_cluster.config import StorageConfig
 from ray_cluster.jobs.records import Job
 from ray_cluster.jobs.store import JobStore, JobStoreError
-from ray_cluster.jobs.store_thread import StoreThread
+from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.leases import LATE_WRITE_S
 
 logger = logging.getLogger(__name__)
@@ -31,13 +31,13 @@ class JobSweeper:
 
     def __init__(
         self,
-        thread: StoreThread,
+        threads: StoreThreads,
         store: JobStore,
         results: BlobStore,
         config: StorageConfig,
         wall_clock: Callable[[], float],
     ) -> None:
-        self._thread = thread
+        self._threads = threads
         self._store = store
         self._results = results
         self._config = config
@@ -67,7 +67,7 @@ class JobSweeper:
         """Forget jobs and images that are older than the configuration says, or too many."""
         before_s = self._wall_clock() - self._config.retention_s
         purge = partial(self._store.purge, before_s, limit=_PURGE_AT_ONCE)
-        while purged := await self._thread.call("write", purge):
+        while purged := await self._threads.call("write", purge):
             await self.delete_images(purged)
         most = self._config.max_results_mib
         max_bytes = None if most is None else most << 20

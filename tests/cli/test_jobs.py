@@ -56,7 +56,7 @@ def test_jobs_are_listed_the_newest_first(cli: Cli, served: Served) -> None:
     assert re.match(
         rf"{waiting[2]}  queued, step 0 of 10, in the queue: 2 before it, done", lines[0]
     )
-    assert lines[3] == f"{done}  completed: 1 image(s), attempts 1"
+    assert lines[3] == f"{done}  completed: 1 image(s)"
     of_state = cli("jobs", "list", "--state", "queued", "--limit", 2, *here(served))
     assert [line.split()[0] for line in of_state.stdout.splitlines()] == waiting[:0:-1]
     as_json = json.loads(cli("jobs", "list", "--json", *here(served)).stdout)
@@ -113,7 +113,7 @@ def test_watching_plainly_to_the_end(cli: Cli, served: Served) -> None:
         ]
         assert said[0].startswith(f"queued, step 0 of 30, in the queue: {place}, done at ")
         assert any(line.startswith("running, step ") for line in said)
-        assert said[-1] == "completed: 1 image(s), attempts 1"
+        assert said[-1] == "completed: 1 image(s)"
     assert "no open jobs" in cli("jobs", "watch", *here(served)).stderr
 
 

@@ -59,7 +59,7 @@ def test_draining_goes_on_while_the_dispatcher_is_silent() -> None:
 def test_draining_has_a_limit(count: int | None) -> None:
     shown = Shown()
     drain(FakeService([count]), shown, limit_s=0.3)
-    assert shown.states[-1].endswith("dropped after 0 s")
+    assert shown.states[-1].endswith("left after 0 s: jobs go on later")
 
 
 def test_a_second_signal_ends_the_draining() -> None:
@@ -70,7 +70,7 @@ def test_a_second_signal_ends_the_draining() -> None:
     shown = Shown()
     with pytest.raises(KeyboardInterrupt):
         drain(Impatient([1]), shown)
-    assert shown.states[-1] == "dropped"
+    assert shown.states[-1] == "left as they are: jobs go on later"
 
 
 def test_a_service_that_never_ran_has_nothing_in_flight() -> None:

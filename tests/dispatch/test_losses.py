@@ -203,7 +203,8 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
     lease = core.poll(poll_of(num_free=1), 5.0).leases[0]
     assert lease.request.request_id == "old"
     assert lease.deadline_in_s == pytest.approx(16.0)
-    assert lease.queued_s == pytest.approx(104.0)
+    # of the time before nobody knows how much was work
+    assert lease.queued_s == pytest.approx(4.0)
     assert lease.may_resume
     progress = core.progress(["new"], predicts=True)[0]
     assert progress is not None

@@ -42,7 +42,11 @@ def check_service(config: ClusterConfig) -> Iterator[Finding]:
 def _check_port(listener: Listener, *, is_ours: bool) -> Finding:
     subject = f"port {listener.port}"
     if is_ours:
-        return ok(subject, f"{listener.purpose}: in use by a running ray-cluster, fine")
+        return warning(
+            subject,
+            f"{listener.purpose}: in use by a running ray-cluster",
+            f"stop that before this configuration is served, or choose {listener.change}",
+        )
     found = port_problem(listener)
     # the sentence says what to change
     return problem(subject, found, "") if found else ok(subject, f"free for {listener.purpose}")
@@ -108,7 +112,11 @@ def _processors(config: ClusterConfig) -> Finding:
 def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]], *, is_running: bool) -> Finding:
     """Add up what all replicas take: each plans as if it were alone."""
     if is_running:
-        return ok("memory of all replicas", "a running ray-cluster has its share already")
+        return warning(
+            "memory of all replicas",
+            "a running ray-cluster has a share that is not known here",
+            "ask again when it is stopped",
+        )
     needed = sum(
         pool.replicas
         * (

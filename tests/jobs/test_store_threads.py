@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,8 +15,8 @@ import sqlalchemy as sa
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store import JobStoreError
-from ray_cluster.jobs.store_thread import StoreThread
-from tests.jobs.cell import job
+from ray_cluster.jobs.store_threads import StoreThreads
+from tests.jobs.cell import job, until
 
 
 class Store(SqlJobStore):
@@ -31,20 +32,20 @@ class Store(SqlJobStore):
 
 
 @asynccontextmanager
-async def working(folder: Path) -> AsyncIterator[tuple[Store, StoreThread]]:
+async def working(folder: Path) -> AsyncIterator[tuple[Store, StoreThreads]]:
     store = Store.open(f"sqlite:///{folder}/jobs.db")
     assert isinstance(store, Store)
     store.num_writes = 0
-    thread = StoreThread(store)
+    thread = StoreThreads(store)
     yield store, thread
     await thread.close()
 
 
 @asynccontextmanager
-async def held(thread: StoreThread) -> AsyncIterator[None]:
-    """Keep the store's thread from anything else meanwhile."""
+async def held(thread: StoreThreads) -> AsyncIterator[None]:
+    """Keep the thread of writes from anything else meanwhile."""
     gate = threading.Event()
-    holding = asyncio.create_task(thread.call("read", lambda: gate.wait(10.0)))
+    holding = asyncio.create_task(thread.call("write", lambda: gate.wait(10.0)))
     await asyncio.sleep(0.05)
     try:
         yield
@@ -53,38 +54,61 @@ async def held(thread: StoreThread) -> AsyncIterator[None]:
         await holding
 
 
-async def test_writes_that_wait_go_together_and_keep_their_order(tmp_path: Path) -> None:
+async def test_writes_that_wait_go_together_and_hold_up_no_read(tmp_path: Path) -> None:
     async with working(tmp_path) as (store, thread):
         async with held(thread):
             writes = [
                 asyncio.create_task(thread.visit().write(store.insert, job(f"j{i}")))
                 for i in range(9)
             ]
-            await asyncio.sleep(0)
-            read = asyncio.create_task(thread.visit().read(store.get, "j8"))
-            await asyncio.sleep(0)
-            twice = asyncio.create_task(thread.visit().write(store.insert, job("j8")))
-            late = asyncio.create_task(thread.visit().write(store.insert, job("j9")))
-            await asyncio.sleep(0)
-        assert [kept.job_id for kept in await asyncio.gather(*writes)] == [
-            f"j{i}" for i in range(9)
-        ]
-        found = await read
-        assert found is not None
-        assert found.job_id == "j8"
-        with pytest.raises(JobStoreUnavailable):
-            await twice
-        assert (await late).job_id == "j9"
-        assert store.num_writes == 2
+            assert await thread.visit().read(store.get, "j8") is None
+        assert [(await kept).job_id for kept in writes] == [f"j{i}" for i in range(9)]
+        assert store.num_writes == 1
+        assert await thread.visit().read(store.get, "j8") is not None
         # nothing waits: it is not held back for company
         await thread.visit().write(store.insert, job("alone"))
-        assert store.num_writes == 3
+        assert store.num_writes == 2
+
+
+async def test_one_that_fails_among_others_fails_alone(tmp_path: Path) -> None:
+    async with working(tmp_path) as (store, thread):
+        async with held(thread):
+            ids = ["j0", "j1", "j1", "j2"]
+            writes = [
+                asyncio.create_task(thread.visit().write(store.insert, job(job_id)))
+                for job_id in ids
+            ]
+            await asyncio.sleep(0)
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        assert [isinstance(one, JobStoreUnavailable) for one in results] == [False] * 2 + [
+            True,
+            False,
+        ]
+        assert {one.job_id for one in store.unfinished()} == set(ids)
+        assert not thread.is_failing
+
+
+async def test_a_locked_store_is_known_to_be_well_again_though_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.jobs.store_threads._PROBE_EVERY_S", 0.05)
+    async with working(tmp_path) as (store, thread):
+        blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        with pytest.raises(JobStoreUnavailable):
+            await thread.visit().write(store.insert, job("j"))
+        await asyncio.sleep(0.3)
+        assert thread.is_failing
+        assert await thread.visit().read(store.get, "j") is None
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        await until(lambda: not thread.is_failing)
 
 
 async def test_whoever_would_wait_too_long_is_told_and_nothing_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_thread._TURN_S", 0.1)
+    monkeypatch.setattr("ray_cluster.jobs.store_threads._TURN_S", 0.1)
     async with working(tmp_path) as (store, thread):
         async with held(thread):
             asked = asyncio.create_task(thread.visit().write(store.insert, job("asked")))

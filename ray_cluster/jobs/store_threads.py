@@ -1,0 +1,236 @@
+"""The threads in which the job store is called: one for reads, one for writes.
+
+A write waits for the disk, some milliseconds each. While it does, others queue up, and go as one
+transaction: however many jobs come, there is one wait at a time. Reads never wait for writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.store import JobStore, JobStoreError
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# with the store's own patience it stays below that of whoever asks: they hear what became of it
+_TURN_S = 2.0
+_MAX_TOGETHER = 100
+# how often a store that fails is looked at without anybody asking
+_PROBE_EVERY_S = 1.0
+
+Kind = Literal["read", "write"]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of the store, until it is answered."""
+
+    work: Callable[[], Any]
+    end_s: float
+    answer: asyncio.Future[Any]
+
+    def attempt(self) -> Any:
+        """Return what the store returns, or its error; in the store's thread."""
+        if self.end_s < time.monotonic():
+            return JobStoreError("the job store is busy")
+        try:
+            return self.work()
+        except JobStoreError as error:
+            return error
+
+    def end(self, result: Any) -> None:
+        """Answer with a result, or an error."""
+        if self.answer.done():
+            return
+        if isinstance(result, BaseException):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
+
+
+class StoreThreads:
+    """Owns the store's threads and the calls that wait for them; used on one event loop."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._lanes: dict[Kind, _Lane] = {
+            "read": _Lane("read", lambda: store.find("", ""), _do_each, at_once=1),
+            "write": _Lane(
+                "write",
+                lambda: _write_nothing(store),
+                partial(_do_together, store),
+                at_once=_MAX_TOGETHER,
+            ),
+        }
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether reads or writes of the store fail."""
+        return any(lane.is_failing for lane in self._lanes.values())
+
+    def visit(self) -> StoreVisit:
+        """Return the calls of somebody who begins to wait now."""
+        return StoreVisit(self, time.monotonic() + _TURN_S)
+
+    async def call(self, kind: Kind, work: Callable[[], T], end_s: float = math.inf) -> T:
+        """Return what ``work`` returns of the store, once its turn has come.
+
+        Args:
+            end_s: instant of the monotonic clock after which it is not begun any more.
+
+        Raises:
+            JobStoreError: it failed, and nothing is written.
+        """
+        return await self._lanes[kind].call(work, end_s)
+
+    async def close(self) -> None:
+        """Do what waits, and close the store."""
+        for lane in self._lanes.values():
+            await lane.close()
+        await asyncio.to_thread(self._store.close)
+
+
+class StoreVisit:
+    """The calls of somebody who waits: all in time, or told that the store is away.
+
+    Each raises :class:`JobStoreUnavailable` where the store failed or is late.
+    """
+
+    def __init__(self, threads: StoreThreads, end_s: float) -> None:
+        self._threads = threads
+        self._end_s = end_s
+
+    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a method of the store returns."""
+        return await self._call("read", partial(function, *args, **kwargs))
+
+    async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what a method of the store returns; when it raises, nothing is written."""
+        return await self._call("write", partial(function, *args, **kwargs))
+
+    async def _call(self, kind: Kind, work: Callable[[], T]) -> T:
+        try:
+            return await self._threads.call(kind, work, self._end_s)
+        except JobStoreError as error:
+            # whoever calls from outside is not to know where the store is
+            raise JobStoreUnavailable("the job store cannot be read or written") from error
+
+
+class _Lane:
+    """One thread, and what waits for it.
+
+    Args:
+        probe: what tells whether the store is well.
+        do: returns what each of some calls returns, or its error; in the thread.
+        at_once: most calls that it is given.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        probe: Callable[[], object],
+        do: Callable[[Sequence[_Call]], list[Any]],
+        *,
+        at_once: int,
+    ) -> None:
+        self._kind = kind
+        self._probe = probe
+        self._do = do
+        self._at_once = at_once
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"job-store-{kind}")
+        self._waiting: deque[_Call] = deque()
+        self._working: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self.is_failing = False
+
+    async def call(self, work: Callable[[], T], end_s: float) -> T:
+        """See :meth:`StoreThreads.call`."""
+        loop = asyncio.get_running_loop()
+        call = _Call(work, end_s, loop.create_future())
+        self._waiting.append(call)
+        if self._working is None:
+            self._working = loop.create_task(self._work())
+        return cast(T, await call.answer)
+
+    async def close(self) -> None:
+        """Do what waits, and end the thread."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        while self._working is not None:
+            await self._working
+        self._thread.shutdown()
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            num_calls = min(len(self._waiting), self._at_once)
+            batch = [self._waiting.popleft() for _ in range(num_calls)]
+            done = loop.run_in_executor(self._thread, self._do, batch)
+            outcome: list[Any] | BaseException
+            # an error of ours ends these calls, and no others
+            (outcome,) = await asyncio.gather(done, return_exceptions=True)
+            results = outcome if isinstance(outcome, list) else [outcome] * len(batch)
+            self._note(results)
+            for call, result in zip(batch, results, strict=True):
+                call.end(result)
+        self._working = None
+
+    def _note(self, results: Sequence[Any]) -> None:
+        errors = [result for result in results if isinstance(result, JobStoreError)]
+        if len(errors) < len(results):
+            self.is_failing = False
+        elif not self.is_failing:
+            self.is_failing = True
+            logger.error("a %s of jobs failed: %s", self._kind, errors[0])
+            if self._probing is None:
+                self._probing = asyncio.create_task(self._probe_until_well())
+
+    async def _probe_until_well(self) -> None:
+        while self.is_failing:
+            await asyncio.sleep(_PROBE_EVERY_S)
+            # its error is noted as any other's
+            await asyncio.gather(self.call(self._probe, math.inf), return_exceptions=True)
+        logger.info("%ss of jobs are well again", self._kind)
+        self._probing = None
+
+
+def _do_each(batch: Sequence[_Call]) -> list[Any]:
+    return [call.attempt() for call in batch]
+
+
+def _do_together(store: JobStore, batch: Sequence[_Call]) -> list[Any]:
+    """Write as one; where one of them fails, each for itself."""
+    now_s = time.monotonic()
+    timely = [call for call in batch if call.end_s >= now_s]
+    if len(timely) < 2:
+        return _do_each(batch)
+    results: dict[int, Any] = {}
+    has_begun = False
+    try:
+        with store.together():
+            has_begun = True
+            for call in timely:
+                results[id(call)] = call.work()
+    except JobStoreError as error:
+        return _do_each(batch) if has_begun else [error] * len(batch)
+    late = JobStoreError("the job store is busy")
+    return [results.get(id(call), late) for call in batch]
+
+
+def _write_nothing(store: JobStore) -> None:
+    with store.together():
+        pass
