@@ -150,10 +150,11 @@ def check_counts(before: Metrics, after: Metrics, resumed: dict[int, int], num_l
 
     assert grown("resumed_images_total") == len(resumed)
     assert grown("resumed_steps_total") == sum(resumed.values())
-    ways = ("requeued", "restored")
-    assert sum(grown("images_total", event=way) for way in ways) == num_lost
     if not before.samples:
+        # some may have been done by the kill of what had been told of them
+        assert len(resumed) <= grown("images_total", event="restored") <= num_lost
         return
+    assert grown("images_total", event="requeued") == num_lost
     assert grown("images_total", event="completed") == JOBS
     assert grown("images_total", event="accepted") == JOBS
 

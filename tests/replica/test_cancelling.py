@@ -49,7 +49,7 @@ def begin(
     pixels: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Begin:
-    monkeypatch.setattr("ray_cluster.jobs.service._LATE_S", 0.2)
+    monkeypatch.setattr("ray_cluster.jobs.sweeper.LATE_WRITE_S", 0.2)
     assert all(one.seed != SEED for one in BY_ID.values())
     return lambda: CancelCell(tmp_path, model, coder, pixels)
 
