@@ -18,7 +18,7 @@ from ray_cluster.api.files import PATH, FilesEndpoint
 from ray_cluster.api.handlers import install
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
-from ray_cluster.api.job_routes import IDEMPOTENCY_KEY, add_jobs
+from ray_cluster.api.job_routes import KEY_PARAMETER, add_jobs
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.limits import LimitsMiddleware
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
@@ -185,7 +185,7 @@ def _api_router(
             **_errors(*_ERRORS),
         },
         # the endpoint reads the body itself, bounded and strictly; the schema is told here
-        openapi_extra={"requestBody": body, "parameters": [IDEMPOTENCY_KEY]},
+        openapi_extra={"requestBody": body, "parameters": [KEY_PARAMETER]},
     )
     _add_models(router, models)
     add_jobs(router, jobs, _errors, body)

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from ray_cluster.api.jobs import JobsEndpoint
 from ray_cluster.api.replies import JobList, JobResponse
 
-IDEMPOTENCY_KEY = {
+KEY_PARAMETER = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
@@ -51,7 +51,7 @@ def add_jobs(
             200: {"model": JobResponse, "description": "The job that this key has named before."},
             **errors(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
         },
-        openapi_extra={"requestBody": body, "parameters": [IDEMPOTENCY_KEY]},
+        openapi_extra={"requestBody": body, "parameters": [KEY_PARAMETER]},
     )
     router.add_api_route(
         "/jobs",
