@@ -182,7 +182,10 @@ class ReplicaAgent:
 
     def _on_reply(self, reply: PollReply) -> None:
         if self._is_draining:
-            # leases that nobody takes up go to others with the rest
+            # a poll that goes on naming what has ended is answered at once, for ever
+            for request_id in reply.aborts:
+                self._leases.pop(request_id, None)
+                self._ends.drop(request_id)
             self._leases |= {lease.request.request_id: lease for lease in reply.leases}
             return
         for request_id in reply.aborts:
@@ -279,10 +282,9 @@ class ReplicaAgent:
         self._finish(lease, Finished(request.request_id, lease.fence, result))
 
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
-        request_id = lease.request.request_id
-        failure = failure_of(request_id, error)
+        failure = failure_of(lease.request.request_id, error)
         self._log.failed(lease.request, failure)
-        self._finish(lease, Failed(request_id, lease.fence, failure))
+        self._finish(lease, Failed(failure.request_id, lease.fence, failure))
 
     def _on_heard(self, request_id: str) -> None:
         # it may have been leased to this replica again meanwhile

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # with the store's own patience it stays below that of whoever asks: they hear what became of it
-_TURN_S = 2.0
+_TURN_S = 1.5
 _MAX_TOGETHER = 100
 # how often a store that fails is looked at without anybody asking
 _PROBE_EVERY_S = 1.0

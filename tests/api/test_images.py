@@ -186,7 +186,8 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("output_format", "gif", "'png', 'jpeg' or 'webp'"),
         ("output_compression", 50, "lossless"),
         ("response_format", "link", "url"),
-        ("steps", 5, "There are prompt, model"),
+        ("steps", 5, "Did you mean 'num_inference_steps'"),
+        ("colour", 5, "There are prompt, model"),
         ("guidence_scale", 5, "Did you mean 'guidance_scale'?"),
     ],
 )
