@@ -89,7 +89,10 @@ class DispatcherUnavailable(Unavailable):
 
 
 class JobStoreUnavailable(Unavailable):
-    """The dispatcher cannot read or write its jobs just now; nothing was changed."""
+    """The dispatcher cannot read or write its jobs just now.
+
+    No job was made. One that was to be cancelled is, and is written to be when that is possible.
+    """
 
 
 MODEL_ERRORS: tuple[type[Exception], ...] = (

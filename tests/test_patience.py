@@ -15,6 +15,13 @@ async def after(seconds: float) -> str:
     return "answer"
 
 
+async def hang(cancelled: asyncio.Event) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        cancelled.set()
+
+
 def stand_still(seconds: float) -> None:
     time.sleep(seconds)
 
@@ -30,30 +37,16 @@ async def test_an_answer_in_time_is_returned_and_an_error_raised() -> None:
 
 async def test_silence_is_a_time_out_and_cancels_the_work() -> None:
     cancelled = asyncio.Event()
-
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
     started_s = time.monotonic()
     with pytest.raises(TimeoutError):
-        await within(0.1, hang())
+        await within(0.1, hang(cancelled))
     assert time.monotonic() - started_s < 5.0
     await asyncio.wait_for(cancelled.wait(), 1.0)
 
 
 async def test_whoever_gives_up_cancels_the_work() -> None:
     cancelled = asyncio.Event()
-
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    waiting = asyncio.create_task(within(60.0, hang()))
+    waiting = asyncio.create_task(within(60.0, hang(cancelled)))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

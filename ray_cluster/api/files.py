@@ -33,7 +33,10 @@ def url_maker(request: Request) -> Callable[[str], str]:
 
 
 class FilesEndpoint:
-    """Hands out images and previews. Their ids can't be guessed, so that a link needs no key."""
+    """Hands out images and previews, and deletes those that nobody was told of.
+
+    Their ids can't be guessed, so that a link needs no key.
+    """
 
     def __init__(self, results: BlobStore, retention_s: float) -> None:
         self._results = results

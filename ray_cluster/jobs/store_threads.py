@@ -42,12 +42,19 @@ class _Call:
     end_s: float
     answer: asyncio.Future[Any]
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it is not to be begun any more."""
+        return self.end_s < time.monotonic()
+
+    def run(self) -> Any:
+        """Return what the store returns, or why it was not asked; in the store's thread."""
+        return JobStoreError("the job store is busy") if self.is_late else self.work()
+
     def attempt(self) -> Any:
-        """Return what the store returns, or its error; in the store's thread."""
-        if self.end_s < time.monotonic():
-            return JobStoreError("the job store is busy")
+        """Return what the store returns, or its error; likewise."""
         try:
-            return self.work()
+            return self.run()
         except JobStoreError as error:
             return error
 
@@ -214,21 +221,16 @@ def _do_each(batch: Sequence[_Call]) -> list[Any]:
 
 def _do_together(store: JobStore, batch: Sequence[_Call]) -> list[Any]:
     """Write as one; where one of them fails, each for itself."""
-    now_s = time.monotonic()
-    timely = [call for call in batch if call.end_s >= now_s]
-    if len(timely) < 2:
+    if sum(not call.is_late for call in batch) < 2:
         return _do_each(batch)
-    results: dict[int, Any] = {}
     has_begun = False
     try:
         with store.together():
             has_begun = True
-            for call in timely:
-                results[id(call)] = call.work()
+            results = [call.run() for call in batch]
     except JobStoreError as error:
         return _do_each(batch) if has_begun else [error] * len(batch)
-    late = JobStoreError("the job store is busy")
-    return [results.get(id(call), late) for call in batch]
+    return results
 
 
 def _write_nothing(store: JobStore) -> None:

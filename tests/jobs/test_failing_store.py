@@ -28,6 +28,17 @@ class Unreliable:
         return getattr(self._inner, name)
 
 
+class NoEnds(Unreliable):
+    """Takes no end of a job while it fails."""
+
+    fails = True
+
+    def update(self, ended: Job) -> None:
+        if self.fails:
+            raise JobStoreError("the disk is full")
+        self._inner.update(ended)
+
+
 async def test_a_caller_that_leaves_while_its_job_is_written_has_a_job(tmp_path: Path) -> None:
     class Slow(Unreliable):
         def insert(self, new: Job) -> Job:
@@ -69,15 +80,7 @@ async def test_an_end_is_told_only_once_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
-    fails = True
-
-    class Failing(Unreliable):
-        def update(self, ended: Job) -> None:
-            if fails:
-                raise JobStoreError("the disk is full")
-            self._inner.update(ended)
-
-    store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
+    store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with Cell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
@@ -86,7 +89,7 @@ async def test_an_end_is_told_only_once_it_is_kept(
         view = await cell.job("alice", "j", 0.1)
         assert view is not None
         assert view.job.state == "running"
-        fails = False
+        store.fails = False
         view = await cell.job("alice", "j", 10.0)
         assert view is not None
         assert view.job.state == "completed"
@@ -119,22 +122,14 @@ async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
 ) -> None:
     monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
     monkeypatch.setattr("ray_cluster.jobs.service._KEPT_S", 0.1)
-    fails = True
-
-    class Failing(Unreliable):
-        def update(self, ended: Job) -> None:
-            if fails:
-                raise JobStoreError("the disk is full")
-            self._inner.update(ended)
-
-    store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
+    store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with Cell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
         with pytest.raises(JobStoreUnavailable):
             await cell.cancel_job("alice", "j")
         assert await replica.poll() == {}
-        fails = False
+        store.fails = False
         view = await cell.job("alice", "j", 10.0)
         assert view is not None
         assert view.job.state == "cancelled"
