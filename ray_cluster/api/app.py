@@ -25,7 +25,7 @@ from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
-from ray_cluster.api.request_schema import inlined_schema, request_schema
+from ray_cluster.api.request_schema import event_stream, request_schema
 from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
 from ray_cluster.blob_store import BlobStore
 from ray_cluster.config import ClusterConfig
@@ -171,16 +171,13 @@ def _api_router(
                 "model": ImagesResponse,
                 "description": "The images; with `stream`, the events "
                 "`image_generation.partial_image` and `image_generation.completed`.",
-                "content": {
-                    "text/event-stream": {
-                        "schema": {
-                            "anyOf": [
-                                inlined_schema(PartialImageEvent),
-                                inlined_schema(CompletedEvent),
-                            ]
-                        }
+                "content": event_stream(
+                    {
+                        "image_generation.partial_image": PartialImageEvent,
+                        "image_generation.completed": CompletedEvent,
+                        "error": ErrorResponse,
                     }
-                },
+                ),
             },
             **_errors(*_ERRORS),
         },

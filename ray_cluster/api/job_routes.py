@@ -8,8 +8,10 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import StreamingResponse
 
+from ray_cluster.api.job_stream import EVENT_NAMES
 from ray_cluster.api.jobs import JobsEndpoint
 from ray_cluster.api.replies import JobList, JobResponse
+from ray_cluster.api.request_schema import event_stream
 
 KEY_PARAMETER = {
     "name": "Idempotency-Key",
@@ -70,7 +72,10 @@ def add_jobs(
         summary="Watch a job",
         response_class=StreamingResponse,
         responses={
-            200: {"content": {"text/event-stream": {}}, "description": "The events."},
+            200: {
+                "content": event_stream(dict.fromkeys(EVENT_NAMES, JobResponse)),
+                "description": "The events; each tells the whole job as it is.",
+            },
             **errors(401, 404, 429, 503),
         },
         openapi_extra={"parameters": [_LAST_EVENT_ID]},

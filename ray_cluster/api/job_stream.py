@@ -25,6 +25,8 @@ from ray_cluster.jobs.records import JobView
 
 logger = logging.getLogger(__name__)
 
+# "queued" and the final states by their own names; a running job's events by what is new
+EVENT_NAMES = ("queued", "started", "progress", "preview", "completed", "failed", "cancelled")
 _RETRY_S = 0.5
 # of a number of previews; Python refuses to read numbers of thousands
 _MANY_DIGITS = 10

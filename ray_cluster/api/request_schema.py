@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,6 +31,34 @@ def request_schema(config: ClusterConfig) -> dict[str, Any]:
         max(pool.max_num_inference_steps for pool in config.pools),
     )
     return schema
+
+
+def event_stream(events: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Return the content of a reply that is a stream of server-sent events.
+
+    The schema is that of one event, whose data are JSON: what OpenAPI 3.2 calls ``itemSchema`` and
+    its readers take from ``schema`` before.
+
+    Args:
+        events: the data's model by the event's name.
+    """
+    kinds = [
+        {
+            "type": "object",
+            "required": ["event", "data"],
+            "properties": {
+                "event": {"const": name},
+                "id": {"type": "string"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": inlined_schema(model),
+                },
+            },
+        }
+        for name, model in events.items()
+    ]
+    return {"text/event-stream": {"schema": {"anyOf": kinds}}}
 
 
 def inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
