@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-WAVES, JOBS, CALLS = 10, 12, 8
+CANCELS, JOBS, CALLS = 100, 12, 8
 MAX_STEPS = 120
 # age of what is told of steps
 PROGRESS_S = 0.02
@@ -98,7 +98,8 @@ def test_many_cancels_at_random_moments_leave_nothing(cancelled: Service) -> Non
     chance, num_cancelled, late = random.Random(9), 0, []
     wave(cancelled, chance)
     before, before_mib = in_peace(cancelled)
-    for _ in range(WAVES):
+    # the faster the machine, the more images are done before they are cancelled
+    while num_cancelled < CANCELS:
         count, num_late = wave(cancelled, chance)
         num_cancelled += count
         late.append(num_late)
@@ -110,7 +111,6 @@ def test_many_cancels_at_random_moments_leave_nothing(cancelled: Service) -> Non
         *(num_cancelled, aborted - before.total("images_total", event="aborted")),
         *(max(late), before_mib, after_mib),
     )
-    assert num_cancelled >= 100
     assert after_mib < before_mib + 64
     files = [one.name for one in (cancelled.folder / "store" / "results").iterdir()]
     assert not [name for name in files if name.endswith(".part")]
