@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ray_cluster.cli.remote_service import RemoteService
 from ray_cluster.config import load_config
-from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
+from ray_cluster.reference_models.registry import builtin_kinds, weights_folder
 
 _CARD = "README.md"
 _LICENCE = re.compile(r"[Ll]icen[cs]e[:d]?\s+(?:under\s+)?\W*([A-Za-z]+-[\w.-]*\w)")
@@ -20,11 +20,12 @@ _NO_PROSE = ("#", "```", "!", "|", "-", "<")
 
 def builtin_table() -> Table:
     """Return the models that ship with the package."""
-    table = Table("built-in", "size", "licence", "card", "folder", box=box.SIMPLE)
-    for name in BUILTIN_MODELS:
-        folder = builtin_folder(name)
-        if folder is not None:
-            table.add_row(name, _size(folder), *card_lines(folder), str(folder))
+    table = Table("built-in", "what", "licence", "card", box=box.SIMPLE)
+    table.caption = f"folders in {weights_folder()}"
+    table.caption_justify = "left"
+    for name, kind in builtin_kinds().items():
+        folder = weights_folder() / name
+        table.add_row(name, f"{kind}, {_size(folder)}", *card_lines(folder))
     return table
 
 
@@ -64,7 +65,5 @@ def card_lines(folder: Path) -> tuple[str, str]:
 
 
 def _size(folder: Path) -> str:
-    if not folder.is_dir():
-        return "not there: train it"
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{num_bytes / 1e6:.1f} MB"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_cluster.cli.commands import command
 from ray_cluster.cli.output import stdout
 from ray_cluster.errors import ConfigError
-from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
+from ray_cluster.reference_models.registry import builtin_folder, builtin_kinds, weights_folder
 
 if TYPE_CHECKING:
-    from ray_cluster.reference_models.train import StageName
+    import torch
+
+    from ray_cluster.reference_models.stages import Stage
 
 _PAUSE = "PAUSE"
+_FIRST_MODEL = "shapes-sd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class TrainingOptions:
         out: the run's working folder; None takes the usual one.
         minutes: time after which each stage's final decay begins.
         stages: empty for all.
+        base: a finished model's folder, for what the run has not trained itself.
+        device: where to train, as torch names it.
         export: where to write a diffusers folder when all is done.
     """
 
@@ -35,6 +40,8 @@ class TrainingOptions:
     minutes: float | None
     seed: int | None
     stages: tuple[str, ...]
+    base: Path | None
+    device: str
     export: Path | None
 
 
@@ -45,23 +52,24 @@ def train_model(options: TrainingOptions) -> str:
         ConfigError: there is no such model or stage, or a stage lacks the one before it.
     """
     from ray_cluster.reference_models.export import export
-    from ray_cluster.reference_models.recipe import Recipe
-    from ray_cluster.reference_models.train import STAGES, train
+    from ray_cluster.reference_models.runs import open_run
+    from ray_cluster.reference_models.stages import MODEL_STAGES, train
 
-    run = run_folder(options.name, options.out)
-    recipe = Recipe() if options.seed is None else replace(Recipe(), seed=options.seed)
-    stages = _stages(options.stages, STAGES)
+    folder = run_folder(options.name, options.out)
+    stages = _stages(options.stages, MODEL_STAGES[options.name])
+    device, base = _device(options.device), options.base or _usual_base(options.name)
+    run = open_run(folder, seed=options.seed, base=base, device=device)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        is_finished = train(run, recipe=recipe, stages=stages, minutes=options.minutes)
+        is_finished = train(run, stages, minutes=options.minutes)
         if is_finished and options.export is not None:
-            export(run, options.export, recipe)
+            export(options.name, run, options.export)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
     if not is_finished:
-        return f"stopped; the same command goes on from the checkpoint in {run}"
+        return f"stopped; the same command goes on from the checkpoint in {folder}"
     if options.export is None:
-        return f"finished: {run}"
+        return f"finished: {folder}"
     return f'finished: {command()} generate "a red circle" --model {options.export.absolute()}'
 
 
@@ -82,60 +90,75 @@ def steer(name: str, out: Path | None, *, wait: bool) -> str:
     return f"the run in {run} goes on"
 
 
-def publish_model(name: str, run: Path | None) -> None:
-    """Write a run's weights and cards into the package, and print the measured shares.
+def publish_model(name: str, run: Path | None, target: Path | None) -> None:
+    """Write a run's weights and cards into the package or a folder, and print what was measured.
 
     Raises:
         ConfigError: there is no such model, or no finished run in the folder.
     """
-    from ray_cluster.reference_models.evaluate import print_evaluation
     from ray_cluster.reference_models.publish import publish
+    from ray_cluster.reference_models.runs import open_run
 
     folder = run_folder(name, run)
     if not folder.is_dir():
         raise ConfigError(f"there is no run in {folder}; give its folder with --run")
     try:
-        print_evaluation(publish(folder))
+        publish(name, open_run(folder), target).show()
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
 
 
 def evaluate_model(name: str, options: Mapping[str, Any], report: Path | None) -> None:
-    """Measure a built-in model or a folder, and print the shares.
+    """Measure a built-in model or part, or a folder, and print the figures.
 
     Raises:
         ConfigError: there is no such model.
     """
-    from ray_cluster.reference_models.evaluate import (
-        EvaluationOptions,
-        evaluate,
-        print_evaluation,
-    )
+    from ray_cluster.reference_models.publish import measure
 
-    folder = builtin_folder(name) or Path(name).expanduser()
-    if not (folder / "model_index.json").is_file():
-        raise ConfigError(
-            f"{name!r} is neither a built-in model ({', '.join(BUILTIN_MODELS)}) nor a diffusers "
-            "folder"
-        )
-    print_evaluation(evaluate(folder, options=EvaluationOptions(**options), report=report))
+    folder = weights_folder() / name
+    if name not in builtin_kinds():
+        folder = Path(name).expanduser()
+        if not (folder / "model_index.json").is_file():
+            raise ConfigError(
+                f"{name!r} is neither built in ({', '.join(builtin_kinds())}) nor a diffusers "
+                "folder"
+            )
+    measure(name, folder, changes=options, report=report).show()
     if report is not None:
         stdout().print(f"written to {report}", markup=False)
 
 
 def run_folder(name: str, out: Path | None) -> Path:
-    """Return the working folder of a run; ConfigError if the model is not built in."""
-    if name not in BUILTIN_MODELS:
-        raise ConfigError(
-            f"{name!r} cannot be trained here; built-in models: {', '.join(BUILTIN_MODELS)}"
-        )
+    """Return the working folder of a run; ConfigError if the model cannot be trained."""
+    from ray_cluster.reference_models.stages import MODEL_STAGES
+
+    if name not in MODEL_STAGES:
+        raise ConfigError(f"{name!r} cannot be trained here; what can: {', '.join(MODEL_STAGES)}")
     return out if out is not None else Path(".runs") / name
 
 
-def _stages(given: tuple[str, ...], known: tuple[StageName, ...]) -> tuple[StageName, ...]:
-    unknown = sorted(set(given) - set(known))
+def _usual_base(name: str) -> Path | None:
+    """All models but the first of the family build on it."""
+    return None if name == _FIRST_MODEL else builtin_folder(_FIRST_MODEL)
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name}: {error}; this machine always has cpu") from error
+    return device
+
+
+def _stages(given: tuple[str, ...], known: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    names = [stage.name for stage in known]
+    unknown = sorted(set(given) - set(names))
     if unknown:
         raise ConfigError(
-            f"there is no stage {', '.join(unknown)}; the stages are {', '.join(known)}"
+            f"there is no stage {', '.join(unknown)}; the stages are {', '.join(names)}"
         )
-    return tuple(stage for stage in known if stage in given) or known
+    return tuple(stage for stage in known if stage.name in given) or known

@@ -40,7 +40,7 @@ def list_models(
 
 
 @models.command()
-def train(  # noqa: PLR0917 - one argument per option is how typer declares them
+def train(  # noqa: PLR0913, PLR0917 - one argument per option is how typer declares them
     name: _Name,
     out: Annotated[Path | None, typer.Option(help="Working folder; .runs/NAME if absent.")] = None,
     minutes: Annotated[
@@ -53,6 +53,11 @@ def train(  # noqa: PLR0917 - one argument per option is how typer declares them
     stage: Annotated[
         list[str] | None, typer.Option(help="Only this stage; may be given several times.")
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="A finished model to take from what this run has not trained itself."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")] = "cpu",
     export: Annotated[
         Path | None, typer.Option(help="When done, write a diffusers folder here.")
     ] = None,
@@ -71,6 +76,8 @@ def train(  # noqa: PLR0917 - one argument per option is how typer declares them
 
       ray-cluster models train shapes-sd --minutes 5 --out /tmp/run --export /tmp/shapes
 
+      ray-cluster models train shapes-sd --stage codec --base published/shapes-sd
+
       ray-cluster models train shapes-sd --pause
     """
     from ray_cluster.cli.model_training import TrainingOptions, steer, train_model
@@ -81,7 +88,9 @@ def train(  # noqa: PLR0917 - one argument per option is how typer declares them
         if pause or resume_run:
             stdout().print(steer(name, out, wait=pause), markup=False)
             return
-        options = TrainingOptions(name, out, minutes, seed, tuple(stage or ()), export)
+        options = TrainingOptions(
+            name, out, minutes, seed, tuple(stage or ()), base, device, export
+        )
         stdout().print(train_model(options), markup=False)
 
 
@@ -90,6 +99,9 @@ def publish(
     name: _Name,
     run: Annotated[
         Path | None, typer.Option(help="Folder of a finished run; .runs/NAME if absent.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; the package's own if absent.")
     ] = None,
 ) -> None:
     """Replace a built-in model by a run: export it, measure it, and write the model cards.
@@ -103,14 +115,24 @@ def publish(
     from ray_cluster.cli.model_training import publish_model
 
     with plain_errors():
-        publish_model(name, run)
+        publish_model(name, run, out)
 
 
 @models.command()
-def evaluate(  # noqa: PLR0917 - as above
+def evaluate(  # noqa: PLR0913, PLR0917 - as above
     name: Annotated[str, typer.Argument(help="A built-in model, or a folder of its kind.")],
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts at 64 x 64.")] = 500,
-    other_prompts: Annotated[int, typer.Option(min=0, help="Prompts at other sizes.")] = 200,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Easy and hard prompts at 64 x 64, each so many.")
+    ] = None,
+    other_prompts: Annotated[
+        int | None, typer.Option(min=0, help="Prompts at 128 x 128, and at sizes not square.")
+    ] = None,
+    bare_prompts: Annotated[
+        int | None, typer.Option(min=0, help='Prompts such as "a red circle".')
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Pictures of each prompt at 64 x 64.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of prompts and noise.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
     guidance: Annotated[float | None, typer.Option(min=0.0, help="Guidance scale.")] = None,
@@ -120,19 +142,25 @@ def evaluate(  # noqa: PLR0917 - as above
 ) -> None:
     """Measure how often a model draws what the prompt says, with a classifier of our own.
 
+    What is not given is what the model's card was measured with.
+
     [bold]Examples[/bold]
 
       ray-cluster models evaluate shapes-sd
 
-      ray-cluster models evaluate shapes-sd --prompts 50 --other-prompts 0 --out /tmp/report
+      ray-cluster models evaluate shapes-sd --prompts 50 --repeats 1 --out /tmp/report
     """
     from ray_cluster.cli.model_training import evaluate_model
 
-    changes = {"prompts": prompts, "prompts_elsewhere": other_prompts}
-    given = {"seed": seed, "steps": steps, "guidance": guidance}
+    given = {
+        "prompts": prompts,
+        "prompts_elsewhere": other_prompts,
+        "prompts_bare": bare_prompts,
+        "repeats": repeats,
+        "seed": seed,
+        "steps": steps,
+        "guidance": guidance,
+    }
     with plain_errors():
-        evaluate_model(
-            name,
-            {**changes, **{key: value for key, value in given.items() if value is not None}},
-            out,
-        )
+        changes = {key: value for key, value in given.items() if value is not None}
+        evaluate_model(name, changes, out)

@@ -1,4 +1,4 @@
-"""A small network that reads the attributes of a picture with one object."""
+"""A small network that reads what a picture shows: up to nine objects and the background."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ from ray_cluster.reference_models.scenes import (
     POSITIONS,
     SHAPES,
     SIZES,
+    STYLES,
     Background,
     Colour,
     Position,
     Shape,
     Size,
+    Style,
 )
 
 READING_SIZE = 64
@@ -30,29 +32,46 @@ CLASSIFIER_FOLDER = (
     Path(__file__).parents[1] / "reference_models" / "weights" / "attribute-classifier"
 )
 _FILE = "model.safetensors"
+# points a side at which the features around a position are read, and how far the outer ones are
+# from its middle, in shorter sides of the picture
+_POINTS, _REACH = 4, 0.27
 _Value = TypeVar("_Value", bound=str)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Raw scores [B, .]; index 0 is "none". `centre`: the place found, [B, 2], in -1..1."""
+    """Raw scores: of objects [B, 9, .] by position, of the whole [B, .]; index 0 is "none".
+
+    `style` has no "none".
+    """
 
     shape: Tensor
     colour: Tensor
     size: Tensor
     background: Tensor
-    centre: Tensor
+    style: Tensor
+
+
+@dataclass(frozen=True)
+class ObjectReading:
+    """What is seen at one position; `None` where no value reaches a probability of one half."""
+
+    position: Position
+    shape: Shape | None
+    colour: Colour | None
+    size: Size | None
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one picture shows; `None` where no value reaches a probability of one half."""
+    """What one picture shows: the positions at which a shape or a colour is seen, in their order.
 
-    shape: Shape | None
-    colour: Colour | None
-    size: Size | None
-    position: Position | None
+    `background` and `style` are `None` where no value reaches a probability of one half.
+    """
+
+    objects: tuple[ObjectReading, ...]
     background: Background | None
+    style: Style | None
 
 
 class _Residual(nn.Module):
@@ -65,10 +84,10 @@ class _Residual(nn.Module):
 
 
 class AttributeClassifier(nn.Module):
-    """Reads shape, colour, size and background, each with a "none" of its own, and finds the place.
+    """Reads shape, colour and size at each of the nine positions, and the background.
 
-    A map of attention finds the object: its mean place tells the position, and its mean features
-    tell the rest.
+    One head reads all positions: it sees the features around its own only, so what it has learnt of
+    one place holds for all.
     """
 
     def __init__(self, channels: int = 64) -> None:
@@ -80,51 +99,72 @@ class AttributeClassifier(nn.Module):
             nn.ReLU(),
         )
         self.body = nn.Sequential(*(_Residual(channels, dilation) for dilation in (1, 2, 1, 2)))
-        self.attention = nn.Conv2d(channels, 1, 1)
-        self.mix = nn.Sequential(nn.Linear(3 * channels + 2, 2 * channels), nn.ReLU())
+        self.reduce = nn.Conv2d(channels, channels // 2, 1)
+        seen = _POINTS * _POINTS * channels // 2
+        self.look = nn.Sequential(nn.Linear(seen, 2 * channels), nn.ReLU())
+        self.survey = nn.Sequential(nn.Linear(2 * channels, channels), nn.ReLU())
         self.heads = nn.ModuleDict(
             {
                 "shape": nn.Linear(2 * channels, 1 + len(SHAPES)),
                 "colour": nn.Linear(2 * channels, 1 + len(COLOURS)),
                 "size": nn.Linear(2 * channels, 1 + len(SIZES)),
-                "background": nn.Linear(2 * channels, 1 + len(BACKGROUNDS)),
             }
         )
+        self.background = nn.Linear(channels, 1 + len(BACKGROUNDS))
+        self.style = nn.Linear(channels, len(STYLES))
+
+    def feature_maps(self, pixels: Tensor) -> list[Tensor]:
+        """Activations [B, C, h, w] after the stem and after each block of the body.
+
+        `pixels`: [B, 3, H, W] in 0..1; their shorter side is brought to 64 pixels.
+        """
+        maps = [self.stem(_to_reading_size(pixels) * 2 - 1)]
+        for block in self.body:
+            maps.append(block(maps[-1]))
+        return maps
+
+    def describe(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """What is seen at each position, [B, 9, 2 C], and of the whole picture, [B, C]."""
+        features = self.feature_maps(pixels)[-1]
+        points = _sampling_points(features)
+        around = F.grid_sample(self.reduce(features), points, align_corners=False)
+        slots = around.permute(0, 2, 3, 1).flatten(2)  # [B, 9, points * C / 2]
+        overall = torch.cat([features.mean((2, 3)), features.amax((2, 3))], 1)
+        return self.look(slots), self.survey(overall)
 
     def forward(self, pixels: Tensor) -> Logits:
-        """Read pictures [B, 3, H, W] in 0..1; their shorter side is brought to 64 pixels."""
-        features = self.body(self.stem(_to_reading_size(pixels) * 2 - 1))  # [B, C, h, w]
-        height, width = features.shape[-2:]
-        weights = self.attention(features).flatten(1).softmax(1)  # [B, hw]
-        found = torch.einsum("bn,bcn->bc", weights, features.flatten(2))
-        xs = torch.linspace(-1 + 1 / width, 1 - 1 / width, width, device=pixels.device)
-        ys = torch.linspace(-1 + 1 / height, 1 - 1 / height, height, device=pixels.device)
-        places = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), -1).flatten(0, 1)  # [hw, 2]
-        centre = weights @ places
-        summary = torch.cat([found, features.mean((2, 3)), features.amax((2, 3)), centre], 1)
-        mixed = self.mix(summary)
-        scores = {name: head(mixed) for name, head in self.heads.items()}
-        return Logits(**scores, centre=centre)
+        """Read pictures [B, 3, H, W] in 0..1."""
+        slots, overall = self.describe(pixels)
+        scores = {name: head(slots) for name, head in self.heads.items()}
+        return Logits(**scores, background=self.background(overall), style=self.style(overall))
 
 
 def read_pictures(classifier: AttributeClassifier, pixels: Tensor) -> list[Reading]:
-    """Read pictures [B, 3, H, W] in 0..1; only values of probability 0.5 or more are stated.
-
-    The position is the nearest of the nine to the place found, and stated if a colour is.
-    """
+    """Read pictures [B, 3, H, W] in 0..1; only values of probability 0.5 or more are stated."""
     with torch.no_grad():
         logits = classifier(pixels)
-    return [
-        Reading(shape, colour, size, None if colour is None else position, background)
-        for shape, colour, size, position, background in zip(
-            _name(logits.shape, SHAPES),
-            _name(logits.colour, COLOURS),
-            _name(logits.size, SIZES),
-            _nearest_positions(logits.centre),
-            _name(logits.background, BACKGROUNDS),
-            strict=True,
+    backgrounds = _name(logits.background, BACKGROUNDS)
+    # its scores have no "none", so one that never wins is put before them
+    never = torch.full_like(logits.style[:, :1], -torch.inf)
+    styles = _name(torch.cat([never, logits.style], 1), STYLES)
+    parts = [
+        _name(scores.flatten(0, 1), names)
+        for scores, names in (
+            (logits.shape, SHAPES),
+            (logits.colour, COLOURS),
+            (logits.size, SIZES),
         )
     ]
+    readings: list[Reading] = []
+    for row, (background, style) in enumerate(zip(backgrounds, styles, strict=True)):
+        first = row * len(POSITIONS)
+        seen = [
+            ObjectReading(position, *(part[first + slot] for part in parts))  # type: ignore[arg-type]
+            for slot, position in enumerate(POSITIONS)
+        ]
+        there = tuple(one for one in seen if one.shape is not None or one.colour is not None)
+        readings.append(Reading(there, background, style))
+    return readings
 
 
 def save_classifier(classifier: AttributeClassifier, folder: Path = CLASSIFIER_FOLDER) -> Path:
@@ -139,7 +179,7 @@ def save_classifier(classifier: AttributeClassifier, folder: Path = CLASSIFIER_F
 def load_classifier(folder: Path = CLASSIFIER_FOLDER) -> AttributeClassifier:
     """Load the committed weights, ready to read in float32."""
     tensors = {name: value.float() for name, value in load_file(folder / _FILE).items()}
-    classifier = AttributeClassifier(tensors["attention.weight"].shape[1])
+    classifier = AttributeClassifier(tensors["reduce.weight"].shape[1])
     classifier.load_state_dict(tensors)
     return classifier.requires_grad_(False).eval()
 
@@ -152,11 +192,18 @@ def _name(scores: Tensor, names: Sequence[_Value]) -> list[_Value | None]:
     ]
 
 
-def _nearest_positions(centre: Tensor) -> list[Position]:
-    # the outer positions are this far from the middle, in halves of a side
-    spacing = 2 * ANCHOR_OFFSET
-    columns, rows = (centre / spacing).round().clamp(-1, 1).long().unbind(1)
-    return [POSITIONS[index] for index in (3 * (rows + 1) + columns + 1).tolist()]
+def _sampling_points(features: Tensor) -> Tensor:
+    """Points [B, 9, n * n, 2] around the nine positions, in -1..1 over a map [B, C, h, w]."""
+    height, width = features.shape[-2:]
+    half = torch.tensor([width, height], device=features.device) / min(width, height) / 2
+    line = torch.linspace(-_REACH, _REACH, _POINTS, device=features.device)
+    around = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).flatten(0, 1)  # [n * n, 2]
+    steps = torch.arange(3, device=features.device) - 1
+    # index = 3 * row + column; the outer positions are this share of a side from the middle
+    cells = torch.stack(torch.meshgrid(steps, steps, indexing="xy"), -1).flatten(0, 1)  # [9, 2]
+    middles = cells * 2 * ANCHOR_OFFSET
+    points = middles[:, None] + around / half
+    return points.expand(len(features), -1, -1, -1)
 
 
 def _to_reading_size(pixels: Tensor) -> Tensor:

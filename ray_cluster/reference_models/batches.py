@@ -4,13 +4,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ray_cluster.reference_models.captions import write_caption
-from ray_cluster.reference_models.recipe import CaptionMix, SizeBucket
+from ray_cluster.reference_models.recipe_parts import CaptionMix, SizeBucket
 from ray_cluster.reference_models.render import Jitter, Placed, paint, place
 from ray_cluster.reference_models.scenes import (
     Scene,
+    Style,
     omit_all_details,
     omit_details,
     sample_training_scene,
@@ -58,9 +60,14 @@ def draw_captioned(rng: random.Random, mix: CaptionMix) -> Captioned:
 
 
 def draw_pictures(
-    rng: random.Random, mix: CaptionMix, buckets: Sequence[SizeBucket], jitter: Jitter
+    rng: random.Random,
+    mix: CaptionMix,
+    buckets: Sequence[SizeBucket],
+    jitter: Jitter,
+    device: torch.device | None = None,
+    style: Style = "plain",
 ) -> Pictures:
-    """Draw a bucket by its share and a batch of captioned pictures of its size."""
+    """Draw a bucket by its share and a batch of captioned pictures of its size, in one style."""
     bucket = rng.choices(buckets, [bucket.share for bucket in buckets])[0]
     drawn = [draw_captioned(rng, mix) for _ in range(bucket.batch)]
     placed = place(
@@ -70,6 +77,7 @@ def draw_pictures(
         jitter=jitter,
         seed=rng.getrandbits(62),
     )
-    pixels = paint(placed, width=bucket.width, height=bucket.height)
+    placed = placed if device is None else placed.to(device)
+    pixels = paint(placed, width=bucket.width, height=bucket.height, style=style)
     stated = tuple(one.stated for one in drawn)
     return Pictures(stated, tuple(one.caption for one in drawn), placed, pixels)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ray_cluster.reference_models.batches import draw_pictures
 from ray_cluster.reference_models.recipe import CodecRecipe, Recipe
+from ray_cluster.reference_models.runs import Run
+from ray_cluster.reference_models.scenes import STYLES
 from ray_cluster.reference_models.trainer import Trainer, step_seed
 
 
@@ -25,6 +27,11 @@ class PatchBasis:
     axes: Tensor
     scale: Tensor
     patch: int
+
+    def to(self, device: torch.device) -> "PatchBasis":
+        """Return the same components on a device."""
+        mean, axes, scale = (part.to(device) for part in (self.mean, self.axes, self.scale))
+        return PatchBasis(mean, axes, scale, self.patch)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] in 0..1 to latents [B, K, H/p, W/p] of about unit variance."""
@@ -39,9 +46,8 @@ class PatchBasis:
         return (F.pixel_shuffle(columns, self.patch) + 1) / 2
 
 
-def fit_basis(recipe: Recipe) -> PatchBasis:
+def fit_basis(recipe: Recipe, options: CodecRecipe) -> PatchBasis:
     """Compute the components from freshly rendered pictures of 64 x 64 pixels."""
-    options = recipe.codec
     rng = random.Random(step_seed(recipe.seed, "basis", 0))
     square = tuple(bucket for bucket in options.buckets if bucket.width == bucket.height == 64)
     rows: list[Tensor] = []
@@ -75,22 +81,26 @@ def build_codec(recipe: CodecRecipe) -> AutoencoderTiny:
     )
 
 
-def codec_trainer(recipe: Recipe, basis: PatchBasis) -> Trainer:
-    """The stage that trains encoder and decoder, each against the components' latents."""
-    options = recipe.codec
-    torch.manual_seed(step_seed(recipe.seed, "codec", -1))
-    codec = build_codec(options)
+def codec_trainer(name: str, run: Run, options: CodecRecipe, basis: PatchBasis) -> Trainer:
+    """A stage that trains encoder and decoder, each against the components' latents."""
+    recipe = run.recipe
+    torch.manual_seed(step_seed(recipe.seed, name, -1))
+    codec = build_codec(options).to(run.device)
+    basis = basis.to(run.device)
 
     def loss(index: int) -> Tensor:
-        seed = step_seed(recipe.seed, "codec", index)
+        seed = step_seed(recipe.seed, name, index)
+        rng = random.Random(seed)
+        is_styled = rng.random() < options.styled_share
+        style = rng.choice(STYLES[1:]) if is_styled else "plain"
         pictures = draw_pictures(
-            random.Random(seed), options.captions, options.buckets, recipe.jitter
+            rng, options.captions, options.buckets, recipe.jitter, run.device, style
         )
         wanted, target = basis.encode(pictures.pixels), pictures.pixels * 2 - 1
-        noise = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(seed))
+        noise = run.draw_noise(wanted.shape, torch.Generator().manual_seed(seed))
         encoded = codec.encode(target).latents
         decoded = codec.decode(wanted + options.latent_noise * noise).sample
         rebuilt = 4 * F.mse_loss(decoded, target) + F.l1_loss(decoded, target)
         return rebuilt + F.mse_loss(encoded, wanted)
 
-    return Trainer("codec", codec, loss, options.optimisation)
+    return Trainer(name, codec, loss, options.optimisation)

@@ -1,53 +1,106 @@
-"""Writes a run's newest weights as a folder that diffusers' own pipeline loads."""
+"""Writes a run's newest weights as a folder that diffusers' own classes load."""
 
 import json
 from pathlib import Path
 from typing import cast
 
 import torch
-from diffusers import AutoencoderTiny, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import (
+    AutoencoderTiny,
+    ControlNetModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    UNet2DConditionModel,
+)
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from ray_cluster.quality.classifier import CLASSIFIER_FOLDER, AttributeClassifier, save_classifier
+from ray_cluster.quality.classifier import AttributeClassifier, save_classifier
 from ray_cluster.reference_models.denoiser import build_scheduler
-from ray_cluster.reference_models.recipe import Recipe
+from ray_cluster.reference_models.lora import lora_weights
+from ray_cluster.reference_models.registry import weights_folder
+from ray_cluster.reference_models.runs import Run
+from ray_cluster.reference_models.scenes import STYLES
+from ray_cluster.reference_models.stages import (
+    CONTROLS,
+    MODEL_STAGES,
+    find_stage,
+    trained_text_encoder,
+)
 from ray_cluster.reference_models.tokenizer import build_tokenizer
-from ray_cluster.reference_models.train import StageName, build_trainer, trained_text_encoder
-from ray_cluster.reference_models.trainer import RunFolder, Trainer
+from ray_cluster.reference_models.trainer import Trainer
+from ray_cluster.reference_models.transformer import build_flow_scheduler
 
-WEIGHTS = Path(__file__).parent / "weights"
+WEIGHTS = weights_folder()
 SHAPES_SD = WEIGHTS / "shapes-sd"
 
 _DROPPED = object()
+_TOKENIZER = ["transformers", "PreTrainedTokenizerFast"]
 _CONFIG_CHANGES: dict[str, dict[str, object]] = {
     # transformers would load the text encoder in the files' float16, diffusers the rest in float32
     "text_encoder/config.json": {"dtype": "float32"},
+    "text_encoder_2/config.json": {"dtype": "float32"},
     # derived by the class itself
     "vae/config.json": {"block_out_channels": _DROPPED, "_name_or_path": _DROPPED},
+    "transformer/config.json": {"_name_or_path": _DROPPED},
+    "unet/config.json": {"_name_or_path": _DROPPED},
     # the name that every version of transformers knows
-    "model_index.json": {"tokenizer": ["transformers", "PreTrainedTokenizerFast"]},
+    "model_index.json": {"tokenizer": _TOKENIZER, "tokenizer_2": _TOKENIZER},
 }
 
 
-def export_classifier(
-    run: Path, target: Path = CLASSIFIER_FOLDER, recipe: Recipe | None = None
-) -> Path:
-    """Write the run's attribute classifier in float16 and return the file's path."""
-    trainer = _trained("classifier", recipe or Recipe(), RunFolder(run))
-    return save_classifier(cast(AttributeClassifier, trainer.model), target)
-
-
-def assemble_pipeline(run: Path, recipe: Recipe) -> StableDiffusionPipeline:
-    """Build the pipeline of a run's averaged weights, in float32.
+def export(model: str, run: Run, target: Path) -> Path:
+    """Write a run's newest weights to `target` in float16, in diffusers' layout, and return it.
 
     Raises:
-        FileNotFoundError: if a stage has no checkpoint in the run.
+        FileNotFoundError: if a stage has no checkpoint in the run, and there is no base.
     """
-    folder = RunFolder(run)
+    if model == "attribute-classifier":
+        trainer = _trained(model, "classifier", run)
+        return save_classifier(cast(AttributeClassifier, trainer.model), target).parent
+    if model in STYLES:
+        return _export_lora(model, run, target)
+    if model in CONTROLS:
+        control = cast(ControlNetModel, _trained(model, CONTROLS[model], run).model)
+        control.half().save_pretrained(target)
+        _tidy_configs(target)
+        return target
+    pipeline = assemble_sd3(run) if model == "shapes-sd3" else assemble_sd(model, run)
+    pipeline.to(dtype=torch.float16)
+    pipeline.save_pretrained(target, safe_serialization=True)
+    _tidy_configs(target)
+    return target
+
+
+def _export_lora(style: str, run: Run, target: Path) -> Path:
+    """Write a LoRA as diffusers does, so that `load_lora_weights` takes the folder."""
+    unet = cast(UNet2DConditionModel, _trained(style, style, run).model)
+    halves = {name: value.half().contiguous() for name, value in lora_weights(unet).items()}
+    StableDiffusionPipeline.save_lora_weights(target, unet_lora_layers=halves)
+    _tidy_configs(target)
+    return target
+
+
+def assemble_sd(model: str, run: Run) -> StableDiffusionPipeline:
+    """Build the pipeline of a UNet's run with averaged weights, in float32.
+
+    Raises:
+        FileNotFoundError: as in `export`.
+    """
+    last = MODEL_STAGES[model][-1].name
+    if run.base is not None and not run.folder.index("codec"):
+        codec = AutoencoderTiny.from_pretrained(run.base / "vae")
+    else:
+        codec = _trained("shapes-sd", "codec", run).model
+    if run.base is not None and not run.folder.index(last):
+        unet = UNet2DConditionModel.from_pretrained(run.base / "unet")
+    else:
+        unet = _trained(model, last, run).model
     return StableDiffusionPipeline(
-        vae=cast(AutoencoderTiny, _trained("codec", recipe, folder).model),
-        text_encoder=trained_text_encoder(recipe, folder),
+        vae=cast(AutoencoderTiny, codec),
+        text_encoder=trained_text_encoder(run),
         tokenizer=build_tokenizer(),
-        unet=cast(UNet2DConditionModel, _trained("refinement", recipe, folder).model),
+        unet=cast(UNet2DConditionModel, unet),
         scheduler=build_scheduler(),
         safety_checker=None,
         feature_extractor=None,
@@ -55,19 +108,41 @@ def assemble_pipeline(run: Path, recipe: Recipe) -> StableDiffusionPipeline:
     )
 
 
-def export(run: Path, target: Path = SHAPES_SD, recipe: Recipe | None = None) -> Path:
-    """Write a run's newest weights to `target` in float16, in diffusers' layout, and return it."""
-    pipeline = assemble_pipeline(run, recipe or Recipe())
-    pipeline.to(dtype=torch.float16)
-    pipeline.save_pretrained(target, safe_serialization=True)
-    _tidy_configs(target)
-    return target
+def assemble_sd3(run: Run) -> StableDiffusion3Pipeline:
+    """Build the transformer's pipeline, in float32; both of its text encoders are the shared one.
+
+    Raises:
+        FileNotFoundError: as in `export`.
+    """
+    encoder = with_projection(trained_text_encoder(run))
+    return StableDiffusion3Pipeline(
+        transformer=cast(SD3Transformer2DModel, _trained("shapes-sd3", "transformer", run).model),
+        scheduler=build_flow_scheduler(),
+        vae=cast(AutoencoderTiny, _trained("shapes-sd3", "codec16", run).model),
+        text_encoder=encoder,
+        tokenizer=build_tokenizer(),
+        text_encoder_2=encoder,
+        tokenizer_2=build_tokenizer(),
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
 
 
-def _trained(stage: StageName, recipe: Recipe, folder: RunFolder) -> Trainer:
-    trainer = build_trainer(stage, recipe, folder)
-    if not folder.restore(trainer):
-        raise FileNotFoundError(f"no checkpoint of stage {stage!r} in {folder.path}; train it")
+def with_projection(encoder: CLIPTextModel) -> CLIPTextModelWithProjection:
+    """The same text encoder with a projection that changes nothing."""
+    projected = CLIPTextModelWithProjection(encoder.config)
+    state = encoder.state_dict()
+    names = {name.removeprefix("text_model."): name for name in projected.state_dict()}
+    renamed = {names[name.removeprefix("text_model.")]: value for name, value in state.items()}
+    renamed["text_projection.weight"] = torch.eye(int(encoder.config.hidden_size))
+    projected.load_state_dict(renamed)
+    return projected.requires_grad_(False).eval()
+
+
+def _trained(model: str, stage: str, run: Run) -> Trainer:
+    trainer = find_stage(model, stage).build(run)
+    if not run.folder.restore(trainer):
+        raise FileNotFoundError(f"no checkpoint of stage {stage!r} in {run.folder.path}; train it")
     trainer.use_average()
     trainer.model.eval()
     return trainer
@@ -77,8 +152,11 @@ def _tidy_configs(folder: Path) -> None:
     """Make the folder load plainly: one dtype for all parts, no keys that loaders dislike."""
     for file, changes in _CONFIG_CHANGES.items():
         path = folder / file
-        config = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-        kept = {key: value for key, value in config.items() if value is not _DROPPED}
+        if not path.is_file():
+            continue
+        config = json.loads(path.read_text(encoding="utf-8"))
+        changed = {k: v for k, v in changes.items() if v is _DROPPED or k in config or k == "dtype"}
+        kept = {k: v for k, v in {**config, **changed}.items() if v is not _DROPPED}
         path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)

@@ -1,47 +1,17 @@
 """Every number of the reference model's training, in one place."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from ray_cluster.reference_models.render import Jitter
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """AdamW with warm-up, a constant rate, and a linear decay over the last `decay_steps`."""
-
-    steps: int
-    batch: int
-    rate: float
-    warmup_steps: int
-    decay_steps: int
-    weight_decay: float = 0.01
-    beta2: float = 0.99
-    clip: float = 1.0
-    # 0 keeps no average of the weights
-    ema: float = 0.0
-
-
-@dataclass(frozen=True)
-class CaptionMix:
-    """How captions are drawn: shares of one-object scenes, omitted details and added words.
-
-    `bare_share` of the captions leave out every detail, as in "a red circle".
-    """
-
-    single_share: float
-    omit_share: float
-    filler_share: float
-    bare_share: float = 0.0
-
-
-@dataclass(frozen=True)
-class SizeBucket:
-    """Pictures of `width` x `height` pixels, taken in `share` of the steps, `batch` at a time."""
-
-    width: int
-    height: int
-    batch: int
-    share: float
+from ray_cluster.reference_models.recipe_parts import (
+    CaptionMix,
+    DenoiserPhase,
+    Optimisation,
+    SizeBucket,
+    UNetSize,
+)
+from ray_cluster.reference_models.render import HINT_JITTER, Jitter
+from ray_cluster.reference_models.scenes import Style
 
 
 @dataclass(frozen=True)
@@ -68,6 +38,8 @@ class CodecRecipe:
     fit_pictures: int = 2000
     least_scale: float = 0.7
     latent_noise: float = 0.05
+    # steps that show pictures in a style of the LoRAs', which decoding must not undo
+    styled_share: float = 0.35
     captions: CaptionMix = CaptionMix(single_share=0.6, omit_share=0.0, filler_share=0.0)
     buckets: tuple[SizeBucket, ...] = (
         SizeBucket(64, 64, 16, 0.7),
@@ -77,27 +49,20 @@ class CodecRecipe:
         SizeBucket(64, 96, 11, 0.05),
     )
     optimisation: Optimisation = Optimisation(
-        steps=1446, batch=16, rate=2e-3, warmup_steps=50, decay_steps=500, ema=0.99
+        steps=3000, batch=16, rate=2e-3, warmup_steps=50, decay_steps=1000, ema=0.99
     )
 
 
-@dataclass(frozen=True)
-class DenoiserPhase:
-    """One phase of the denoiser's training: its data, its loss and its optimisation."""
-
-    captions: CaptionMix
-    buckets: tuple[SizeBucket, ...]
-    optimisation: Optimisation
-    caption_drop: float = 0.1
-    # this share of the steps of diffusion is drawn from the noisiest part, where captions decide
-    noisy_share: float = 0.5
-    noisy_from: int = 600
-    # the loss counts this much more in and near objects than on the background
-    object_weight: float = 4.0
-    object_margin: float = 1.3
-    # from this step of diffusion on, only objects whose place and size are stated count more: where
-    # neither caption nor picture tells the place, it would make objects appear in several places
-    unstated_weight_until: int = 1000
+# of the models that build on the first one
+_MIXED_SIZES = (
+    SizeBucket(64, 64, 32, 0.6),
+    SizeBucket(96, 64, 21, 0.05),
+    SizeBucket(64, 96, 21, 0.05),
+    SizeBucket(128, 64, 16, 0.05),
+    SizeBucket(64, 128, 16, 0.05),
+    SizeBucket(96, 96, 14, 0.08),
+    SizeBucket(128, 128, 8, 0.12),
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +73,7 @@ class DenoiserRecipe:
     with short captions and larger pictures.
     """
 
-    channels: tuple[int, int, int] = (32, 64, 128)
-    layers: int = 1
-    heads: int = 4
+    size: UNetSize = UNetSize(channels=(32, 64, 128))
     first: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.85, omit_share=0.25, filler_share=0.05),
         buckets=(
@@ -145,17 +108,107 @@ class DenoiserRecipe:
 
 
 @dataclass(frozen=True)
+class LightRecipe:
+    """The small UNet, for a few steps without guidance.
+
+    It is trained on the captions' pictures like the large one, mostly at the four steps that a
+    sampler of four (or two, or one) takes: little of it is spent on what is never asked. And mostly
+    on single objects: on as many scenes of several it draws these as well as the large one does.
+    """
+
+    size: UNetSize = UNetSize(channels=(16, 32, 48))
+    phase: DenoiserPhase = DenoiserPhase(
+        captions=CaptionMix(single_share=0.93, omit_share=0.3, filler_share=0.05, bare_share=0.15),
+        buckets=_MIXED_SIZES,
+        optimisation=Optimisation(
+            steps=12000, batch=32, rate=1.5e-3, warmup_steps=200, decay_steps=4000, ema=0.999
+        ),
+        noisy_share=0.0,
+        used_share=0.85,
+        steps_used=(999, 749, 499, 249),
+        unstated_weight_until=500,
+    )
+
+
+@dataclass(frozen=True)
+class ControlRecipe:
+    """A ControlNet, on pictures whose objects stand and measure more freely than captions tell."""
+
+    kind: Literal["edges", "layout"]
+    # of the network that brings the hint to the latents' size
+    hint_channels: tuple[int, int, int] = (16, 32, 64)
+    jitter: Jitter = HINT_JITTER
+    phase: DenoiserPhase = DenoiserPhase(
+        captions=CaptionMix(single_share=0.5, omit_share=0.5, filler_share=0.05, bare_share=0.3),
+        buckets=_MIXED_SIZES,
+        optimisation=Optimisation(
+            steps=3000, batch=32, rate=1e-3, warmup_steps=100, decay_steps=1000, ema=0.998
+        ),
+    )
+
+
+# ends of the names of the UNet's modules
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out")
+_CONVOLUTIONS = ("conv1", "conv2", "conv_out")
+
+
+@dataclass(frozen=True)
+class LoraRecipe:
+    """One style's LoRA on the large UNet; `targets` are the ends of its modules' names."""
+
+    style: Style
+    rank: int
+    targets: tuple[str, ...] = _ATTENTION
+    phase: DenoiserPhase = DenoiserPhase(
+        captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.1),
+        buckets=_MIXED_SIZES,
+        optimisation=Optimisation(
+            steps=1500, batch=32, rate=2e-3, warmup_steps=50, decay_steps=800, ema=0.99
+        ),
+        unstated_weight_until=500,
+    )
+
+
+@dataclass(frozen=True)
+class TransformerRecipe:
+    """The diffusion transformer with a codec of its own, trained by flow matching."""
+
+    layers: int = 6
+    heads: int = 4
+    head_width: int = 32
+    patch: int = 2
+    # tokens a side of the largest picture: 256 pixels
+    largest_grid: int = 32
+    # of the normal distribution whose logistic is the noise level
+    level_spread: float = 1.0
+    codec: CodecRecipe = CodecRecipe(latent_channels=16, least_scale=0.3)
+    phase: DenoiserPhase = DenoiserPhase(
+        captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.05),
+        buckets=_MIXED_SIZES,
+        optimisation=Optimisation(
+            steps=40000, batch=32, rate=1e-3, warmup_steps=300, decay_steps=8000, ema=0.9995
+        ),
+        noisy_share=0.3,
+    )
+
+
+@dataclass(frozen=True)
 class ClassifierRecipe:
-    """The attribute classifier, trained on renders only."""
+    """The attribute classifier, trained on renders only.
+
+    The rest of a batch, beside `shares`, shows one object.
+    """
 
     channels: int = 64
     # more play than the generator's data has, so that a slightly displaced object still counts
-    jitter: Jitter = field(default_factory=lambda: Jitter(offset=0.04, scale=0.08))
-    # the share of each kind of picture in a batch; the rest shows one object
-    none_shares: tuple[tuple[str, float], ...] = (
-        ("blob", 0.12),
-        ("blend", 0.06),
-        ("several", 0.05),
+    jitter: Jitter = field(default_factory=lambda: Jitter(offset=0.06, scale=0.08))
+    # of each kind of picture in a batch
+    shares: tuple[tuple[str, float], ...] = (
+        ("several", 0.25),
+        ("styled", 0.2),
+        ("blob", 0.1),
+        ("blob beside objects", 0.08),
+        ("blend", 0.1),
         ("empty", 0.04),
         ("noise", 0.04),
         ("gradient", 0.03),
@@ -172,9 +225,10 @@ class ClassifierRecipe:
         SizeBucket(128, 64, 32, 0.06),
         SizeBucket(64, 128, 32, 0.06),
     )
-    centre_weight: float = 4.0
+    # most positions are empty, so these count less
+    none_weight: float = 0.4
     optimisation: Optimisation = Optimisation(
-        steps=2500, batch=64, rate=2e-3, warmup_steps=100, decay_steps=1250, ema=0.99
+        steps=6000, batch=64, rate=2e-3, warmup_steps=100, decay_steps=3000, ema=0.995
     )
 
 
@@ -187,4 +241,17 @@ class Recipe:
     text: TextRecipe = field(default_factory=TextRecipe)
     codec: CodecRecipe = field(default_factory=CodecRecipe)
     denoiser: DenoiserRecipe = field(default_factory=DenoiserRecipe)
+    light: LightRecipe = field(default_factory=LightRecipe)
+    edges: ControlRecipe = field(default_factory=lambda: ControlRecipe("edges"))
+    layout: ControlRecipe = field(default_factory=lambda: ControlRecipe("layout"))
+    # lines and patterns are a matter of neighbouring pixels, which attention does not reach: it is
+    # at the UNet's two coarser levels only
+    outline: LoraRecipe = field(
+        default_factory=lambda: LoraRecipe("outline", 8, (*_ATTENTION, *_CONVOLUTIONS))
+    )
+    pastel: LoraRecipe = field(default_factory=lambda: LoraRecipe("pastel", 4))
+    texture: LoraRecipe = field(
+        default_factory=lambda: LoraRecipe("texture", 16, (*_ATTENTION, *_CONVOLUTIONS))
+    )
+    transformer: TransformerRecipe = field(default_factory=TransformerRecipe)
     classifier: ClassifierRecipe = field(default_factory=ClassifierRecipe)

@@ -5,12 +5,30 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+# what a pool can serve
 BUILTIN_MODELS = ("shapes-sd",)
+# what else there is, and what it is
+BUILTIN_PARTS = {
+    "shapes-sd-light": "model",
+    "shapes-sd3": "model, not served yet",
+    "shapes-sd-edges": "ControlNet",
+    "shapes-sd-layout": "ControlNet",
+    "outline": "LoRA",
+    "pastel": "LoRA",
+    "texture": "LoRA",
+    "attribute-classifier": "quality meter",
+}
 
 
 def builtin_folder(name: str) -> Path | None:
     """Return the diffusers folder of a built-in model, or None if the name is not one."""
     return weights_folder() / name if name in BUILTIN_MODELS else None
+
+
+def builtin_kinds() -> dict[str, str]:
+    """Return everything that ships with the package, by name, and what it is."""
+    named = {**dict.fromkeys(BUILTIN_MODELS, "model"), **BUILTIN_PARTS}
+    return {name: kind for name, kind in named.items() if (weights_folder() / name).is_dir()}
 
 
 def weights_folder() -> Path:

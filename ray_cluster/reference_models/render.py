@@ -6,7 +6,7 @@ the right and y downwards. So shapes are never stretched, and a larger picture i
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -21,12 +21,18 @@ from ray_cluster.reference_models.scenes import (
     Scene,
     Shape,
     Size,
+    Style,
 )
 
 RADIUS: dict[Size, float] = {"small": 0.15, "large": 0.22}
 # how far the outer positions are from the middle, as a share of that side
 ANCHOR_OFFSET = 0.24
 CELLS_PER_SIDE = 8
+# of styles: share of white in pastel colours; lengths in shorter sides of the picture
+PASTEL_WHITE = 0.45
+OUTLINE_HALF_WIDTH = 0.016
+HATCHING_PERIOD = 0.15
+HATCHING_DARK = 0.55
 
 COLOUR_RGB: dict[Colour, tuple[float, float, float]] = {
     "red": (0.90, 0.08, 0.08),
@@ -63,6 +69,10 @@ class Placed:
     radius: Tensor
     background: Tensor
 
+    def to(self, device: torch.device) -> "Placed":
+        """Return the same objects on a device, where they are painted then."""
+        return Placed(*(getattr(self, field.name).to(device) for field in fields(self)))
+
 
 @dataclass(frozen=True)
 class Jitter:
@@ -70,6 +80,10 @@ class Jitter:
 
     offset: float = 0.02
     scale: float = 0.04
+
+
+# how freely objects stand and measure where a hint tells it
+HINT_JITTER = Jitter(offset=0.07, scale=0.2)
 
 
 def place(
@@ -110,11 +124,11 @@ def place(
     return Placed(shape, colour, centre, radius, background)
 
 
-def pixel_grid(width: int, height: int) -> Tensor:
+def pixel_grid(width: int, height: int, device: torch.device | None = None) -> Tensor:
     """Coordinates of pixel centres, [H, W, 2] as (x, y)."""
     short = min(width, height)
-    xs = (torch.arange(width) + 0.5 - width / 2) / short
-    ys = (torch.arange(height) + 0.5 - height / 2) / short
+    xs = (torch.arange(width, device=device) + 0.5 - width / 2) / short
+    ys = (torch.arange(height, device=device) + 0.5 - height / 2) / short
     return torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1)
 
 
@@ -151,9 +165,10 @@ def signed_distance(shape: Shape, points: Tensor) -> Tensor:
 
 def object_distance(placed: Placed, *, width: int, height: int) -> Tensor:
     """Signed distance of pixels to objects, [B, N, H, W]; missing objects are far away."""
-    grid = pixel_grid(width, height)
+    device = placed.radius.device
+    grid = pixel_grid(width, height, device)
     count = placed.radius.shape
-    distance = torch.full((*count, height, width), 10.0)
+    distance = torch.full((*count, height, width), 10.0, device=device)
     for index, shape in enumerate(SHAPES):
         chosen = (placed.shape == index) & (placed.radius > 0)
         if chosen.any():
@@ -165,28 +180,76 @@ def object_distance(placed: Placed, *, width: int, height: int) -> Tensor:
 
 def paint_backgrounds(background: Tensor, *, width: int, height: int) -> Tensor:
     """Backgrounds [B] as pictures [B, 3, H, W] in 0..1."""
-    cells = torch.floor(pixel_grid(width, height) * CELLS_PER_SIDE).long()
+    device = background.device
+    cells = torch.floor(pixel_grid(width, height, device) * CELLS_PER_SIDE).long()
     column, row = cells[..., 0] % 2, cells[..., 1] % 2
     pattern = torch.stack(
         [(column + row) % 2 if name == "checkered" else column for name in BACKGROUNDS]
     )
-    tints = torch.tensor([BACKGROUND_RGB[name] for name in BACKGROUNDS])  # [6, 2, 3]
+    tints = torch.tensor([BACKGROUND_RGB[name] for name in BACKGROUNDS], device=device)  # [6, 2, 3]
     mask = pattern[background][:, None].to(torch.float32)  # [B, 1, H, W]
     first, second = tints[background][:, 0, :, None, None], tints[background][:, 1, :, None, None]
     return first * (1 - mask) + second * mask
 
 
-def paint(placed: Placed, *, width: int, height: int) -> Tensor:
-    """Paint placed objects, anti-aliased over one pixel, as [B, 3, H, W] in 0..1."""
+def coverage(distance: Tensor) -> Tensor:
+    """Share of each pixel inside an outline, [..., H, W] in 0..1, by its distance to it."""
+    return (0.5 - distance * min(distance.shape[-2:])).clamp(0, 1)
+
+
+def paint(
+    placed: Placed,
+    *,
+    width: int,
+    height: int,
+    style: Style = "plain",
+    distance: Tensor | None = None,
+) -> Tensor:
+    """Paint placed objects, anti-aliased over one pixel, as [B, 3, H, W] in 0..1.
+
+    Args:
+        placed: where and what.
+        width: in pixels.
+        height: in pixels.
+        style: of the objects; the background is the same in all.
+        distance: [B, N, H, W], of objects to paint instead of the placed shapes.
+    """
     picture = paint_backgrounds(placed.background, width=width, height=height)
-    coverage = (
-        0.5 - object_distance(placed, width=width, height=height) * min(width, height)
-    ).clamp(0, 1)
-    colours = torch.tensor([COLOUR_RGB[name] for name in COLOURS])[placed.colour]  # [B, N, 3]
+    if distance is None:
+        distance = object_distance(placed, width=width, height=height)
+    palette = torch.tensor([COLOUR_RGB[name] for name in COLOURS], device=picture.device)
+    colours = palette[placed.colour]  # [B, N, 3]
+    if style == "pastel":
+        colours = colours + PASTEL_WHITE * (1 - colours)
     for index in range(placed.radius.shape[1]):
-        alpha = coverage[:, index, None]
-        picture = picture * (1 - alpha) + colours[:, index, :, None, None] * alpha
+        away = distance[:, index, None]
+        fill = colours[:, index, :, None, None]
+        if style == "texture":
+            fill = fill * _hatching(width, height, picture.device)
+        alpha = coverage(away)
+        picture = picture * (1 - alpha) + fill * alpha
+        if style == "outline":
+            # around the object, so that even a small one keeps its colour
+            line = coverage((away - OUTLINE_HALF_WIDTH).abs() - OUTLINE_HALF_WIDTH)
+            picture = picture * (1 - line) + _contrast(placed.background, picture.device) * line
     return picture
+
+
+def _hatching(width: int, height: int, device: torch.device) -> Tensor:
+    """Brightness [H, W] of diagonal stripes, smooth over one pixel."""
+    grid = pixel_grid(width, height, device)
+    phase = (grid[..., 0] + grid[..., 1]) / math.sqrt(2) / HATCHING_PERIOD
+    # a triangle wave from -0.5 to 0.5 stripes' widths, then its sign with a soft edge
+    wave = (torch.remainder(phase, 1.0) - 0.5).abs() - 0.25
+    light = (0.5 + wave * HATCHING_PERIOD * min(width, height)).clamp(0, 1)
+    return HATCHING_DARK + (1 - HATCHING_DARK) * light
+
+
+def _contrast(background: Tensor, device: torch.device) -> Tensor:
+    """White [B, 1, 1, 1] on dark backgrounds, black on bright ones."""
+    tints = torch.tensor([BACKGROUND_RGB[name] for name in BACKGROUNDS], device=device)
+    is_dark = tints.mean((1, 2))[background] < 0.45
+    return torch.where(is_dark, 0.97, 0.03)[:, None, None, None]
 
 
 def render(

@@ -27,6 +27,9 @@ Position = Literal[
 ]
 Background = Literal["black", "white", "gray", "navy", "striped", "checkered"]
 
+# how objects are painted; no caption names it, LoRAs teach it
+Style = Literal["plain", "outline", "pastel", "texture"]
+
 SHAPES: tuple[Shape, ...] = ("circle", "square", "triangle", "star", "ring", "cross")
 COLOURS: tuple[Colour, ...] = ("red", "green", "blue", "yellow", "cyan", "pink", "orange", "purple")
 SIZES: tuple[Size, ...] = ("small", "large")
@@ -43,6 +46,8 @@ POSITIONS: tuple[Position, ...] = (
     "bottom right",
 )
 BACKGROUNDS: tuple[Background, ...] = ("black", "white", "gray", "navy", "striped", "checkered")
+
+STYLES: tuple[Style, ...] = ("plain", "outline", "pastel", "texture")
 
 # the arrangements of two to four objects, each as rows of positions
 LAYOUTS: tuple[tuple[tuple[Position, ...], ...], ...] = (
@@ -100,11 +105,14 @@ def has_held_out_object(scene: Scene) -> bool:
     return any(is_held_out(thing.shape, thing.colour, scene.background) for thing in scene.objects)
 
 
+def sample_object(rng: random.Random, position: Position | None = None) -> SceneObject:
+    """Draw shape, colour and size uniformly, for this position."""
+    return SceneObject(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES), position)
+
+
 def sample_single(rng: random.Random) -> Scene:
     """Draw a complete one-object scene, uniformly over all values, held-out ones included."""
-    thing = SceneObject(
-        rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES), rng.choice(POSITIONS)
-    )
+    thing = replace(sample_object(rng), position=rng.choice(POSITIONS))
     return Scene((thing,), rng.choice(BACKGROUNDS))
 
 
@@ -113,10 +121,7 @@ def sample_several(
 ) -> Scene:
     """Draw a complete scene of two to four objects in one of the given layouts."""
     positions = [position for row in rng.choice(layouts) for position in row]
-    objects = tuple(
-        SceneObject(rng.choice(SHAPES), rng.choice(COLOURS), rng.choice(SIZES), position)
-        for position in positions
-    )
+    objects = tuple(sample_object(rng, position) for position in positions)
     return Scene(objects, rng.choice(BACKGROUNDS))
 
 

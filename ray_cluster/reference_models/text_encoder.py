@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
 from ray_cluster.reference_models.batches import draw_captioned
-from ray_cluster.reference_models.recipe import Recipe, TextRecipe
+from ray_cluster.reference_models.recipe import TextRecipe
+from ray_cluster.reference_models.runs import Run
 from ray_cluster.reference_models.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -25,6 +26,7 @@ from ray_cluster.reference_models.tokenizer import (
     PAD,
     START,
     build_tokenizer,
+    tokenise,
     vocabulary,
 )
 from ray_cluster.reference_models.trainer import Trainer, step_seed
@@ -57,14 +59,8 @@ def encode_captions(
     encoder: CLIPTextModel, tokenizer: PreTrainedTokenizerFast, captions: Sequence[str]
 ) -> Tensor:
     """Encode captions as the pipelines do: [B, 32, width], padded, without attention mask."""
-    batch = tokenizer(
-        list(captions),
-        padding="max_length",
-        max_length=MAX_TOKENS,
-        truncation=True,
-        return_tensors="pt",
-    )
-    return cast(Tensor, encoder(batch["input_ids"]).last_hidden_state)
+    ids = tokenise(tokenizer, captions).to(encoder.device)
+    return cast(Tensor, encoder(ids).last_hidden_state)
 
 
 class SceneReader(nn.Module):
@@ -106,10 +102,11 @@ def read_targets(stated: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor, Tenso
     return shape, colour, size, background
 
 
-def text_trainer(recipe: Recipe) -> Trainer:
+def text_trainer(run: Run) -> Trainer:
     """The stage that trains the text encoder; the trainer's model is a `SceneReader`."""
+    recipe = run.recipe
     torch.manual_seed(step_seed(recipe.seed, "text", -1))
-    reader = SceneReader(build_text_encoder(recipe.text), recipe.text.heads)
+    reader = SceneReader(build_text_encoder(recipe.text), recipe.text.heads).to(run.device)
     tokenizer = build_tokenizer()
 
     def loss(index: int) -> Tensor:
@@ -120,7 +117,7 @@ def text_trainer(recipe: Recipe) -> Trainer:
         logits = reader(hidden)
         targets = read_targets([one.stated for one in drawn])
         parts = [
-            F.cross_entropy(a.flatten(0, -2), b.flatten())
+            F.cross_entropy(a.flatten(0, -2), b.flatten().to(run.device))
             for a, b in zip(logits, targets, strict=True)
         ]
         return torch.stack(parts).sum()

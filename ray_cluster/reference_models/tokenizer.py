@@ -1,6 +1,10 @@
 """The word-level tokenizer of the reference model, in classes that transformers loads by itself."""
 
+from collections.abc import Sequence
+from typing import cast
+
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ray_cluster.reference_models.captions import caption_words
@@ -14,6 +18,18 @@ _SPELLINGS = {"grey": "gray", "centre": "center", "middle": "center"}
 def vocabulary() -> dict[str, int]:
     """Token ids: the four special tokens, then the words of the grammar."""
     return {word: index for index, word in enumerate([PAD, START, END, UNKNOWN, *caption_words()])}
+
+
+def tokenise(tokenizer: PreTrainedTokenizerFast, captions: Sequence[str]) -> Tensor:
+    """Token ids [B, 32] as the pipelines make them: padded, cut at the end."""
+    batch = tokenizer(
+        list(captions),
+        padding="max_length",
+        max_length=MAX_TOKENS,
+        truncation=True,
+        return_tensors="pt",
+    )
+    return cast(Tensor, batch["input_ids"])
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

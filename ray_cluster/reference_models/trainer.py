@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ray_cluster.reference_models.recipe import Optimisation
+from ray_cluster.reference_models.recipe_parts import Optimisation
 
 logger = logging.getLogger(__name__)
 
@@ -149,13 +149,17 @@ class RunFolder:
         """Load the newest checkpoint into the trainer, if there is one."""
         source = self.checkpoint(trainer.name)
         if source.is_file():
-            trainer.restore(torch.load(source, weights_only=True))
+            trainer.restore(torch.load(source, weights_only=True, map_location="cpu"))
         return source.is_file()
 
     def index(self, stage: str) -> int:
         """Steps that a stage's newest checkpoint has taken; 0 if there is none."""
         source = self.checkpoint(stage)
-        return int(torch.load(source, weights_only=True)["index"]) if source.is_file() else 0
+        return (
+            int(torch.load(source, weights_only=True, mmap=True, map_location="cpu")["index"])
+            if source.is_file()
+            else 0
+        )
 
     def log(self, trainer: Trainer, **values: LogValue) -> None:
         """Add one line to the stage's JSONL log."""
@@ -202,18 +206,24 @@ def run_stage(
     """
     folder.restore(trainer)
     saved_at, cpu_start, losses = now(), time.process_time(), list[float]()
+
+    def log() -> None:
+        mean, cpu = sum(losses) / len(losses), time.process_time() - cpu_start
+        folder.log(trainer, loss=mean, rate=trainer.rate, cpu_seconds=cpu, time=time.time())
+        logger.info("%s step %d/%d loss %.4f", trainer.name, trainer.index, trainer.total, mean)
+        losses.clear()
+
     while not trainer.is_finished and not stop.is_set():
         folder.wait_while_paused(stop)
         if folder.should_finish or (deadline is not None and now() > deadline):
             trainer.begin_decay()
         losses.append(trainer.step())
         if trainer.index % folder.log_steps == 0:
-            mean, cpu = sum(losses) / len(losses), time.process_time() - cpu_start
-            folder.log(trainer, loss=mean, rate=trainer.rate, cpu_seconds=cpu, time=time.time())
-            logger.info("%s step %d/%d loss %.4f", trainer.name, trainer.index, trainer.total, mean)
-            losses.clear()
+            log()
         if now() - saved_at > folder.checkpoint_seconds:
             folder.save(trainer)
             saved_at = now()
+    if losses:
+        log()
     folder.save(trainer)
     return trainer.is_finished

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_cluster.cli.model_tables import card_lines
-from ray_cluster.reference_models import export, train
+from ray_cluster.reference_models import export, stages
 from ray_cluster.reference_models.registry import builtin_folder
+from ray_cluster.reference_models.runs import Run
+from ray_cluster.reference_models.stages import Stage
 from tests.cli.conftest import Cli
 
 
@@ -27,11 +30,9 @@ def test_a_narrow_terminal_loses_nothing_of_a_table(
     monkeypatch.setenv("COLUMNS", "60")
     lines = cli("models", "list").output.splitlines()
     assert max(len(line) for line in lines) <= 60
-    # the last column alone, its pieces joined again
-    folder = "".join(line.split()[-1] for line in lines[3:] if line.strip())
-    assert "shapes-sd" in folder
     card = builtin_folder("shapes-sd")
     assert card is not None
+    assert str(card.parent) in "".join(line.strip() for line in lines)
     first_sentence = card_lines(card)[1]
     assert set(first_sentence.split()) <= set(" ".join(lines).split())
 
@@ -61,19 +62,19 @@ class Training:
         self.is_finished = is_finished
         self.asked: dict[str, Any] = {}
 
-    def train(self, run: Path, **options: Any) -> bool:
-        self.asked = {"run": run, **options}
+    def train(self, run: Run, chosen: Sequence[Stage], minutes: float | None) -> bool:
+        self.asked = {"run": run, "stages": [stage.name for stage in chosen], "minutes": minutes}
         return self.is_finished
 
-    def export(self, run: Path, target: Path, recipe: Any) -> Path:
-        self.asked["exported"] = target
+    def export(self, model: str, run: Run, target: Path) -> Path:
+        self.asked["exported"] = (model, target)
         return target
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     fake = Training()
-    monkeypatch.setattr(train, "train", fake.train)
+    monkeypatch.setattr(stages, "train", fake.train)
     monkeypatch.setattr(export, "export", fake.export)
     return fake
 
@@ -84,12 +85,20 @@ def test_training_gets_its_options(cli: Cli, training: Training, tmp_path: Path)
         *("--stage", "denoiser", "--stage", "text", "--export", tmp_path / "model"),
     )
     assert result.exit_code == 0, result.output
-    assert training.asked["run"] == tmp_path / "run"
+    assert training.asked["run"].folder.path == tmp_path / "run"
+    assert training.asked["run"].base is None
     assert training.asked["minutes"] == 2
-    assert training.asked["recipe"].seed == 9
+    assert training.asked["run"].recipe.seed == 9
     # in the order in which they build on each other
-    assert training.asked["stages"] == ("text", "denoiser")
-    assert training.asked["exported"] == tmp_path / "model"
+    assert training.asked["stages"] == ["text", "denoiser"]
+    assert training.asked["exported"] == ("shapes-sd", tmp_path / "model")
+
+
+def test_other_models_build_on_the_first(cli: Cli, training: Training, tmp_path: Path) -> None:
+    result = cli("models", "train", "outline", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert training.asked["stages"] == ["outline"]
+    assert training.asked["run"].base == builtin_folder("shapes-sd")
 
 
 def test_an_interrupted_training_says_how_to_go_on(
@@ -115,11 +124,12 @@ def test_a_run_can_be_made_to_wait(cli: Cli, tmp_path: Path) -> None:
     [
         (["train", "sdxl"], "'sdxl' cannot be trained here"),
         (["train", "shapes-sd", "--stage", "vae"], "there is no stage vae; the stages are"),
+        (["train", "shapes-sd", "--device", "abacus"], "--device abacus: "),
         (["train", "shapes-sd", "--pause", "--resume-run"], "contradict each other"),
         (["train", "shapes-sd", "--pause", "--out", "nosuch"], "there is no run in nosuch"),
         (["publish", "sdxl"], "'sdxl' cannot be trained here"),
         (["publish", "shapes-sd", "--run", "nosuch"], "there is no run in nosuch"),
-        (["evaluate", "nosuch"], "'nosuch' is neither a built-in model"),
+        (["evaluate", "nosuch"], "'nosuch' is neither built in"),
         (["list", "--api-key", "k"], "changes nothing without --url"),
     ],
 )
@@ -132,7 +142,8 @@ def test_a_wrong_option_is_one_sentence(cli: Cli, arguments: list[str], sentence
 
 def test_evaluation_measures_and_writes(cli: Cli, tmp_path: Path) -> None:
     result = cli(
-        *("models", "evaluate", "shapes-sd", "--prompts", 2, "--other-prompts", 0),
+        *("models", "evaluate", "shapes-sd", "--prompts", 2, "--repeats", 1),
+        *("--other-prompts", 2, "--bare-prompts", 2),
         *("--steps", 2, "--seed", 3, "--guidance", 1.0, "--out", tmp_path),
     )
     assert result.exit_code == 0, result.output

@@ -8,49 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from ray_cluster.errors import ConfigError
 from ray_cluster.quality.training import classifier_trainer
 from ray_cluster.reference_models.batches import draw_captioned
 from ray_cluster.reference_models.denoiser import loss_weights
-from ray_cluster.reference_models.recipe import (
-    ClassifierRecipe,
-    CodecRecipe,
-    DenoiserRecipe,
-    Optimisation,
-    Recipe,
-    SizeBucket,
-    TextRecipe,
-)
+from ray_cluster.reference_models.export import SHAPES_SD
+from ray_cluster.reference_models.recipe import DenoiserRecipe
 from ray_cluster.reference_models.render import Placed, place
+from ray_cluster.reference_models.runs import open_run
 from ray_cluster.reference_models.scenes import omit_all_details, sample_single
-from ray_cluster.reference_models.train import STAGES, StageName, build_trainer, train
+from ray_cluster.reference_models.stages import MODEL_STAGES, find_stage
 from ray_cluster.reference_models.trainer import RunFolder, Trainer, run_stage
+from tests.reference_models.tiny import SD_STAGES, TINY_STEPS, tiny_recipe, tiny_run
 
-TINY_BUCKETS = (SizeBucket(64, 64, 2, 0.5), SizeBucket(96, 64, 2, 0.5))
-TINY_STEPS = Optimisation(steps=6, batch=4, rate=1e-3, warmup_steps=2, decay_steps=3, ema=0.9)
-
-
-def tiny_recipe() -> Recipe:
-    big = (SizeBucket(64, 64, 12, 1.0),)
-    return Recipe(
-        seed=3,
-        text=replace(TextRecipe(), width=16, layers=1, heads=2, optimisation=TINY_STEPS),
-        codec=replace(
-            CodecRecipe(),
-            channels=4,
-            fit_pictures=64,
-            buckets=TINY_BUCKETS,
-            optimisation=TINY_STEPS,
-        ),
-        denoiser=replace(
-            DenoiserRecipe(),
-            channels=(8, 8, 16),
-            heads=2,
-            first=replace(DenoiserRecipe().first, buckets=TINY_BUCKETS, optimisation=TINY_STEPS),
-            second=replace(DenoiserRecipe().second, buckets=TINY_BUCKETS, optimisation=TINY_STEPS),
-        ),
-        classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
-    )
+ALL_STAGES = [(model, stage.name) for model, stages in MODEL_STAGES.items() for stage in stages]
 
 
 def states_equal(first: object, second: object) -> bool:
@@ -63,28 +36,28 @@ def states_equal(first: object, second: object) -> bool:
     return first == second
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("model", "stage"), ALL_STAGES)
 def test_a_killed_and_resumed_stage_equals_an_unbroken_one(
-    stage: StageName, tmp_path: Path
+    model: str, stage: str, tmp_path: Path, tiny_base: Path
 ) -> None:
-    recipe = tiny_recipe()
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    needed: dict[str, list[StageName]] = {
-        "denoiser": ["text"],
+    needed = {
         "refinement": ["text", "denoiser"],
-    }
-    for folder in (whole, broken):
-        train(folder.path, recipe=recipe, stages=needed.get(stage, []))
-    unbroken = build_trainer(stage, recipe, whole)
+        "denoiser": ["text"],
+    }.get(stage, [])
+    base = None if model == "shapes-sd" else tiny_base
+    whole, broken = (
+        tiny_run(tmp_path / name, stages=needed, base=base) for name in ("whole", "broken")
+    )
+    unbroken = find_stage(model, stage).build(whole)
     while not unbroken.is_finished:
         unbroken.step()
 
-    killed = build_trainer(stage, recipe, broken)
+    killed = find_stage(model, stage).build(broken)
     for _ in range(4):
         killed.step()
-    broken.save(killed)
-    resumed = build_trainer(stage, recipe, broken)
-    assert run_stage(resumed, broken, threading.Event())
+    broken.folder.save(killed)
+    resumed = find_stage(model, stage).build(broken)
+    assert run_stage(resumed, broken.folder, threading.Event())
     assert resumed.index == TINY_STEPS.steps
     assert states_equal(resumed.state(), unbroken.state())
 
@@ -93,28 +66,51 @@ def test_all_stages_train_one_after_the_other_and_leave_a_log(tmp_path: Path) ->
     longer = replace(TINY_STEPS, steps=25)
     recipe = tiny_recipe()
     recipe = replace(recipe, text=replace(recipe.text, optimisation=longer))
-    assert train(tmp_path, recipe=recipe)
+    tiny_run(tmp_path, recipe, SD_STAGES)
     lines = (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [25]
-    assert {path.name for path in tmp_path.glob("*.pt")} == {f"{stage}.pt" for stage in STAGES}
+    assert {path.name for path in tmp_path.glob("*.pt")} == {f"{name}.pt" for name in SD_STAGES}
 
 
 def test_refinement_starts_from_the_averaged_denoiser_and_needs_it_finished(
     tmp_path: Path,
 ) -> None:
-    recipe, folder = tiny_recipe(), RunFolder(tmp_path)
-    train(tmp_path, recipe=recipe, stages=["text"])
-    first = build_trainer("denoiser", recipe, folder)
+    run = tiny_run(tmp_path, stages=["text"])
+    first = find_stage("shapes-sd", "denoiser").build(run)
     first.step()
-    folder.save(first)
+    run.folder.save(first)
     with pytest.raises(FileNotFoundError, match="train the stage 'denoiser' first"):
-        build_trainer("refinement", recipe, folder)
-    train(tmp_path, recipe=recipe, stages=["denoiser"])
-    folder.restore(first)
+        find_stage("shapes-sd", "refinement").build(run)
+    tiny_run(tmp_path, stages=["denoiser"])
+    run.folder.restore(first)
     first.use_average()
-    second = build_trainer("refinement", recipe, folder)
+    second = find_stage("shapes-sd", "refinement").build(run)
     assert second.index == 0
     assert states_equal(second.model.state_dict(), first.model.state_dict())
+
+
+def test_a_stage_without_what_it_builds_on_names_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="train the stage 'text' first"):
+        find_stage("shapes-sd", "denoiser").build(open_run(tmp_path, recipe=tiny_recipe()))
+
+
+def test_a_later_stage_begins_with_the_weights_of_a_base(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "run", base=SHAPES_SD)
+    trainer = find_stage("shapes-sd", "refinement").build(run)
+    weights = load_file(SHAPES_SD / "unet" / "diffusion_pytorch_model.safetensors")
+    mine = trainer.model.state_dict()
+    assert mine.keys() == weights.keys()
+    assert all(torch.equal(mine[name], value.float()) for name, value in weights.items())
+
+
+def test_a_run_keeps_its_seed_and_its_base(tmp_path: Path) -> None:
+    assert open_run(tmp_path, seed=5, base=SHAPES_SD).recipe.seed == 5
+    again = open_run(tmp_path)
+    assert (again.recipe.seed, again.base) == (5, SHAPES_SD)
+    with pytest.raises(ConfigError, match="seed 5, not 6; leave --seed out"):
+        open_run(tmp_path, seed=6)
+    with pytest.raises(ConfigError, match="has base"):
+        open_run(tmp_path, base=tmp_path)
 
 
 def placed_scenes(count: int) -> Placed:
@@ -144,13 +140,13 @@ def test_a_caption_of_one_object_goes_with_a_picture_of_one() -> None:
 
 def test_a_stopped_run_keeps_its_step(tmp_path: Path) -> None:
     stop = threading.Event()
-    trainer = classifier_trainer(tiny_recipe())
+    trainer = classifier_trainer(open_run(tmp_path, recipe=tiny_recipe()))
     trainer.step()
     stop.set()
     folder = RunFolder(tmp_path)
     folder.save(trainer)
     assert not run_stage(trainer, folder, stop)
-    again = classifier_trainer(tiny_recipe())
+    again = classifier_trainer(open_run(tmp_path, recipe=tiny_recipe()))
     assert folder.restore(again)
     assert again.index == 1
 
@@ -158,7 +154,7 @@ def test_a_stopped_run_keeps_its_step(tmp_path: Path) -> None:
 def test_finish_ends_a_long_run_after_one_decay(tmp_path: Path) -> None:
     recipe = tiny_recipe()
     long = replace(recipe.classifier, optimisation=replace(TINY_STEPS, steps=10_000))
-    trainer = classifier_trainer(replace(recipe, classifier=long))
+    trainer = classifier_trainer(open_run(tmp_path, recipe=replace(recipe, classifier=long)))
     (tmp_path / "FINISH").touch()
     assert run_stage(trainer, RunFolder(tmp_path), threading.Event())
     assert trainer.index == TINY_STEPS.decay_steps
@@ -167,7 +163,7 @@ def test_finish_ends_a_long_run_after_one_decay(tmp_path: Path) -> None:
 def test_a_deadline_begins_the_decay(tmp_path: Path) -> None:
     recipe = tiny_recipe()
     long = replace(recipe.classifier, optimisation=replace(TINY_STEPS, steps=10_000))
-    trainer = classifier_trainer(replace(recipe, classifier=long))
+    trainer = classifier_trainer(open_run(tmp_path, recipe=replace(recipe, classifier=long)))
     clock = iter(range(100))
     assert run_stage(
         trainer, RunFolder(tmp_path), threading.Event(), deadline=4, now=lambda: next(clock)
@@ -179,7 +175,7 @@ def test_a_paused_run_waits_until_it_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "PAUSE").touch()
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
-    trainer = classifier_trainer(tiny_recipe())
+    trainer = classifier_trainer(open_run(tmp_path, recipe=tiny_recipe()))
     assert not run_stage(trainer, RunFolder(tmp_path), stop)
     assert trainer.index <= 1
 

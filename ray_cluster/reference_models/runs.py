@@ -1,0 +1,82 @@
+"""A training run: the recipe, the working folder, the model it builds on, and the device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.reference_models.recipe import Recipe
+from ray_cluster.reference_models.trainer import RunFolder
+
+_SETTINGS = "run.json"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every stage of a run is built from.
+
+    Attributes:
+        recipe: all numbers.
+        folder: checkpoints and logs.
+        base: a finished diffusers folder; what the run has not trained itself is taken from there.
+        device: where networks and pictures live. Random numbers are drawn on the CPU, so that they
+            are the same everywhere.
+    """
+
+    recipe: Recipe
+    folder: RunFolder
+    base: Path | None = None
+    device: torch.device = CPU
+
+    def draw_noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Standard normal noise of this shape, on the run's device."""
+        return torch.randn(tuple(shape), generator=generator).to(self.device)
+
+
+def open_run(
+    path: Path,
+    *,
+    recipe: Recipe | None = None,
+    seed: int | None = None,
+    base: Path | None = None,
+    device: torch.device = CPU,
+    checkpoint_seconds: float = 60.0,
+) -> Run:
+    """Begin a run in a folder, or go on with the one that is there.
+
+    Args:
+        path: working folder, made if absent.
+        recipe: all numbers; the committed recipe by default.
+        seed: instead of the recipe's.
+        base: a finished diffusers folder to build on.
+        device: where to train.
+        checkpoint_seconds: time between checkpoints.
+
+    Raises:
+        ConfigError: the folder's run has another seed or another base.
+    """
+    recipe = recipe or Recipe()
+    settings, kept = path / _SETTINGS, dict[str, object]()
+    if settings.is_file():
+        kept = json.loads(settings.read_text(encoding="utf-8"))
+    given = {"seed": seed, "base": None if base is None else str(base.resolve())}
+    for name, value in given.items():
+        if kept and value is not None and value != kept[name]:
+            raise ConfigError(
+                f"the run in {path} has {name} {kept[name]}, not {value}; leave --{name} out to go "
+                "on with it, or give a new run another folder with --out"
+            )
+    if not kept:
+        kept = {"seed": recipe.seed if seed is None else seed, "base": given["base"]}
+        path.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    chosen = None if kept["base"] is None else Path(str(kept["base"]))
+    folder = RunFolder(path, checkpoint_seconds)
+    return Run(replace(recipe, seed=int(str(kept["seed"]))), folder, chosen, device)

@@ -1,0 +1,226 @@
+"""The models that can be trained, each as a chain of stages.
+
+A stage builds on what earlier stages left in the run's folder or, where they have not been run, on
+the finished model that the run was told to begin from. Stages that don't need each other may run
+side by side, each in a process of its own.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from diffusers import UNet2DConditionModel
+from safetensors.torch import load_file, save_file
+from transformers import CLIPTextModel
+
+from ray_cluster.quality.training import classifier_trainer
+from ray_cluster.reference_models.codec import PatchBasis, codec_trainer, fit_basis
+from ray_cluster.reference_models.control import control_trainer
+from ray_cluster.reference_models.denoiser import build_denoiser, unet_trainer
+from ray_cluster.reference_models.lora import lora_trainer
+from ray_cluster.reference_models.recipe import CodecRecipe, ControlRecipe, LoraRecipe
+from ray_cluster.reference_models.runs import Run
+from ray_cluster.reference_models.scenes import STYLES
+from ray_cluster.reference_models.text_encoder import SceneReader, text_trainer
+from ray_cluster.reference_models.trainer import Trainer, run_stage, step_seed, stop_on_signals
+from ray_cluster.reference_models.transformer import transformer_trainer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: its name, which names its files, and how its trainer is built."""
+
+    name: str
+    build: Callable[[Run], Trainer]
+
+
+def find_stage(model: str, name: str) -> Stage:
+    """Return a model's stage of this name; KeyError if it has none."""
+    return {stage.name: stage for stage in MODEL_STAGES[model]}[name]
+
+
+def train(run: Run, stages: Sequence[Stage], *, minutes: float | None = None) -> bool:
+    """Train stages in their order, continuing whatever lies in the run's folder; one thread.
+
+    A file PAUSE in the folder makes the run wait, FINISH begins the final decay.
+
+    Args:
+        run: what to train in.
+        stages: of one model.
+        minutes: begin each remaining stage's final decay after this time.
+
+    Returns:
+        Whether all stages are finished; SIGTERM and SIGINT checkpoint and stop the run.
+
+    Raises:
+        FileNotFoundError: a stage lacks what an earlier one makes.
+    """
+    torch.set_num_threads(1)
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    with stop_on_signals() as stop:
+        for stage in stages:
+            if not run_stage(stage.build(run), run.folder, stop, deadline=deadline):
+                return False
+    return True
+
+
+def load_basis(run: Run, codec: CodecRecipe, file: str = "basis.safetensors") -> PatchBasis:
+    """Load the run's patch components, or compute and keep them."""
+    path = run.folder.path / file
+    if not path.is_file():
+        basis = fit_basis(run.recipe, codec)
+        run.folder.path.mkdir(parents=True, exist_ok=True)
+        save_file({"mean": basis.mean, "axes": basis.axes, "scale": basis.scale}, path)
+    tensors = load_file(path)
+    return PatchBasis(tensors["mean"], tensors["axes"], tensors["scale"], codec.patch)
+
+
+def trained_text_encoder(run: Run) -> CLIPTextModel:
+    """The run's text encoder or else its base's, frozen.
+
+    Raises:
+        FileNotFoundError: if its stage has not been run, and there is no base.
+    """
+    trainer = text_trainer(run)
+    if run.folder.restore(trainer):
+        assert isinstance(trainer.model, SceneReader)
+        encoder = trainer.model.encoder
+    elif run.base is not None:
+        encoder = CLIPTextModel.from_pretrained(run.base / "text_encoder", dtype=torch.float32)
+    else:
+        raise FileNotFoundError(
+            f"no text encoder in {run.folder.path}; train the stage 'text' first"
+        )
+    return encoder.to(run.device).requires_grad_(False).eval()
+
+
+def _text(run: Run) -> Trainer:
+    return text_trainer(run)
+
+
+def _codec(run: Run) -> Trainer:
+    options = run.recipe.codec
+    return codec_trainer("codec", run, options, load_basis(run, options))
+
+
+# the UNet's phases in their order, by stage
+_PHASES = {"denoiser": "first", "refinement": "second"}
+
+
+def _unet_stage(name: str, run: Run) -> Trainer:
+    """The stage of one of the UNet's phases; all but the first begin where the last one ended."""
+    earlier = list(_PHASES)[: list(_PHASES).index(name)]
+    encoder = trained_text_encoder(run)
+    if earlier:
+        unet = _finished_unet(earlier[-1], run)
+    else:
+        torch.manual_seed(step_seed(run.recipe.seed, name, -1))
+        unet = build_denoiser(
+            run.recipe.denoiser.size,
+            latent_channels=run.recipe.codec.latent_channels,
+            text_width=int(encoder.config.hidden_size),
+        )
+    phase = getattr(run.recipe.denoiser, _PHASES[name])
+    basis = load_basis(run, run.recipe.codec)
+    return unet_trainer(name, run, phase, unet=unet, basis=basis, encoder=encoder)
+
+
+def _finished_unet(stage: str, run: Run) -> UNet2DConditionModel:
+    """The UNet with averaged weights that a stage left, or else the base's.
+
+    Raises:
+        FileNotFoundError: if the stage has not been run to its end, and there is no base.
+    """
+    if run.folder.index(stage) or run.base is None:
+        trainer = _unet_stage(stage, run) if run.folder.index(stage) else None
+        if trainer is None or not run.folder.restore(trainer) or not trainer.is_finished:
+            raise FileNotFoundError(
+                f"no finished {stage} in {run.folder.path}; train the stage {stage!r} first"
+            )
+        trainer.use_average()
+        assert isinstance(trainer.model, UNet2DConditionModel)
+        return trainer.model
+    return base_unet(run)
+
+
+def _light(run: Run) -> Trainer:
+    encoder = trained_text_encoder(run)
+    torch.manual_seed(step_seed(run.recipe.seed, "light", -1))
+    unet = build_denoiser(
+        run.recipe.light.size,
+        latent_channels=run.recipe.codec.latent_channels,
+        text_width=int(encoder.config.hidden_size),
+    )
+    basis = load_basis(run, run.recipe.codec)
+    return unet_trainer(
+        "light", run, run.recipe.light.phase, unet=unet, basis=basis, encoder=encoder
+    )
+
+
+def _control(kind: Literal["edges", "layout"], run: Run) -> Trainer:
+    recipe: ControlRecipe = getattr(run.recipe, kind)
+    return control_trainer(
+        kind,
+        run,
+        recipe,
+        unet=base_unet(run),
+        basis=load_basis(run, run.recipe.codec),
+        encoder=trained_text_encoder(run),
+    )
+
+
+def _lora(style: str, run: Run) -> Trainer:
+    recipe: LoraRecipe = getattr(run.recipe, style)
+    return lora_trainer(
+        run,
+        recipe,
+        unet=base_unet(run),
+        basis=load_basis(run, run.recipe.codec),
+        encoder=trained_text_encoder(run),
+    )
+
+
+def base_unet(run: Run) -> UNet2DConditionModel:
+    """The UNet of the model that the run builds on.
+
+    Raises:
+        FileNotFoundError: it builds on none.
+    """
+    if run.base is None:
+        raise FileNotFoundError(f"the run in {run.folder.path} needs a finished UNet: give --base")
+    unet = UNet2DConditionModel.from_pretrained(run.base / "unet")
+    assert isinstance(unet, UNet2DConditionModel)
+    return unet
+
+
+def _codec16(run: Run) -> Trainer:
+    options = run.recipe.transformer.codec
+    return codec_trainer("codec16", run, options, load_basis(run, options, "basis16.safetensors"))
+
+
+def _transformer(run: Run) -> Trainer:
+    basis = load_basis(run, run.recipe.transformer.codec, "basis16.safetensors")
+    return transformer_trainer(run, basis, trained_text_encoder(run))
+
+
+# the stage of each ControlNet, which is the kind of its hints
+CONTROLS: dict[str, Literal["edges", "layout"]] = {
+    "shapes-sd-edges": "edges",
+    "shapes-sd-layout": "layout",
+}
+# what `models train NAME` trains, stage by stage
+MODEL_STAGES: dict[str, tuple[Stage, ...]] = {
+    "attribute-classifier": (Stage("classifier", classifier_trainer),),
+    "shapes-sd": (
+        Stage("text", _text),
+        Stage("codec", _codec),
+        *(Stage(name, partial(_unet_stage, name)) for name in _PHASES),
+    ),
+    "shapes-sd-light": (Stage("light", _light),),
+    **{name: (Stage(kind, partial(_control, kind)),) for name, kind in CONTROLS.items()},
+    **{style: (Stage(style, partial(_lora, style)),) for style in STYLES[1:]},
+    "shapes-sd3": (Stage("codec16", _codec16), Stage("transformer", _transformer)),
+}

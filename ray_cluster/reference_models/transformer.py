@@ -1,0 +1,157 @@
+"""The diffusion transformer: Stable Diffusion 3's class, trained by flow matching.
+
+Stable Diffusion 3's pipeline appends 256 zero vectors to a caption's encoding when there is no T5
+encoder. They carry no position, so in every layer they stay equal to each other: one of them, which
+attention counts 256 times, does the same at a fifth of the cost. Training uses that one.
+"""
+
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
+from torch import Tensor
+from transformers import CLIPTextModel, PreTrainedTokenizerFast
+
+from ray_cluster.reference_models.codec import PatchBasis
+from ray_cluster.reference_models.denoiser import draw_step, weighted_error
+from ray_cluster.reference_models.recipe import TransformerRecipe
+from ray_cluster.reference_models.runs import Run
+from ray_cluster.reference_models.tokenizer import build_tokenizer, tokenise
+from ray_cluster.reference_models.trainer import Trainer, step_seed
+
+DIFFUSION_STEPS = 1000
+# the pipeline's `max_sequence_length`
+ZERO_TOKENS = 256
+
+
+def build_flow_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """The noise schedule and default sampler: rectified flow, steps evenly spaced in noise."""
+    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=DIFFUSION_STEPS, shift=1.0)
+
+
+def build_transformer(
+    recipe: TransformerRecipe, *, latent_channels: int, text_width: int
+) -> SD3Transformer2DModel:
+    """Build the untrained transformer; both CLIP encoders of the pipeline are the same network."""
+    width = recipe.heads * recipe.head_width
+    return SD3Transformer2DModel(
+        sample_size=16,
+        patch_size=recipe.patch,
+        in_channels=latent_channels,
+        out_channels=latent_channels,
+        num_layers=recipe.layers,
+        attention_head_dim=recipe.head_width,
+        num_attention_heads=recipe.heads,
+        joint_attention_dim=2 * text_width,
+        caption_projection_dim=width,
+        pooled_projection_dim=2 * text_width,
+        pos_embed_max_size=recipe.largest_grid,
+        qk_norm="rms_norm",
+    )
+
+
+def encode_for_transformer(
+    encoder: CLIPTextModel, tokenizer: PreTrainedTokenizerFast, captions: tuple[str, ...]
+) -> tuple[Tensor, Tensor]:
+    """Encode captions as the pipeline does, with one zero vector for all.
+
+    Returns:
+        Encodings [B, 33, 2 * width] of the last layer but one, and pooled ones [B, 2 * width].
+    """
+    ids = tokenise(tokenizer, captions).to(encoder.device)
+    output = encoder(ids, output_hidden_states=True)
+    hidden, pooled = output.hidden_states[-2], output.pooler_output
+    twice = torch.cat([hidden, hidden], -1)
+    return torch.cat([twice, torch.zeros_like(twice[:, :1])], 1), torch.cat([pooled, pooled], -1)
+
+
+class CountedLastToken:
+    """Joint attention in which the caption's last token counts `count` times."""
+
+    def __init__(self, count: int = ZERO_TOKENS) -> None:
+        self.bias = math.log(count)
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from pictures' and captions' tokens, [B, N, C] and [B, M, C], to all of them."""
+        del attention_mask
+        queries = _heads(attn, attn.to_q(hidden_states), attn.norm_q)
+        keys = _heads(attn, attn.to_k(hidden_states), attn.norm_k)
+        values = _heads(attn, attn.to_v(hidden_states), None)
+        added_queries = _heads(attn, attn.add_q_proj(encoder_hidden_states), attn.norm_added_q)
+        added_keys = _heads(attn, attn.add_k_proj(encoder_hidden_states), attn.norm_added_k)
+        added_values = _heads(attn, attn.add_v_proj(encoder_hidden_states), None)
+        every_key = torch.cat([keys, added_keys], 2)
+        bias = torch.zeros(1, 1, 1, every_key.shape[2], device=keys.device, dtype=keys.dtype)
+        bias[..., -1] = self.bias
+        mixed = F.scaled_dot_product_attention(
+            torch.cat([queries, added_queries], 2),
+            every_key,
+            torch.cat([values, added_values], 2),
+            attn_mask=bias,
+        )
+        joined = mixed.transpose(1, 2).flatten(2)
+        pictures, captions = joined.split(
+            [hidden_states.shape[1], encoder_hidden_states.shape[1]], 1
+        )
+        if not attn.context_pre_only:
+            captions = attn.to_add_out(captions)
+        return attn.to_out[1](attn.to_out[0](pictures)), captions
+
+
+def draw_noise_levels(count: int, recipe: TransformerRecipe, generator: torch.Generator) -> Tensor:
+    """Draw noise levels [B] in 0..1: logit-normal ones, and a share from the noisy end only."""
+    noisy = torch.rand(count, generator=generator) < recipe.phase.noisy_share
+    anywhere = torch.sigmoid(recipe.level_spread * torch.randn(count, generator=generator))
+    least = recipe.phase.noisy_from / DIFFUSION_STEPS
+    late = least + (1 - least) * torch.rand(count, generator=generator)
+    return torch.where(noisy, late, anywhere)
+
+
+def transformer_trainer(run: Run, basis: PatchBasis, encoder: CLIPTextModel) -> Trainer:
+    """The stage that trains the transformer to predict noise minus picture."""
+    stage, recipe = "transformer", run.recipe.transformer
+    torch.manual_seed(step_seed(run.recipe.seed, stage, -1))
+    transformer = build_transformer(
+        recipe,
+        latent_channels=recipe.codec.latent_channels,
+        text_width=int(encoder.config.hidden_size),
+    )
+    transformer.to(run.device).train()
+    counted = CountedLastToken()
+    basis, tokenizer, phase = basis.to(run.device), build_tokenizer(), recipe.phase
+    for block in transformer.transformer_blocks:
+        cast(Any, block).attn.processor = counted
+
+    def loss(index: int) -> Tensor:
+        drawn = draw_step(stage, run, phase, index)
+        with torch.no_grad():
+            hidden, pooled = encode_for_transformer(encoder, tokenizer, drawn.captions)
+            clean = basis.encode(drawn.pictures.pixels)
+        noise = run.draw_noise(clean.shape, drawn.generator)
+        levels = draw_noise_levels(len(clean), recipe, drawn.generator)
+        share = levels.to(run.device)[:, None, None, None]
+        predicted: Tensor = transformer(
+            hidden_states=(1 - share) * clean + share * noise,
+            encoder_hidden_states=hidden,
+            pooled_projections=pooled,
+            timestep=levels.to(run.device) * DIFFUSION_STEPS,
+            return_dict=False,
+        )[0]
+        known = drawn.told | (levels * DIFFUSION_STEPS < phase.unstated_weight_until)
+        return weighted_error(predicted, noise - clean, drawn.pictures.placed, known, phase)
+
+    return Trainer(stage, transformer, loss, phase.optimisation)
+
+
+def _heads(attn: Any, projected: Tensor, norm: Any) -> Tensor:
+    """[B, N, C] to [B, heads, N, C / heads], normalised where the module says so."""
+    split = projected.unflatten(2, (attn.heads, -1)).transpose(1, 2)
+    return cast(Tensor, split if norm is None else norm(split))
