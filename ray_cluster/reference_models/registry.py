@@ -7,7 +7,7 @@ from pathlib import Path
 
 # what a pool can serve
 BUILTIN_MODELS = ("shapes-sd",)
-# what else there is, and what it is
+# what else may lie beside them, once it is trained, and what it is
 BUILTIN_PARTS = {
     "shapes-sd-light": "model",
     "shapes-sd3": "model, not served yet",

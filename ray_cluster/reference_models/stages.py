@@ -97,10 +97,6 @@ def trained_text_encoder(run: Run) -> CLIPTextModel:
     return encoder.to(run.device).requires_grad_(False).eval()
 
 
-def _text(run: Run) -> Trainer:
-    return text_trainer(run)
-
-
 def _codec(run: Run) -> Trainer:
     options = run.recipe.codec
     return codec_trainer("codec", run, options, load_basis(run, options))
@@ -134,16 +130,18 @@ def _finished_unet(stage: str, run: Run) -> UNet2DConditionModel:
     Raises:
         FileNotFoundError: if the stage has not been run to its end, and there is no base.
     """
-    if run.folder.index(stage) or run.base is None:
-        trainer = _unet_stage(stage, run) if run.folder.index(stage) else None
-        if trainer is None or not run.folder.restore(trainer) or not trainer.is_finished:
-            raise FileNotFoundError(
-                f"no finished {stage} in {run.folder.path}; train the stage {stage!r} first"
-            )
-        trainer.use_average()
-        assert isinstance(trainer.model, UNet2DConditionModel)
-        return trainer.model
-    return base_unet(run)
+    if run.folder.index(stage):
+        trainer = _unet_stage(stage, run)
+        run.folder.restore(trainer)
+        if trainer.is_finished:
+            trainer.use_average()
+            assert isinstance(trainer.model, UNet2DConditionModel)
+            return trainer.model
+    elif run.base is not None:
+        return base_unet(run)
+    raise FileNotFoundError(
+        f"no finished {stage} in {run.folder.path}; train the stage {stage!r} first"
+    )
 
 
 def _light(run: Run) -> Trainer:
@@ -215,7 +213,7 @@ CONTROLS: dict[str, Literal["edges", "layout"]] = {
 MODEL_STAGES: dict[str, tuple[Stage, ...]] = {
     "attribute-classifier": (Stage("classifier", classifier_trainer),),
     "shapes-sd": (
-        Stage("text", _text),
+        Stage("text", text_trainer),
         Stage("codec", _codec),
         *(Stage(name, partial(_unet_stage, name)) for name in _PHASES),
     ),

@@ -1,7 +1,8 @@
 """The reference suite: the fixed prompts, sizes, hints and edits that all models are judged on.
 
-The seed was fixed before any model was trained. Scenes are drawn uniformly over all attribute
-values, the held-out combinations included.
+The seed is that of the first evaluation of `shapes-sd`, and older than all other models; nothing
+was chosen by what it draws. Scenes are drawn uniformly over all attribute values, the held-out
+combinations included.
 """
 
 import random
@@ -31,8 +32,6 @@ from ray_cluster.reference_models.scenes import (
 )
 
 SUITE_SEED = 7001
-# (width, height); the first is the one that models draw by default
-SUITE_SIZES = ((64, 64), (96, 96), (128, 128), (96, 64), (64, 96), (128, 64), (64, 128))
 Kind = Literal["easy", "hard", "bare", "hinted", "edited"]
 _KINDS: tuple[Kind, ...] = ("easy", "hard", "bare", "hinted", "edited")
 _HARD_LAYOUTS = tuple(layout for layout in LAYOUTS if sum(map(len, layout)) >= 3)
@@ -87,7 +86,11 @@ def suite_prompts(kind: Kind, count: int, *, seed: int = SUITE_SEED) -> Sequence
     """The first prompts of a kind.
 
     Easy ones name one object with all its attributes, hard ones three or four by their relations,
-    bare ones the shape and colour of one object and nothing else. More prompts begin with fewer.
+    bare ones the shape and colour of one object and nothing else, hinted ones one to four objects.
+    More prompts begin with fewer.
+
+    Raises:
+        ValueError: the kind is that of edits.
     """
     rng = random.Random(f"{seed}/{kind}")
     return [SuitePrompt(kind, index, _draw(kind, rng)) for index in range(count)]
@@ -131,5 +134,7 @@ def _draw(kind: Kind, rng: random.Random) -> Scene:
             return sample_several(rng, _HARD_LAYOUTS)
         case "bare":
             return omit_all_details(sample_single(rng))
-        case "hinted" | "edited":
+        case "hinted":
             return sample_single(rng) if rng.random() < 0.5 else sample_several(rng)
+        case "edited":
+            raise ValueError("an edit starts from another scene: take `suite_edits`")
