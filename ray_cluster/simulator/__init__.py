@@ -1,0 +1,1 @@
+"""Asks on a virtual clock what a service would do: the production decisions, simulated machines."""

@@ -1,0 +1,167 @@
+"""Workloads in files: one request per line, as CSV with a header or as JSON lines.
+
+Columns are those of :class:`TraceRow`. ``arrival_s``, ``model``, ``width``, ``height`` and
+``steps`` must be there. In CSV an empty cell is as good as none, and several ControlNets or LoRAs
+stand in one cell with ``|`` between them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ray_cluster.config_problems import describe
+from ray_cluster.errors import ConfigError
+from ray_cluster.simulator.workload import Arrival
+
+_SEPARATOR = "|"
+
+
+def _split(value: Any) -> Any:
+    return tuple(filter(None, value.split(_SEPARATOR))) if isinstance(value, str) else value
+
+
+_Name = Annotated[str, Field(min_length=1, pattern=r"^[^|]*$")]
+Names = Annotated[tuple[_Name, ...], BeforeValidator(_split)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class TraceRow(BaseModel):
+    """One request of a trace."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arrival_s: _Finite = Field(ge=0, description="seconds from the trace's beginning")
+    model: str = Field(min_length=1)
+    width: int = Field(ge=8, le=16384, description="pixels")
+    height: int = Field(ge=8, le=16384, description="pixels")
+    steps: int = Field(ge=1, le=1000, description="denoising steps")
+    guidance: bool = Field(True, description="whether each step calls the model twice")
+    slo_s: _Finite | None = Field(None, gt=0, description="seconds to the deadline; none if absent")
+    slo_class: str = Field("default", min_length=1, description="under which it is counted")
+    priority: int = Field(0, ge=-100, le=100)
+    controlnets: Names = ()
+    loras: Names = ()
+    mask_ratio: _Finite | None = Field(None, ge=0, le=1, description="of an edit")
+    template: str | None = Field(None, min_length=1, description="of an edit: its image")
+
+    def arrival(self) -> Arrival:
+        """The same as a workload's request."""
+        return Arrival(
+            arrival_s=self.arrival_s,
+            model=self.model,
+            width_px=self.width,
+            height_px=self.height,
+            num_steps=self.steps,
+            uses_guidance=self.guidance,
+            slo_s=math.inf if self.slo_s is None else self.slo_s,
+            slo_class=self.slo_class,
+            priority=self.priority,
+            controlnets=self.controlnets,
+            loras=self.loras,
+            mask_ratio=self.mask_ratio,
+            template=self.template,
+        )
+
+    @classmethod
+    def of(cls, arrival: Arrival) -> TraceRow:
+        """The row that a workload's request is written as."""
+        return cls(
+            arrival_s=arrival.arrival_s,
+            model=arrival.model,
+            width=arrival.width_px,
+            height=arrival.height_px,
+            steps=arrival.num_steps,
+            guidance=arrival.uses_guidance,
+            slo_s=None if math.isinf(arrival.slo_s) else arrival.slo_s,
+            slo_class=arrival.slo_class,
+            priority=arrival.priority,
+            controlnets=arrival.controlnets,
+            loras=arrival.loras,
+            mask_ratio=arrival.mask_ratio,
+            template=arrival.template,
+        )
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """Read a trace, in the order of arrival.
+
+    Raises:
+        ConfigError: the file can't be read, or says something that is not allowed; the message has
+            the line, the column, what was given and what is allowed.
+    """
+    is_csv = _is_csv(path)
+    arrivals = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for line, fields in _csv_rows(file) if is_csv else _json_rows(file):
+                try:
+                    arrivals.append(TraceRow.model_validate(fields).arrival())
+                except ValidationError as error:
+                    problem = describe(error, TraceRow)
+                    raise ConfigError(f"{path}, line {line}: {problem}") from None
+    except (OSError, UnicodeDecodeError, csv.Error, _BadLine) as error:
+        raise ConfigError(f"cannot read the trace {path}: {error}") from None
+    if not arrivals:
+        raise ConfigError(f"the trace {path} has no requests; a line holds one each")
+    return sorted(arrivals, key=lambda one: one.arrival_s)
+
+
+def write_trace(path: Path, arrivals: Iterable[Arrival]) -> None:
+    """Write a workload so that `read_trace` gives it back.
+
+    Raises:
+        ConfigError: the file's name ends in neither .csv nor .jsonl.
+    """
+    is_csv = _is_csv(path)
+    rows = [TraceRow.of(one).model_dump(mode="json", exclude_defaults=True) for one in arrivals]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if not is_csv:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            return
+        used = [name for name in TraceRow.model_fields if any(name in row for row in rows)]
+        writer = csv.DictWriter(file, used)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+class _BadLine(Exception):
+    """A line that is not even a row."""
+
+
+def _is_csv(path: Path) -> bool:
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ConfigError(f"a trace's name ends in .csv or .jsonl; given {path.name!r}")
+    return path.suffix == ".csv"
+
+
+def _csv_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.DictReader(file)
+    for row in reader:
+        if None in row:
+            raise _BadLine(f"line {reader.line_num} has more cells than the header")
+        yield reader.line_num, {name: cell for name, cell in row.items() if cell not in ("", None)}
+
+
+def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise _BadLine(f"line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise _BadLine(f"line {number} is not an object but {line.strip()[:40]!r}")
+        yield number, row
+
+
+def _cell(value: Any) -> Any:
+    return _SEPARATOR.join(value) if isinstance(value, list) else value
