@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from ray_cluster.machine import cpu_model
+
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "diffusers", "transformers", "ray", "numpy", "httpx", "pillow")
 
@@ -18,7 +20,7 @@ _PACKAGES = ("torch", "diffusers", "transformers", "ray", "numpy", "httpx", "pil
 def describe_machine() -> dict[str, Any]:
     """Return processor, cores and memory."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
@@ -61,12 +63,3 @@ def _git(*arguments: str) -> str:
     except OSError:
         return ""
     return reply.stdout.strip() if reply.returncode == 0 else ""
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else platform.machine()

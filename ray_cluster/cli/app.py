@@ -12,6 +12,7 @@ from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
 from ray_cluster.cli.models import models
+from ray_cluster.cli.profile import profile
 from ray_cluster.cli.serve import serve
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command()(generate)
 app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.command()(doctor)
+app.command()(profile)
 
 
 @app.command()

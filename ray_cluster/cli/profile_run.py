@@ -1,0 +1,145 @@
+"""Loads a model in this process, measures it, and writes and shows its latency profile."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ray_cluster.cli.call_check import choose_pool
+from ray_cluster.cli.output import print_table, stderr, stdout
+from ray_cluster.cli.plans import profile_of
+from ray_cluster.config import PoolConfig, load_config
+from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.profiling import ProfilingPlan, describe_key, measure_rows
+from ray_cluster.engine.timing import SizePx
+from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.errors import ConfigError
+from ray_cluster.machine import cpu_model
+from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
+from ray_cluster.profiles.files import check_name, save_profile
+from ray_cluster.requests import ModelProfile
+
+_SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
+_MOST_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """What ``profile`` was asked for; sizes and batches as they were written."""
+
+    out: Path
+    model: str | None
+    config: Path | None
+    pool: str | None
+    sizes: str | None
+    batches: str
+    repeats: int
+
+
+def run_profile(options: ProfileOptions) -> None:
+    """Measure a model and write its profile.
+
+    Raises:
+        ConfigError: an option can't be used, or the model can't be loaded.
+        InvalidRequest: nothing serves such a model.
+    """
+    out = options.out
+    check_name(out)
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}")
+    batches = _numbers(options.batches)
+    pool = choose_pool(load_config(options.config), options.model, options.pool)
+    prepare_threads(pool.num_threads)
+    # what is wrong is said before the weights are loaded
+    sizes = _sizes(options.sizes, profile_of(pool))
+    profile = _measure(pool, ProfilingPlan(sizes, batches, options.repeats))
+    save_profile(out, profile)
+    print_table(stdout(), _table(profile))
+    stdout().print(f"written: {out}", markup=False)
+
+
+def _measure(pool: PoolConfig, plan: ProfilingPlan) -> LatencyProfile:
+    source = _source(pool)
+    console = stderr()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(f"loading {pool.model}", total=None)
+        started_s = time.monotonic()
+        model = load_model(pool)
+        load = LatencyRow(
+            OperationKey("load"), time.monotonic() - started_s, "measured", f"{source}; once"
+        )
+        rows = measure_rows(
+            model,
+            plan,
+            source=source,
+            clock=time.perf_counter,
+            report=lambda done, total, text: progress.update(
+                task, completed=done, total=total, description=text
+            ),
+        )
+    return LatencyProfile("here", pool.model_name, _device(pool), (*rows, load))
+
+
+def _device(pool: PoolConfig) -> str:
+    return cpu_model() if pool.device == "cpu" else torch.cuda.get_device_name()
+
+
+def _source(pool: PoolConfig) -> str:
+    threads = f"{pool.num_threads} thread(s), " if pool.device == "cpu" else ""
+    software = ", ".join(f"{name} {version(name)}" for name in ("ray-cluster", "torch"))
+    return f"{_device(pool)}, {threads}{pool.dtype}; {software}; {datetime.now(UTC):%Y-%m-%d}"
+
+
+def _sizes(text: str | None, known: ModelProfile) -> tuple[SizePx, ...]:
+    """The sizes that an option names, checked against what the model accepts."""
+    if text is None:
+        return ((known.default_width_px, known.default_height_px),)
+    sizes = []
+    for part in text.split(","):
+        match = _SIZE.fullmatch(part.strip())
+        sides = tuple(int(side) for side in match.groups()) if match else ()
+        if len(sides) != 2 or not all(
+            known.min_px <= side <= known.max_px and side % known.size_multiple_px == 0
+            for side in sides
+        ):
+            raise ConfigError(
+                f"--sizes {text}: {part.strip()!r} is none; write WIDTHxHEIGHT, sides of this "
+                f"model are multiples of {known.size_multiple_px} from {known.min_px} to "
+                f"{known.max_px}"
+            )
+        sizes.append((sides[0], sides[1]))
+    return tuple(dict.fromkeys(sizes))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= _MOST_BATCH for part in parts):
+        raise ConfigError(
+            f"--batches {text}: write whole numbers from 1 to {_MOST_BATCH} with commas between"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _table(profile: LatencyProfile) -> Table:
+    table = Table("operation", "ms", "CV, %", "ms an image", title=f"{profile.model}, measured")
+    for row in profile.rows:
+        table.add_row(describe_key(row.key), *_figures(row))
+    return table
+
+
+def _figures(row: LatencyRow) -> Sequence[str]:
+    milliseconds = 1e3 * row.seconds
+    spread = f"{100 * row.cv:.1f}" if row.cv else "-"
+    return (f"{milliseconds:.2f}", spread, f"{milliseconds / row.key.batch:.2f}")

@@ -1,0 +1,98 @@
+"""Measures the latency profile of a loaded model, over sizes and batches."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.timing import OperationTimer, SizePx
+from ray_cluster.policies.latency import LatencyRow, OperationKey
+
+_GUIDED = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingPlan:
+    """What is measured.
+
+    Attributes:
+        sizes: of images, width and height in pixels.
+        batches: images in a batch; those that do not fit into memory are left out.
+        repeats: how often each operation is counted.
+        guidance: without guidance, with it, or both.
+    """
+
+    sizes: tuple[SizePx, ...]
+    batches: tuple[int, ...]
+    repeats: int = 10
+    guidance: tuple[bool, ...] = (False, True)
+
+
+def measure_rows(
+    model: LoadedModel,
+    plan: ProfilingPlan,
+    *,
+    source: str,
+    clock: Callable[[], float],
+    report: Callable[[int, int, str], None],
+) -> tuple[LatencyRow, ...]:
+    """Measure a model in this thread.
+
+    Args:
+        model: loaded.
+        plan: what to measure.
+        source: machine, date and commit, for the rows.
+        clock: monotonic seconds.
+        report: told how many rows are measured, of how many, and which one is next.
+    """
+    timer = OperationTimer(model, clock, plan.repeats)
+    keys, rows = planned_keys(model, plan), list[LatencyRow]()
+    for index, key in enumerate(keys):
+        report(index, len(keys), describe_key(key))
+        times_s = _times_s(timer, key)
+        mean_s = statistics.fmean(times_s)
+        cv = statistics.stdev(times_s) / mean_s if len(times_s) > 1 else 0.0
+        rows.append(LatencyRow(key, mean_s, "measured", source, cv))
+    report(len(keys), len(keys), "done")
+    return tuple(rows)
+
+
+def planned_keys(model: LoadedModel, plan: ProfilingPlan) -> list[OperationKey]:
+    """Return the operations that a plan has measured: those that fit into memory."""
+    sized = [
+        (size, batch)
+        for size in plan.sizes
+        for batch in plan.batches
+        if batch <= model.max_batch_by_size[size]
+    ]
+    encodes = [
+        OperationKey("encode", batch=batch, uses_guidance=guided)
+        for guided in plan.guidance
+        for batch in plan.batches
+    ]
+    steps = [
+        OperationKey("step", *size, batch=batch, uses_guidance=guided)
+        for guided in plan.guidance
+        for size, batch in sized
+    ]
+    return [*encodes, *steps, *(OperationKey("decode", *size, batch=n) for size, n in sized)]
+
+
+def describe_key(key: OperationKey) -> str:
+    """Return an operation in words."""
+    size = f" {key.width_px}x{key.height_px}" if key.width_px else ""
+    guided = ", guidance" if key.uses_guidance else ""
+    return f"{key.operation}{size}, batch {key.batch}{guided}"
+
+
+def _times_s(timer: OperationTimer, key: OperationKey) -> list[float]:
+    size, scale = (key.width_px, key.height_px), _GUIDED if key.uses_guidance else 1.0
+    match key.operation:
+        case "encode":
+            return timer.encodes_s(key.batch, guidance_scale=scale)
+        case "decode":
+            return timer.decodes_s(size, key.batch)
+        case _:
+            return timer.steps_s([size] * key.batch, guidance_scale=scale)

@@ -1,0 +1,1 @@
+"""Latency profiles: tables in files, with where each figure comes from."""
