@@ -13,7 +13,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ray_cluster.policies.cost_model import alone_s, batch_s, decodes_s, row_megapixels, step_s
+from ray_cluster.policies.cost_model import (
+    StepWork,
+    alone_s,
+    batch_s,
+    decodes_s,
+    row_megapixels,
+    step_s,
+)
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 
@@ -116,6 +123,13 @@ def _work_s(cost: StepCost, requests: Sequence[RequestView]) -> float:
     pixels = [one.width_px * one.height_px * (1 + one.uses_guidance) for one in requests]
     pixel_steps = sum(a * b for a, b in zip(steps, pixels, strict=True))
     steps_s = cost.fixed_s * sum(steps) + cost.per_megapixel_s * pixel_steps / 1e6
+    if cost.per_squared_megapixel_s:
+        squares = [
+            one.width_px * one.height_px / 1e12 * p for one, p in zip(requests, pixels, strict=True)
+        ]
+        steps_s += cost.per_squared_megapixel_s * sum(
+            a * b for a, b in zip(steps, squares, strict=True)
+        )
     if cost.decode_per_megapixel_s == 0:
         return steps_s
     return steps_s + sum(decodes_s(cost, one) for one in requests)
@@ -154,7 +168,11 @@ def _departures_s(model: str, queue: QueueView) -> list[float]:
     outstanding = outstanding[: len(waiting)]
     drained_s = accumulate(alone_s(pool, request) for request in outstanding)
     # the pool's fluid may be fast, but no request leaves before its own last step in a full batch
-    fastest = min(replicas, key=lambda r: step_s(r.step_cost, float(r.max_batch)))
+    # over batches of a megapixel each
+    fastest = min(
+        replicas,
+        key=lambda r: step_s(r.step_cost, StepWork(float(r.max_batch), float(r.max_batch))),
+    )
     completions_s = [
         max(fluid_s, batch_s(fastest.step_cost, request, fastest.max_batch))
         for fluid_s, request in zip(drained_s, outstanding, strict=True)
@@ -173,6 +191,9 @@ def pooled_cost(replicas: Sequence[ReplicaView]) -> StepCost:
     return StepCost(
         fixed_s=_parallel([one.step_cost.fixed_s / one.max_batch for one in replicas]),
         per_megapixel_s=_parallel([one.step_cost.per_megapixel_s for one in replicas]),
+        per_squared_megapixel_s=_parallel(
+            [one.step_cost.per_squared_megapixel_s for one in replicas]
+        ),
         decode_per_megapixel_s=_parallel(
             [one.step_cost.decode_per_megapixel_s for one in replicas]
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ray_cluster.policies.previews import previews_left
@@ -14,14 +15,50 @@ MAX_SURPRISE = 4.0
 RESIDUAL_WINDOW = 16
 
 
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one denoising step of a batch computes.
+
+    Attributes:
+        megapixels: image pixels of all model rows, in millions.
+        squared_megapixels: sum of the squares of each model row's megapixels.
+        num_sizes: different image sizes.
+    """
+
+    megapixels: float
+    squared_megapixels: float
+    num_sizes: int = 1
+
+
+def work_of(requests: Iterable[RequestView]) -> StepWork:
+    """Return the work of one step of these requests together."""
+    megapixels = squared = 0.0
+    sizes: set[tuple[int, int]] = set()
+    for request in requests:
+        megapixels += row_megapixels(request)
+        squared += row_squared_megapixels(request)
+        sizes.add(request.size_px)
+    return StepWork(megapixels, squared, len(sizes))
+
+
 def row_megapixels(request: RequestView) -> float:
     """Return the megapixels that one step of the request puts through the model."""
     return request.width_px * request.height_px * request.rows_per_step / 1e6
 
 
-def step_s(cost: StepCost, rows_megapixels: float) -> float:
-    """Return the seconds of one denoising step over rows of that many megapixels in total."""
-    return cost.fixed_s + cost.per_megapixel_s * rows_megapixels
+def row_squared_megapixels(request: RequestView) -> float:
+    """Return the sum of squared megapixels over the request's model rows."""
+    return (request.width_px * request.height_px / 1e6) ** 2 * request.rows_per_step
+
+
+def step_s(cost: StepCost, work: StepWork) -> float:
+    """Return the seconds of one denoising step."""
+    return (
+        cost.fixed_s
+        + cost.per_megapixel_s * work.megapixels
+        + cost.per_squared_megapixel_s * work.squared_megapixels
+        + cost.per_further_size_s * max(0, work.num_sizes - 1)
+    )
 
 
 def num_decodes(request: RequestView) -> int:
@@ -39,8 +76,10 @@ def decodes_s(cost: StepCost, request: RequestView) -> float:
 
 def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:
     """Return the seconds until the request is done in a batch of that many of its like."""
-    denoise_s = request.remaining_steps * step_s(cost, row_megapixels(request) * num_in_batch)
-    return denoise_s + decodes_s(cost, request)
+    work = StepWork(
+        row_megapixels(request) * num_in_batch, row_squared_megapixels(request) * num_in_batch
+    )
+    return request.remaining_steps * step_s(cost, work) + decodes_s(cost, request)
 
 
 def alone_s(cost: StepCost, request: RequestView) -> float:
@@ -102,9 +141,12 @@ def observe(residual: CostResidual, *, predicted_s: float, observed_s: float) ->
 
 
 def corrected(cost: StepCost, residual: CostResidual) -> StepCost:
-    """Return the cost with the residual's factor applied to both terms of a step."""
+    """Return the cost with the residual's factor applied to all terms of a step."""
+    factor = residual.factor
     return replace(
         cost,
-        fixed_s=cost.fixed_s * residual.factor,
-        per_megapixel_s=cost.per_megapixel_s * residual.factor,
+        fixed_s=cost.fixed_s * factor,
+        per_megapixel_s=cost.per_megapixel_s * factor,
+        per_squared_megapixel_s=cost.per_squared_megapixel_s * factor,
+        per_further_size_s=cost.per_further_size_s * factor,
     )

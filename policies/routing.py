@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.cost_model import num_decodes, row_megapixels
+from ray_cluster.policies.cost_model import num_decodes, row_megapixels, row_squared_megapixels
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 
@@ -55,6 +55,7 @@ def works_of(
     """
     pixels = np.array([one.width_px * one.height_px / 1e6 for one in queue])
     step_pixels = np.array([one.remaining_steps * row_megapixels(one) for one in queue])
+    step_squares = np.array([one.remaining_steps * row_squared_megapixels(one) for one in queue])
     decode_pixels = pixels * np.array([num_decodes(one) for one in queue])
     steps = np.array([one.remaining_steps for one in queue], dtype=float)
     costs = [one.step_cost for one in replicas]
@@ -64,6 +65,7 @@ def works_of(
     return (
         np.outer(steps, fixed_s)
         + np.outer(step_pixels, [cost.per_megapixel_s for cost in costs])
+        + np.outer(step_squares, [cost.per_squared_megapixel_s for cost in costs])
         + np.outer(decode_pixels, [cost.decode_per_megapixel_s for cost in costs])
     )
 

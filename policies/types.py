@@ -58,14 +58,16 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Linear cost of one denoising step of a batch: ``fixed_s + per_megapixel_s * megapixels``.
+    """What one denoising step of a batch costs, linear in what it computes.
 
-    ``megapixels`` counts every model row, so a request with guidance counts twice. Beside steps a
-    replica decodes: each image at its end, and each preview.
+    Every model row counts, so a request with guidance counts twice. Beside steps a replica decodes:
+    each image at its end, and each preview.
 
     Attributes:
         fixed_s: seconds a step costs whatever is in it.
         per_megapixel_s: seconds per million image pixels of one model row.
+        per_squared_megapixel_s: seconds per square of one model row's megapixels (self-attention).
+        per_further_size_s: seconds for every image size in the batch but the first.
         decode_per_megapixel_s: seconds of decoding per million image pixels.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
     """
@@ -73,6 +75,8 @@ class StepCost:
     fixed_s: float
     per_megapixel_s: float
     decode_per_megapixel_s: float = 0.0
+    per_squared_megapixel_s: float = 0.0
+    per_further_size_s: float = 0.0
     source: Literal["measured", "modelled"] = "measured"
 
 

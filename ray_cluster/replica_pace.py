@@ -29,7 +29,7 @@ class ReplicaPace:
 
     def stepped(self, report: StepReport) -> None:
         """Take a step in; called in the step thread."""
-        predicted_s = step_s(self._measured, report.megapixels)
+        predicted_s = step_s(self._measured, report.work)
         self._residual = observe(
             self._residual, predicted_s=predicted_s, observed_s=report.duration_s
         )

@@ -17,9 +17,12 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.kernels.sampler_update.reference import NUM_COEFFICIENTS, sampler_update
+from ray_cluster.policies.cost_model import StepWork, work_of
 from ray_cluster.policies.types import BatchDecision, RowView
 
 logger = logging.getLogger(__name__)
+
+_NO_WORK = StepWork(0.0, 0.0, 0)
 
 SizePx = tuple[int, int]
 BatchPolicy = Callable[[Sequence[RowView], float], BatchDecision]
@@ -68,7 +71,7 @@ class StepReport:
         failed: rows that failed; the engine no longer holds these either.
         previews: of those that took a step after which their request wants one.
         duration_s: seconds the step took.
-        megapixels: image pixels of all model rows in the batch, in millions.
+        work: what the model computed.
     """
 
     stepped: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ class StepReport:
     failed: tuple[FailedRow, ...] = ()
     previews: tuple[PreviewLatents, ...] = ()
     duration_s: float = 0.0
-    megapixels: float = 0.0
+    work: StepWork = _NO_WORK
 
 
 class StepEngine:
@@ -153,13 +156,15 @@ class StepEngine:
     def step(self) -> StepReport:
         """Take one decision and one denoising step of the rows it chose."""
         started_s = self._clock()
-        decision = self._policy(self._views(), started_s)
+        views = self._views()
+        decision = self._policy(views, started_s)
         rows = [self._rows[request_id] for request_id in decision.request_ids]
         if not rows:
             return StepReport()
         self._num_steps += 1
         for row in rows:
             self._last_step_by_id[row.request.request_id] = self._num_steps
+        chosen = set(decision.request_ids)
         failed = self._advance(rows)
         finished = [row for row in rows if self.is_done(row)]
         for row in (*finished, *(failure.state for failure in failed)):
@@ -174,7 +179,7 @@ class StepEngine:
                 if row.is_preview_due and self.holds(row)
             ),
             duration_s=self._clock() - started_s,
-            megapixels=sum(_megapixels(row) for row in rows),
+            work=work_of(view.request for view in views if view.request.request_id in chosen),
         )
 
     def _views(self) -> list[RowView]:
@@ -278,8 +283,3 @@ def _noise(rows: Sequence[RequestState], tables: Sequence[SamplerTable]) -> Tens
         if draws[index]:
             noise[index] = torch.randn((1, *row.latents.shape), generator=row.generator)[0]
     return noise.to(rows[0].latents.device)
-
-
-def _megapixels(row: RequestState) -> float:
-    rows = 2 if row.request.uses_guidance else 1
-    return rows * row.request.width_px * row.request.height_px / 1e6

@@ -14,7 +14,7 @@ from ray_cluster.policies.admission import (
     pooled_cost,
     predict_s,
 )
-from ray_cluster.policies.cost_model import alone_s, batch_s, share_s, step_s
+from ray_cluster.policies.cost_model import StepWork, alone_s, batch_s, share_s, step_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
@@ -151,7 +151,7 @@ def test_the_wait_is_monotone_in_what_must_leave(
 @given(
     st.lists(
         st.tuples(
-            st.builds(StepCost, st.floats(0.01, 1), st.floats(0.1, 9), st.floats(0.1, 9)),
+            st.builds(StepCost, *[st.floats(0.01, 1), *[st.floats(0.1, 9)] * 3]),
             st.integers(1, 8),
         ),
         min_size=1,
@@ -171,6 +171,19 @@ def test_the_pooled_cost_is_at_most_optimistic_and_exact_for_equal_replicas(
     assert alone_s(pooled_cost(replicas), request) <= true_s * (1 + 1e-9)
     alike = [replicas[0]] * 3
     assert alone_s(pooled_cost(alike), request) == pytest.approx(shares_s[0] / 3)
+
+
+@given(st.integers(1, 9), st.sampled_from([64, 500, 2000]), st.booleans())
+def test_what_waits_ahead_counts_with_all_its_terms(
+    num_ahead: int, side: int, uses_guidance: bool
+) -> None:
+    cost = StepCost(0.1, 1.0, 0.5, per_squared_megapixel_s=3.0)
+    changes = {"width_px": side, "height_px": side, "uses_guidance": uses_guidance}
+    ahead = [request_view(f"{i:02}", **changes) for i in range(num_ahead)]
+    last = request_view("99", **changes)
+    replica = replica_view(step_cost=cost, max_batch=1)
+    predicted_s = predict_s([last], QueueView(ahead, [], [replica], 100))
+    assert predicted_s == pytest.approx((num_ahead + 1) * alone_s(cost, last))
 
 
 @settings(max_examples=200)
@@ -214,7 +227,9 @@ def replay(requests: list[RequestView], num_replicas: int, max_batch: int) -> fl
         if batch:
             for row in batch:
                 row[1] = int(row[1]) - 1
-            heapq.heappush(boundaries, (now_s + step_s(STEP_COST, len(batch)), index))
+            heapq.heappush(
+                boundaries, (now_s + step_s(STEP_COST, StepWork(len(batch), len(batch))), index)
+            )
 
 
 def test_a_client_waits_until_enough_of_its_own_have_ended() -> None:

@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from ray_cluster.policies.cost_model import (
     MAX_SURPRISE,
     CostResidual,
+    StepWork,
     alone_s,
     batch_s,
     corrected,
     observe,
     share_s,
     step_s,
+    work_of,
 )
 from ray_cluster.policies.types import StepCost
 from tests.fakes import STEP_COST, request_view
@@ -20,8 +22,27 @@ from tests.fakes import STEP_COST, request_view
 durations = st.floats(1e-4, 1e4)
 
 
-def test_a_step_costs_a_fixed_part_and_a_part_per_megapixel() -> None:
-    assert step_s(StepCost(0.5, 2.0), 3.0) == pytest.approx(6.5)
+def test_a_step_costs_a_fixed_part_and_a_part_for_all_that_it_computes() -> None:
+    cost = StepCost(0.5, 2.0, per_squared_megapixel_s=10.0, per_further_size_s=100.0)
+    assert step_s(cost, StepWork(3.0, 0.0)) == pytest.approx(6.5)
+    assert step_s(cost, StepWork(3.0, 4.0, num_sizes=3)) == pytest.approx(246.5)
+    assert step_s(cost, StepWork(0.0, 0.0, num_sizes=0)) == pytest.approx(0.5)
+
+
+def test_the_work_of_a_batch_counts_model_rows_and_sizes() -> None:
+    large = request_view(width_px=2000, height_px=1000, uses_guidance=True)
+    work = work_of([large, request_view(), request_view(width_px=500)])
+    assert work.megapixels == pytest.approx(4 + 1 + 0.5)
+    assert work.squared_megapixels == pytest.approx(8 + 1 + 0.25)
+    assert work.num_sizes == 3
+    assert work_of([]) == StepWork(0.0, 0.0, 0)
+
+
+def test_a_request_alone_takes_its_steps_of_that_work() -> None:
+    cost = StepCost(0.1, 1.0, per_squared_megapixel_s=3.0)
+    request = request_view(width_px=500, uses_guidance=True)
+    assert alone_s(cost, request) == pytest.approx(10 * step_s(cost, work_of([request])))
+    assert batch_s(cost, request, 4) == pytest.approx(10 * step_s(cost, work_of([request] * 4)))
 
 
 def test_guidance_doubles_the_megapixels_but_not_the_fixed_part() -> None:
@@ -55,6 +76,9 @@ def test_a_constant_error_is_learnt_exactly(factor: float, num_observations: int
     assert residual.factor == pytest.approx(factor)
     assert corrected(STEP_COST, residual).fixed_s == pytest.approx(0.1 * factor)
     assert corrected(STEP_COST, residual).per_megapixel_s == pytest.approx(1.0 * factor)
+    cost = StepCost(0.5, 2.0, per_squared_megapixel_s=10.0, per_further_size_s=100.0)
+    work = StepWork(1.5, 0.5, 2)
+    assert step_s(corrected(cost, residual), work) == pytest.approx(factor * step_s(cost, work))
 
 
 def test_a_new_speed_is_learnt_within_a_few_windows() -> None:

@@ -93,7 +93,9 @@ def test_requests_without_any_work_left_are_taken_too() -> None:
 
 
 terms_s = st.sampled_from([0.0, 0.001, 0.1, 3.0])
-costs = st.builds(StepCost, terms_s, terms_s, terms_s)
+costs = st.builds(
+    StepCost, terms_s, terms_s, terms_s, per_squared_megapixel_s=terms_s, per_further_size_s=terms_s
+)
 replica_lists = st.lists(
     st.builds(
         lambda cost, batch, leased, free, work: replica_view(

@@ -1,0 +1,71 @@
+"""A step's cost is found again from figures that follow it, and says how far it is from others."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_cluster.policies.cost_fit import fit_step_cost, row_work
+from ray_cluster.policies.cost_model import step_s
+from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
+from ray_cluster.policies.types import StepCost
+from ray_cluster.profiles.files import load_profile
+
+KEYS = [
+    OperationKey("step", side, side, batch=batch, uses_guidance=guided)
+    for side in (256, 512, 1024)
+    for batch in (1, 2, 8)
+    for guided in (False, True)
+]
+
+
+def table(cost: StepCost, *more: LatencyRow) -> LatencyProfile:
+    rows = [LatencyRow(key, 1.0, "measured", "made up here") for key in KEYS]
+    steps = [replace(row, seconds=step_s(cost, row_work(row))) for row in rows]
+    return LatencyProfile("made", "m", "d", (*steps, *more))
+
+
+@given(st.floats(1e-3, 1), st.floats(1e-3, 1), st.one_of(st.just(0.0), st.floats(1e-3, 1)))
+def test_a_cost_is_found_again(fixed_s: float, linear_s: float, squared_s: float) -> None:
+    cost = StepCost(fixed_s, linear_s, per_squared_megapixel_s=squared_s)
+    fitted = fit_step_cost(table(cost))
+    assert fitted.error.num_rows == len(KEYS)
+    assert fitted.error.worst < 1e-6
+    assert fitted.cost.fixed_s == pytest.approx(fixed_s, rel=1e-4)
+    assert fitted.cost.per_megapixel_s == pytest.approx(linear_s, rel=1e-3, abs=1e-6)
+    assert fitted.cost.per_squared_megapixel_s == pytest.approx(squared_s, rel=1e-3, abs=1e-6)
+    assert fitted.cost.source == "measured"
+
+
+def test_decoding_and_other_devices_are_kept_apart() -> None:
+    cost = StepCost(0.1, 0.2)
+    source = ("measured", "made up here")
+    plain = fit_step_cost(table(cost)).cost
+    more = (
+        LatencyRow(OperationKey("step", 512, 512, sp_degree=4), 1e-3, *source),
+        LatencyRow(OperationKey("decode", 1000, 500, batch=2), 0.3, *source),
+    )
+    fitted = fit_step_cost(table(cost, *more))
+    assert replace(fitted.cost, decode_per_megapixel_s=0.0) == plain
+    assert fitted.cost.decode_per_megapixel_s == pytest.approx(0.3)
+
+
+def test_the_error_is_that_of_the_figures() -> None:
+    profile = table(StepCost(0.1, 0.2))
+    odd = replace(profile.rows[0], seconds=profile.rows[0].seconds * 1.5)
+    error = fit_step_cost(replace(profile, rows=(odd, *profile.rows[1:]))).error
+    assert 0.2 < error.worst < 0.5
+    assert 0 < error.mean < error.worst
+
+
+@pytest.mark.parametrize("name", ["sdxl-h100", "sd3-h100"])
+def test_the_packages_tables_are_told_to_a_thousandth(name: str) -> None:
+    fitted = fit_step_cost(load_profile(name))
+    assert fitted.error.worst < 1e-3
+    assert fitted.cost.source == "modelled"
+
+
+def test_a_table_without_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="flux-h100-a has no steps"):
+        fit_step_cost(load_profile("flux-h100-a"))
