@@ -1,47 +1,65 @@
 """Whether a group of requests is let into the queue, and when it will be done.
 
-The prediction is fluid: all replicas of a model together are one server that works off
-outstanding replica seconds, as if every batch were full. On top comes the time that the request
-itself spends in its batch. It is exact for a busy pool of equal replicas and long queues, and
-errs on the late side when the pool is nearly idle.
+The prediction is fluid: all replicas of a model together are one server, with as many slots as its
+replicas step requests at once. Requests leave it at the pace of full batches; who finds no slot
+free waits for as many departures as it takes, and then spends the time of a full batch. Exact for
+equal replicas and equal requests in the middle of a long queue.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import islice, repeat
+from operator import add
+from typing import Protocol
 
-from ray_cluster.policies.cost_model import (
-    StepWork,
-    alone_s,
-    batch_s,
-    decodes_s,
-    row_megapixels,
-    step_s,
-)
+from ray_cluster.policies.load import Load, load_of, load_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.policies.pool import PoolView
+from ray_cluster.policies.types import Offer, RequestView
 
 
-@dataclass(frozen=True, slots=True)
-class QueueView:
+class QueueView(Protocol):
     """What admission may know of the cell.
 
-    Attributes:
-        waiting: waiting requests of all models, in any order.
-        in_progress: leased requests of all models, with the steps they have done.
-        replicas: live replicas of all models; for a model without one, the last that there was.
-        max_waiting: most requests that may wait, over all models.
-        configured: models that may still come up.
+    A look at sums that the owner of the queue keeps, and no copy: a decision may not take as long
+    as the queue is.
     """
 
-    waiting: Sequence[RequestView]
-    in_progress: Sequence[RequestView]
-    replicas: Sequence[ReplicaView]
-    max_waiting: int
-    configured: Collection[str] = ()
+    @property
+    def max_waiting(self) -> int:
+        """Most requests that may wait, over all models."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, of all models."""
+
+    @property
+    def configured(self) -> Collection[str]:
+        """Models that may still come up."""
+
+    @property
+    def waiting_models(self) -> Sequence[str]:
+        """Models of which requests wait."""
+
+    def pool(self, model: str) -> PoolView | None:
+        """The model's live replicas, or the last that there was; None if there never was one."""
+
+    def num_free(self, model: str) -> int:
+        """Requests that the model's live replicas have room for."""
+
+    def waiting(self, model: str) -> Load:
+        """What waits of a model."""
+
+    def ahead_of(self, request: RequestView) -> Load:
+        """What is in progress of the request's model, and what waits before it, without itself."""
+
+    def is_waiting(self, request: RequestView) -> bool:
+        """Whether the request waits, and is not in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +89,7 @@ def admit(
     if not group:
         return Offer(accepted=True)
     model = group[0].model
-    if not any(replica.model == model for replica in queue.replicas):
+    if queue.pool(model) is None:
         known = model in queue.configured
         return Offer(accepted=False, reason="model_not_ready" if known else "unknown_model")
     if len(group) > queue.max_waiting:
@@ -86,7 +104,7 @@ def admit(
                 retry_after_s=wait_s,
                 limit=client.max_in_flight,
             )
-    num_too_many = len(queue.waiting) + len(group) - queue.max_waiting
+    num_too_many = queue.num_waiting + len(group) - queue.max_waiting
     if num_too_many > 0:
         wait_s = drain_s(num_too_many, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
@@ -97,112 +115,78 @@ def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
     """Return the seconds until the last of the group, all of one model, is done.
 
     Ahead of it is what is in progress and what waits before it in the queue's order.
+
+    Raises:
+        ValueError: the model never had a replica.
     """
     last = max(group, key=queue_key)
-    model, last_key = last.model, queue_key(last)
-    replicas = [replica for replica in queue.replicas if replica.model == model]
-    ahead = [one for one in queue.in_progress if one.model == model and one is not last]
-    ahead += [one for one in queue.waiting if one.model == model and queue_key(one) < last_key]
-    ahead += [one for one in group if one is not last]
-    num_each = math.ceil((len(ahead) + 1) / len(replicas))
+    pool = queue.pool(last.model)
+    if pool is None:
+        raise ValueError(f"there is no replica of {last.model} to predict from")
+    others = [load_of(one) for one in group if one is not last]
+    ahead = reduce(add, others, queue.ahead_of(last))
     # equal requests take equally long: a group is mostly of one kind
     kinds = {
-        (one.remaining_steps, row_megapixels(one), one.num_previews): one for one in group
-    }.values()
-    own_s = max(
-        batch_s(replica.step_cost, request, min(replica.max_batch, num_each))
-        for replica in replicas
-        for request in kinds
+        (one.remaining_steps, one.size_px, one.rows_per_step, one.num_previews): one
+        for one in group
+    }
+    own_s = max(_in_company_s(load_of(one), ahead, pool) for one in kinds.values())
+    return _wait_for_slot_s(ahead, pool) + own_s
+
+
+def _wait_for_slot_s(ahead: Load, pool: PoolView) -> float:
+    """Return the seconds until so many have left that one more finds a slot."""
+    num_departures = ahead.num_requests - pool.num_slots + 1
+    if num_departures <= 0:
+        return 0.0
+    return num_departures * load_s(pool.shared_cost, ahead) / ahead.num_requests
+
+
+def _in_company_s(own: Load, ahead: Load, pool: PoolView) -> float:
+    """Return the seconds from a request's first step to its end, on the slowest replica.
+
+    Its batch holds its part of what is ahead of it, or, if more is ahead than there are slots, as
+    many of its like as there may be.
+    """
+    num_peers = min(pool.max_batch, math.ceil((ahead.num_requests + 1) / pool.num_replicas)) - 1
+    together = replace(
+        own,
+        step_pixels=own.step_pixels
+        + min(num_peers * own.step_pixels, ahead.step_pixels // pool.num_replicas),
+        step_squares=own.step_squares
+        + min(num_peers * own.step_squares, ahead.step_squares // pool.num_replicas),
     )
-    return _work_s(pooled_cost(replicas), ahead) + own_s
-
-
-def _work_s(cost: StepCost, requests: Sequence[RequestView]) -> float:
-    """Return the sum of ``alone_s`` over requests: one look at each, as there may be thousands."""
-    steps = [one.num_steps - one.steps_done for one in requests]
-    pixels = [one.width_px * one.height_px * (1 + one.uses_guidance) for one in requests]
-    pixel_steps = sum(a * b for a, b in zip(steps, pixels, strict=True))
-    steps_s = cost.fixed_s * sum(steps) + cost.per_megapixel_s * pixel_steps / 1e6
-    if cost.per_squared_megapixel_s:
-        squares = [
-            one.width_px * one.height_px / 1e12 * p for one, p in zip(requests, pixels, strict=True)
-        ]
-        steps_s += cost.per_squared_megapixel_s * sum(
-            a * b for a, b in zip(steps, squares, strict=True)
-        )
-    if cost.decode_per_megapixel_s == 0:
-        return steps_s
-    return steps_s + sum(decodes_s(cost, one) for one in requests)
+    return load_s(pool.slowest_cost, together)
 
 
 def _ends_s(num_ends: int, in_flight: Sequence[RequestView], queue: QueueView) -> float:
     """Return the seconds until that many of a client's requests have probably ended."""
     if num_ends > len(in_flight):
         return math.inf
-    waiting = {request.request_id for request in queue.waiting}
-    by_end = sorted(
-        in_flight, key=lambda r: (r.request_id in waiting, r.remaining_steps, queue_key(r))
-    )
+    by_end = sorted(in_flight, key=lambda r: (queue.is_waiting(r), r.remaining_steps, queue_key(r)))
     return predict_s([by_end[num_ends - 1]], queue)
 
 
 def drain_s(num_departures: int, queue: QueueView) -> float:
-    """Return the seconds until that many waiting requests, of whatever model, are leased."""
-    models = sorted({request.model for request in queue.waiting})
-    departures = sorted(time_s for model in models for time_s in _departures_s(model, queue))
-    return departures[num_departures - 1]
+    """Return the seconds until that many waiting requests, of whatever model, are leased.
 
-
-def _departures_s(model: str, queue: QueueView) -> list[float]:
-    """Seconds until each waiting request of the model is leased: when places become free."""
-    replicas = [replica for replica in queue.replicas if replica.model == model]
-    waiting = sorted((r for r in queue.waiting if r.model == model), key=queue_key)
-    if not replicas:
-        return [math.inf] * len(waiting)
-    pool = pooled_cost(replicas)
-    running = sorted(
-        (r for r in queue.in_progress if r.model == model), key=lambda r: alone_s(pool, r)
-    )
-    outstanding = [*running, *waiting]
-    # there are no more departures than this
-    outstanding = outstanding[: len(waiting)]
-    drained_s = accumulate(alone_s(pool, request) for request in outstanding)
-    # the pool's fluid may be fast, but no request leaves before its own last step in a full batch
-    # over batches of a megapixel each
-    fastest = min(
-        replicas,
-        key=lambda r: step_s(r.step_cost, StepWork(float(r.max_batch), float(r.max_batch))),
-    )
-    completions_s = [
-        max(fluid_s, batch_s(fastest.step_cost, request, fastest.max_batch))
-        for fluid_s, request in zip(drained_s, outstanding, strict=True)
-    ]
-    num_free = sum(replica.room for replica in replicas)
-    return ([0.0] * num_free + completions_s)[: len(waiting)]
-
-
-def pooled_cost(replicas: Sequence[ReplicaView]) -> StepCost:
-    """Return the cost, per request, of a pool of replicas that all run full batches.
-
-    Exact where the replicas' terms are in proportion, a little optimistic otherwise (a parallel
-    sum is superadditive).
+    Infinite if nobody can ever take them.
     """
-    # as share_cost does, for all at once
-    return StepCost(
-        fixed_s=_parallel([one.step_cost.fixed_s / one.max_batch for one in replicas]),
-        per_megapixel_s=_parallel([one.step_cost.per_megapixel_s for one in replicas]),
-        per_squared_megapixel_s=_parallel(
-            [one.step_cost.per_squared_megapixel_s for one in replicas]
-        ),
-        decode_per_megapixel_s=_parallel(
-            [one.step_cost.decode_per_megapixel_s for one in replicas]
-        ),
-        source="modelled",
-    )
+    departures = heapq.merge(*(_departures_s(model, queue) for model in queue.waiting_models))
+    return next(islice(departures, num_departures - 1, None), math.inf)
 
 
-def _parallel(terms_s: Sequence[float]) -> float:
-    """Seconds per unit of work of servers that share the work by their speeds."""
-    if min(terms_s) <= 0:
-        return 0.0
-    return 1 / sum(1 / term_s for term_s in terms_s)
+def _departures_s(model: str, queue: QueueView) -> Iterator[float]:
+    """Seconds until each waiting request of the model is leased: when places become free.
+
+    A place that is free is taken at once. After that requests leave at the pace of full batches.
+    """
+    waiting, pool = queue.waiting(model), queue.pool(model)
+    if pool is None:
+        yield from repeat(math.inf, waiting.num_requests)
+        return
+    num_free = min(queue.num_free(model), waiting.num_requests)
+    yield from repeat(0.0, num_free)
+    interval_s = load_s(pool.shared_cost, waiting) / waiting.num_requests
+    for number in range(1, waiting.num_requests - num_free + 1):
+        yield number * interval_s

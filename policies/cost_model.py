@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ray_cluster.policies.previews import previews_left
+from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.types import RequestView, StepCost
 
 # one observation moves the correction by at most this factor, up or down
@@ -61,30 +61,20 @@ def step_s(cost: StepCost, work: StepWork) -> float:
     )
 
 
-def num_decodes(request: RequestView) -> int:
-    """Return how often the request is still decoded: its previews and its image."""
-    if not request.num_previews:
-        return 1
-    return 1 + previews_left(request.num_steps, request.num_previews, request.steps_done)
-
-
-def decodes_s(cost: StepCost, request: RequestView) -> float:
-    """Return the seconds of decoding that the request still takes."""
-    megapixels = request.width_px * request.height_px / 1e6
-    return num_decodes(request) * cost.decode_per_megapixel_s * megapixels
-
-
 def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:
     """Return the seconds until the request is done in a batch of that many of its like."""
-    work = StepWork(
-        row_megapixels(request) * num_in_batch, row_squared_megapixels(request) * num_in_batch
+    load = load_of(request)
+    together = replace(
+        load,
+        step_pixels=num_in_batch * load.step_pixels,
+        step_squares=num_in_batch * load.step_squares,
     )
-    return request.remaining_steps * step_s(cost, work) + decodes_s(cost, request)
+    return load_s(cost, together)
 
 
 def alone_s(cost: StepCost, request: RequestView) -> float:
     """Return the seconds until the request is done with the replica to itself."""
-    return batch_s(cost, request, 1)
+    return load_s(cost, load_of(request))
 
 
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
@@ -98,6 +88,17 @@ def share_s(cost: StepCost, request: RequestView, max_batch: int) -> float:
     The sum over many requests is the time in which a busy replica works them off.
     """
     return alone_s(share_cost(cost, max_batch), request)
+
+
+def differs(cost: StepCost, other: StepCost, *, by: float) -> bool:
+    """Whether any term of a cost is more than that share of it away from the other's."""
+    pairs = (
+        (cost.fixed_s, other.fixed_s),
+        (cost.per_megapixel_s, other.per_megapixel_s),
+        (cost.per_squared_megapixel_s, other.per_squared_megapixel_s),
+        (cost.decode_per_megapixel_s, other.decode_per_megapixel_s),
+    )
+    return any(abs(mine - theirs) > by * mine for mine, theirs in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.cost_model import num_decodes, row_megapixels, row_squared_megapixels
+from ray_cluster.policies.load import load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 
@@ -53,21 +53,26 @@ def works_of(
 
     As :func:`share_s` does, for all at once: the choice is made for every poll.
     """
-    pixels = np.array([one.width_px * one.height_px / 1e6 for one in queue])
-    step_pixels = np.array([one.remaining_steps * row_megapixels(one) for one in queue])
-    step_squares = np.array([one.remaining_steps * row_squared_megapixels(one) for one in queue])
-    decode_pixels = pixels * np.array([num_decodes(one) for one in queue])
-    steps = np.array([one.remaining_steps for one in queue], dtype=float)
-    costs = [one.step_cost for one in replicas]
-    fixed_s = np.array(
-        [cost.fixed_s / one.max_batch for cost, one in zip(costs, replicas, strict=True)]
+    loads = [load_of(one) for one in queue]
+    amounts = np.array(
+        [
+            (one.steps, one.step_pixels / 1e6, one.step_squares / 1e12, one.decode_pixels / 1e6)
+            for one in loads
+        ]
+    ).reshape(len(queue), 4)
+    prices_s = np.array(
+        [
+            (
+                one.step_cost.fixed_s / one.max_batch,
+                one.step_cost.per_megapixel_s,
+                one.step_cost.per_squared_megapixel_s,
+                one.step_cost.decode_per_megapixel_s,
+            )
+            for one in replicas
+        ]
     )
-    return (
-        np.outer(steps, fixed_s)
-        + np.outer(step_pixels, [cost.per_megapixel_s for cost in costs])
-        + np.outer(step_squares, [cost.per_squared_megapixel_s for cost in costs])
-        + np.outer(decode_pixels, [cost.decode_per_megapixel_s for cost in costs])
-    )
+    works_s: npt.NDArray[np.float64] = amounts @ prices_s.T
+    return works_s
 
 
 def fair_level_s(works_s: npt.NDArray[np.float64], replicas: Sequence[ReplicaView]) -> float:

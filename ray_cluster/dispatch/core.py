@@ -13,6 +13,7 @@ from dataclasses import replace
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
+from ray_cluster.dispatch.queue_look import QueueLook
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
@@ -25,7 +26,7 @@ from ray_cluster.leases import (
     ReplicaEvent,
     Shown,
 )
-from ray_cluster.policies.admission import ClientView, QueueView, admit
+from ray_cluster.policies.admission import ClientView, admit
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -45,6 +46,7 @@ class DispatchCore:
 
     Attributes:
         replicas: those that live; to be looked at only.
+        queue: what admission sees of them and of the requests.
 
     Args:
         epoch: names this dispatcher's life; later lives have larger epochs.
@@ -63,10 +65,15 @@ class DispatchCore:
         self._config = config
         self._limits = limits
         self._epoch = epoch
-        self._configured = frozenset(configured)
         self._is_closing = False
         self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
         self.replicas = Replicas()
+        self.queue = QueueLook(
+            self._ledger,
+            self.replicas,
+            max_waiting=limits.max_queued_images,
+            configured=frozenset(configured),
+        )
 
     @property
     def hold_s(self) -> float:
@@ -90,11 +97,6 @@ class DispatchCore:
     def num_waiting(self) -> int:
         """Requests in the queue, of all models."""
         return len(self._ledger.queue)
-
-    @property
-    def waiting_models(self) -> tuple[str, ...]:
-        """Models of which requests wait."""
-        return self._ledger.queue.models
 
     def register(self, registration: Registration, now_s: float) -> int:
         """Take a replica in, without any leases it may have had; return the epoch."""
@@ -135,7 +137,7 @@ class DispatchCore:
             offer = Offer(accepted=False, reason="duplicate_id")
         else:
             views = [self._view(request, now_s) for request in requests]
-            offer = admit(views, self._queue_view(), self._client_view(client))
+            offer = admit(views, self.queue, self._client_view(client))
             if offer.accepted:
                 client_s = None if client is None else now_s
                 for request, view in zip(requests, views, strict=True):
@@ -251,9 +253,9 @@ class DispatchCore:
         """Return how far requests are; None for one that has ended or was never accepted.
 
         Args:
-            predicts: whether to predict their ends, at the cost of a look at the whole queue.
+            predicts: whether to predict their ends, too.
         """
-        queue = self._queue_view() if predicts else None
+        queue = self.queue if predicts else None
         records = [self._ledger.get(request_id) for request_id in request_ids]
         return tuple(
             None if one is None else Progress.of(one, self._ledger.queue, queue) for one in records
@@ -289,12 +291,3 @@ class DispatchCore:
             return None
         in_flight = [record.view for record in self._ledger.attached_of(client)]
         return ClientView(in_flight, self._limits.max_attached_images_per_client)
-
-    def _queue_view(self) -> QueueView:
-        return QueueView(
-            waiting=tuple(self._ledger.queue),
-            in_progress=tuple(one.view for one in self._ledger if one.holder is not None),
-            replicas=self.replicas.views(),
-            max_waiting=self._limits.max_queued_images,
-            configured=self._configured,
-        )

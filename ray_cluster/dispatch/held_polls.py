@@ -74,7 +74,7 @@ class HeldPolls:
     def wake(self) -> None:
         """Have polls answered that may be told something now."""
         self._news += 1
-        for model in self._core.waiting_models:
+        for model in self._core.queue.waiting_models:
             self._ask_one(model)
         for replica_id in self._core.replicas.take_alerted():
             if (held := self._by_id.get(replica_id)) is not None:

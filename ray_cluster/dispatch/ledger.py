@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Unpack
 
@@ -45,6 +45,7 @@ class Ledger:
         self._max_attempts = max_attempts
         self._num_fences = 0
         self._records: dict[str, RequestRecord] = {}
+        self._attached: dict[str, dict[str, RequestRecord]] = {}
         self._ended: list[Outcome] = []
 
     def __contains__(self, request_id: str) -> bool:
@@ -60,13 +61,9 @@ class Ledger:
         """Return the record of a request that has not ended."""
         return self._records.get(request_id)
 
-    def attached_of(self, client: str) -> list[RequestRecord]:
+    def attached_of(self, client: str) -> Collection[RequestRecord]:
         """Return the requests of a client that end with it and have not ended."""
-        return [
-            record
-            for record in self._records.values()
-            if record.client_s is not None and record.client == client
-        ]
+        return self._attached.get(client, {}).values()
 
     def accept(
         self, request: ImageRequest, view: RequestView, *, client_s: float | None, client: str = ""
@@ -97,9 +94,12 @@ class Ledger:
         self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
     ) -> None:
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
-        self._records[request.request_id] = RequestRecord(
+        record = RequestRecord(
             request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
         )
+        self._records[request.request_id] = record
+        if client_s is not None:
+            self._attached.setdefault(client, {})[request.request_id] = record
         self.queue.add(view)
 
     def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
@@ -268,6 +268,9 @@ class Ledger:
             self.queue.remove(record.view.request_id)
         self._release(record)
         del self._records[record.view.request_id]
+        attached = self._attached.get(record.client, {})
+        if attached.pop(record.view.request_id, None) is not None and not attached:
+            del self._attached[record.client]
         if isinstance(outcome, Failure):
             outcome = replace(outcome, attempts=record.num_leases)
         self._ended.append(outcome)

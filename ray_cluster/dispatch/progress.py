@@ -37,7 +37,7 @@ class Progress:
             queue: as it is, to predict from; None predicts nothing.
         """
         view, predicted_s = record.view, None
-        if queue is not None and any(one.model == view.model for one in queue.replicas):
+        if queue is not None and queue.pool(view.model) is not None:
             predicted_s = predict_s([view], queue)
         return cls(
             position=waiting.position(view) if record.holder is None else None,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import Poll
+from ray_cluster.policies.cost_model import differs
+from ray_cluster.policies.load import NO_LOAD, Load
+from ray_cluster.policies.pool import PoolView, pool_of
 from ray_cluster.policies.routing import choose_leases
-from ray_cluster.policies.types import ReplicaView
+from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ModelProfile
+
+# share by which a replica's cost may have moved since it was pooled with the others'
+_POOLED_WITHIN = 0.02
 
 
 class Replicas:
-    """Live replicas by id, with those that have room at hand: a full cell's others cost nothing.
+    """Live replicas by id, with sums over each model's that are kept as they change.
 
     Whoever changes a record's room tells of it with :meth:`note_room`. Of every model the profile
     and the last replica are remembered.
@@ -25,8 +30,12 @@ class Replicas:
         self._with_room: dict[str, dict[str, ReplicaRecord]] = {}
         self._alerted: set[str] = set()
         self._profiles: dict[str, ModelProfile] = {}
-        # as it was, for predictions while none lives
-        self._remembered: dict[str, ReplicaView] = {}
+        # of models without a live replica as it was, for predictions
+        self._pools: dict[str, PoolView] = {}
+        self._pooled_costs: dict[str, StepCost] = {}
+        self._changed: set[str] = set()
+        self._counted: dict[str, Load] = {}
+        self._in_progress: dict[str, Load] = {}
 
     def __iter__(self) -> Iterator[ReplicaRecord]:
         return iter(self._by_id.values())
@@ -45,7 +54,8 @@ class Replicas:
         """Take a replica in."""
         self._by_id[replica.replica_id] = replica
         self._profiles[replica.model] = replica.registration.profile
-        self._remembered[replica.model] = replica.view()
+        replica.changed = self._changed
+        self._pools.pop(replica.model, None)
 
     @property
     def profiles(self) -> Mapping[str, ModelProfile]:
@@ -55,21 +65,59 @@ class Replicas:
     def hear(self, replica: ReplicaRecord, poll: Poll, now_s: float) -> None:
         """Take in what a replica says of itself."""
         replica.hear(poll, now_s)
-        self._remembered[replica.model] = replace(replica.view(), num_leased=0, num_free=0)
-
-    def views(self) -> tuple[ReplicaView, ...]:
-        """Return all live replicas, and the last one of each model without any."""
-        live = [replica.view() for replica in self]
-        models = {view.model for view in live}
-        gone = [view for model, view in self._remembered.items() if model not in models]
-        return (*live, *gone)
+        pooled = self._pooled_costs.get(replica.replica_id)
+        if pooled is None or differs(replica.step_cost, pooled, by=_POOLED_WITHIN):
+            self._pools.pop(replica.model, None)
 
     def pop(self, replica_id: str) -> ReplicaRecord | None:
-        """Let a replica go, and return it."""
-        replica = self._by_id.pop(replica_id, None)
-        if replica is not None:
-            self._with_room.get(replica.model, {}).pop(replica_id, None)
+        """Let a replica go, and return it; who let it go sees to what it held."""
+        replica = self._by_id.get(replica_id)
+        if replica is None:
+            return None
+        model, last = replica.model, self.pool(replica.model)
+        del self._by_id[replica_id]
+        self._with_room.get(model, {}).pop(replica_id, None)
+        self._pooled_costs.pop(replica_id, None)
+        self._count(replica, NO_LOAD)
+        self._changed.discard(replica_id)
+        replica.changed = set()
+        self._pools.pop(model, None)
+        if last is not None and self.pool(model) is None:
+            self._pools[model] = last
         return replica
+
+    def pool(self, model: str) -> PoolView | None:
+        """Return a model's live replicas as one, or the last that there was; None if none ever was.
+
+        Costs that have moved by less than 2 % since it was made do not count.
+        """
+        if model not in self._pools:
+            live = [one for one in self if one.model == model]
+            if not live:
+                return None
+            self._pools[model] = pool_of([one.view() for one in live])
+            self._pooled_costs |= {one.replica_id: one.step_cost for one in live}
+        return self._pools[model]
+
+    def in_progress(self, model: str) -> Load:
+        """Return what the model's replicas hold."""
+        while self._changed:
+            replica = self._by_id.get(self._changed.pop())
+            if replica is not None:
+                self._count(replica, replica.load())
+        return self._in_progress.get(model, NO_LOAD)
+
+    def num_free(self, model: str) -> int:
+        """Return for how many requests the model's replicas have room."""
+        return sum(one.view().room for one in self.with_room(model))
+
+    def _count(self, replica: ReplicaRecord, load: Load) -> None:
+        """Have a replica's load stand for what it was counted for so far."""
+        before = self._counted.pop(replica.replica_id, NO_LOAD)
+        if load != NO_LOAD:
+            self._counted[replica.replica_id] = load
+        total = self._in_progress.get(replica.model, NO_LOAD)
+        self._in_progress[replica.model] = total - before + load
 
     def note_room(self, replica: ReplicaRecord) -> None:
         """Take notice of how much room a replica has now."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ray_cluster.leases import Fence, Poll, Preview, Registration
-from ray_cluster.policies.cost_model import share_s
+from ray_cluster.policies.cost_model import share_cost
+from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from ray_cluster.requests import ImageRequest
 
@@ -57,6 +58,7 @@ class ReplicaRecord:
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
+        changed: ids of replicas that have changed, its own among them; emptied by whoever looks.
     """
 
     registration: Registration
@@ -65,6 +67,7 @@ class ReplicaRecord:
     num_free: int = 0
     named: set[str] = field(default_factory=set)
     held: dict[str, RequestRecord] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
     _view: ReplicaView | None = None
 
     @property
@@ -85,7 +88,7 @@ class ReplicaRecord:
     def hear(self, poll: Poll, now_s: float) -> None:
         """Take in a poll: its progress, its room, and which leases it knows of."""
         self.heard_s = now_s
-        self._view = None
+        self._note_change()
         self.num_free = poll.num_free
         self.named = set(poll.steps_done_by_id)
         self.step_cost = poll.step_cost or self.step_cost
@@ -100,20 +103,28 @@ class ReplicaRecord:
 
     def take(self, record: RequestRecord) -> None:
         """Hold one more request."""
-        self._view = None
+        self._note_change()
         self.held[record.view.request_id] = record
         self.num_free -= 1
 
     def drop(self, record: RequestRecord) -> None:
         """Hold a request no more; its room counts when the replica itself says so."""
-        self._view = None
+        self._note_change()
         del self.held[record.view.request_id]
+
+    def load(self) -> Load:
+        """Return what the requests that it holds still take."""
+        return sum((load_of(record.view) for record in self.held.values()), NO_LOAD)
 
     def view(self) -> ReplicaView:
         """Return what a policy may know of it; made anew only after a change."""
         if self._view is None:
             self._view = self._make_view()
         return self._view
+
+    def _note_change(self) -> None:
+        self._view = None
+        self.changed.add(self.replica_id)
 
     def _make_view(self) -> ReplicaView:
         batch = self.registration.max_batch
@@ -125,7 +136,5 @@ class ReplicaRecord:
             step_cost=self.step_cost,
             num_leased=len(self.held),
             num_free=self.num_free,
-            leased_work_s=sum(
-                share_s(self.step_cost, record.view, batch) for record in self.held.values()
-            ),
+            leased_work_s=load_s(share_cost(self.step_cost, batch), self.load()),
         )

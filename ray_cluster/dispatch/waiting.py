@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 
+import numpy as np
+import numpy.typing as npt
+
+from ray_cluster.policies.load import NO_LOAD, Load, load_of
 from ray_cluster.policies.ordering import QueueKey, queue_key
 from ray_cluster.policies.types import RequestView
+
+_NUM_AMOUNTS = len(astuple(NO_LOAD))
+_FIRST_ROOM = 16
+
+
+class _Lane:
+    """The waiting requests of one model in the queue's order, with their loads beside them.
+
+    Loads stand in one array, so that the sum over a part of ten thousand of them takes
+    microseconds. Whole numbers up to 2**53 are exact there.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[QueueKey] = []
+        self._loads: npt.NDArray[np.float64] = np.zeros((_FIRST_ROOM, _NUM_AMOUNTS))
+
+    def add(self, key: QueueKey, load: Load) -> None:
+        count, place = len(self.keys), bisect_left(self.keys, key)
+        if count == len(self._loads):
+            self._loads = np.concatenate([self._loads, np.zeros_like(self._loads)])
+        self._loads[place + 1 : count + 1] = self._loads[place:count]
+        self._loads[place] = astuple(load)
+        self.keys.insert(place, key)
+
+    def remove(self, key: QueueKey) -> None:
+        count, place = len(self.keys), bisect_left(self.keys, key)
+        del self.keys[place]
+        self._loads[place : count - 1] = self._loads[place + 1 : count]
+
+    def load_of_first(self, count: int) -> Load:
+        return Load(*(int(amount) for amount in self._loads[:count].sum(axis=0)))
 
 
 class WaitingQueue:
     """Waiting requests by model, each model's always in the queue's order."""
 
     def __init__(self) -> None:
-        self._keys_by_model: dict[str, list[QueueKey]] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._views: dict[str, RequestView] = {}
 
     def __len__(self) -> int:
@@ -22,37 +58,54 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[RequestView]:
         return iter(self._views.values())
 
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._views
+
     def add(self, view: RequestView) -> None:
         """Put a request at its place."""
         assert view.request_id not in self._views, f"{view.request_id} waits already"
         self._views[view.request_id] = view
-        insort(self._keys_by_model.setdefault(view.model, []), queue_key(view))
+        self._lanes.setdefault(view.model, _Lane()).add(queue_key(view), load_of(view))
 
     def remove(self, request_id: str) -> None:
         """Take a request out."""
         view = self._views.pop(request_id)
-        keys = self._keys_by_model[view.model]
-        del keys[bisect_left(keys, queue_key(view))]
-        if not keys:
-            del self._keys_by_model[view.model]
+        lane = self._lanes[view.model]
+        lane.remove(queue_key(view))
+        if not lane.keys:
+            del self._lanes[view.model]
 
     def position(self, view: RequestView) -> int:
-        """Return how many of the model's requests wait before this one."""
-        return bisect_left(self._keys_by_model[view.model], queue_key(view))
+        """Return how many of the model's requests wait before this one, or would."""
+        return bisect_left(self._keys(view.model), queue_key(view))
+
+    def load_before(self, view: RequestView) -> Load:
+        """Return what waits before a request, or would."""
+        lane = self._lanes.get(view.model)
+        return NO_LOAD if lane is None else lane.load_of_first(self.position(view))
+
+    def load(self, model: str) -> Load:
+        """Return what waits of a model."""
+        lane = self._lanes.get(model)
+        return NO_LOAD if lane is None else lane.load_of_first(len(lane.keys))
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models of which requests wait."""
-        return tuple(self._keys_by_model)
+        return tuple(self._lanes)
 
     def has(self, model: str) -> bool:
         """Whether a request of the model waits."""
-        return model in self._keys_by_model
+        return model in self._lanes
 
     def count(self, model: str) -> int:
         """Return how many requests of the model wait."""
-        return len(self._keys_by_model.get(model, ()))
+        return len(self._keys(model))
 
     def first(self, model: str, count: int) -> tuple[RequestView, ...]:
         """Return the model's waiting requests, at most so many, the next one first."""
-        return tuple(self._views[key[-1]] for key in self._keys_by_model.get(model, ())[:count])
+        return tuple(self._views[key[-1]] for key in self._keys(model)[:count])
+
+    def _keys(self, model: str) -> Sequence[QueueKey]:
+        lane = self._lanes.get(model)
+        return () if lane is None else lane.keys

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import (
     ClientView,
-    QueueView,
     admit,
     drain_s,
-    pooled_cost,
     predict_s,
 )
 from ray_cluster.policies.cost_model import StepWork, alone_s, batch_s, share_s, step_s
 from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.pool import pool_of
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
+from tests.policies.queues import ListQueue
 
 # of one replica that runs batches of two: 10 steps of 2.1 s are 21 s for both
 SHARE_S, BATCH_S = 10.5, 21.0
@@ -28,9 +28,9 @@ def queue_of(
     num_in_progress: int = 0,
     replicas: tuple[ReplicaView, ...] = (replica_view(num_free=0),),
     max_waiting: int = 8,
-) -> QueueView:
-    return QueueView(
-        waiting=[request_view(f"w{index}", arrival_s=-1.0) for index in range(num_waiting)],
+) -> ListQueue:
+    return ListQueue(
+        waits=[request_view(f"w{index}", arrival_s=-1.0) for index in range(num_waiting)],
         in_progress=[request_view(f"p{index}") for index in range(num_in_progress)],
         replicas=replicas,
         max_waiting=max_waiting,
@@ -46,15 +46,25 @@ def test_an_idle_replica_takes_a_request_for_its_own_duration() -> None:
     assert admit(group_of(1), queue_of()).predicted_s == pytest.approx(11.0)
 
 
-def test_work_ahead_is_shared_by_the_replicas() -> None:
+def test_who_finds_no_slot_waits_for_departures_at_the_pace_of_full_batches() -> None:
+    # two of the six step at once: five must leave before there is a slot
     queue = queue_of(num_waiting=4, num_in_progress=2)
-    assert admit(group_of(1), queue).predicted_s == pytest.approx(6 * SHARE_S + BATCH_S)
+    assert admit(group_of(1), queue).predicted_s == pytest.approx(5 * SHARE_S + BATCH_S)
+    # of two replicas with two slots each, three must leave, and they leave twice as fast
     twice = replace(queue, replicas=(*queue.replicas, replica_view("s")))
-    assert admit(group_of(1), twice).predicted_s == pytest.approx(3 * SHARE_S + BATCH_S)
+    assert admit(group_of(1), twice).predicted_s == pytest.approx(3 * SHARE_S / 2 + BATCH_S)
+
+
+def test_who_finds_a_slot_takes_the_time_of_its_batch_and_no_more() -> None:
+    replicas = tuple(replica_view(name, max_batch=4) for name in ("r", "s"))
+    for num_ahead, num_in_batch in ((0, 1), (1, 1), (2, 2), (3, 2), (6, 4), (7, 4)):
+        queue = queue_of(num_in_progress=num_ahead, replicas=replicas)
+        wanted_s = batch_s(STEP_COST, request_view(), num_in_batch)
+        assert admit(group_of(1), queue).predicted_s == pytest.approx(wanted_s)
 
 
 def test_the_rest_of_the_group_is_ahead_of_its_last() -> None:
-    assert admit(group_of(3), queue_of()).predicted_s == pytest.approx(2 * SHARE_S + BATCH_S)
+    assert admit(group_of(3), queue_of()).predicted_s == pytest.approx(SHARE_S + BATCH_S)
 
 
 def test_what_orders_after_the_group_does_not_delay_it() -> None:
@@ -67,7 +77,7 @@ def test_other_models_do_not_delay_the_group_but_fill_the_queue() -> None:
     others = [request_view(f"o{index}", model="other") for index in range(4)]
     replicas = (*queue.replicas, replica_view("o", model="other", num_free=0))
     assert admit(group_of(1), replace(queue, in_progress=others)).predicted_s == pytest.approx(11.0)
-    full = replace(queue, waiting=others, replicas=replicas)
+    full = replace(queue, waits=others, replicas=replicas)
     assert admit(group_of(1), full).reason == "queue_full"
 
 
@@ -77,11 +87,18 @@ def test_all_of_a_group_is_refused_when_one_does_not_fit() -> None:
     assert admit(group_of(1), queue_of(num_waiting=7)).accepted
 
 
-def test_the_wait_ends_with_the_departure_that_makes_room() -> None:
-    # four are in progress, two at a time: the first two are done after a batch
+def test_the_wait_is_that_of_the_departures_that_make_room() -> None:
     full = queue_of(num_waiting=8, num_in_progress=4)
     waits_s = [admit(group_of(num), full).retry_after_s for num in range(1, 5)]
-    assert waits_s == pytest.approx([BATCH_S, BATCH_S, 3 * SHARE_S, 4 * SHARE_S])
+    assert waits_s == pytest.approx([SHARE_S, 2 * SHARE_S, 3 * SHARE_S, 4 * SHARE_S])
+
+
+def test_departures_of_all_models_make_room() -> None:
+    replicas = (replica_view(num_free=0), replica_view("o", model="other", num_free=0))
+    waits = [request_view(f"{model}{i}", model=model) for model in ("m", "other") for i in range(2)]
+    queue = queue_of(replicas=replicas, max_waiting=4)
+    both = [drain_s(num, replace(queue, waits=waits)) for num in range(1, 6)]
+    assert both == pytest.approx([SHARE_S, SHARE_S, 2 * SHARE_S, 2 * SHARE_S, math.inf])
 
 
 def test_there_is_no_wait_when_a_replica_is_about_to_take_from_the_queue() -> None:
@@ -101,7 +118,7 @@ def test_a_model_without_any_replica_is_not_ready_or_unknown() -> None:
 
 
 def test_a_queue_of_a_model_that_nobody_serves_never_drains() -> None:
-    queue = replace(queue_of(), waiting=[request_view(model="gone")])
+    queue = replace(queue_of(), waits=[request_view(model="gone")])
     assert drain_s(1, queue) == math.inf
 
 
@@ -125,11 +142,11 @@ def test_the_prediction_is_monotone_in_load_and_in_replicas(
     waiting: list[tuple[int, int]], running: list[tuple[int, int]], num: int, num_replicas: int
 ) -> None:
     replicas = [replica_view(f"r{index}") for index in range(num_replicas)]
-    queue = QueueView(requests_of("w", waiting), requests_of("p", running), replicas, 100)
+    queue = ListQueue(requests_of("w", waiting), requests_of("p", running), replicas, 100)
     here_s = predict_s(group_of(num), queue)
     assert predict_s(group_of(num + 1), queue) >= here_s
     for more in (
-        replace(queue, waiting=[*queue.waiting, request_view("x", arrival_s=-1.0)]),
+        replace(queue, waits=[*queue.waits, request_view("x", arrival_s=-1.0)]),
         replace(queue, in_progress=[*queue.in_progress, request_view("x")]),
     ):
         assert predict_s(group_of(num), more) >= here_s
@@ -142,7 +159,7 @@ def test_the_wait_is_monotone_in_what_must_leave(
     waiting: list[tuple[int, int]], running: list[tuple[int, int]], num_free: int
 ) -> None:
     replica = replica_view(num_free=num_free)
-    queue = QueueView(requests_of("w", waiting), requests_of("p", running), [replica], 100)
+    queue = ListQueue(requests_of("w", waiting), requests_of("p", running), [replica], 100)
     waits_s = [drain_s(num, queue) for num in range(1, len(waiting) + 1)]
     assert waits_s == sorted(waits_s)
     assert all(wait_s >= 0 for wait_s in waits_s)
@@ -168,9 +185,11 @@ def test_the_pooled_cost_is_at_most_optimistic_and_exact_for_equal_replicas(
     ]
     shares_s = [share_s(one.step_cost, request, one.max_batch) for one in replicas]
     true_s = 1 / sum(1 / one for one in shares_s)
-    assert alone_s(pooled_cost(replicas), request) <= true_s * (1 + 1e-9)
-    alike = [replicas[0]] * 3
-    assert alone_s(pooled_cost(alike), request) == pytest.approx(shares_s[0] / 3)
+    assert alone_s(pool_of(replicas).shared_cost, request) <= true_s * (1 + 1e-9)
+    alike = pool_of([replicas[0]] * 3)
+    assert alone_s(alike.shared_cost, request) == pytest.approx(shares_s[0] / 3)
+    assert alone_s(alike.slowest_cost, request) == alone_s(replicas[0].step_cost, request)
+    assert (alike.num_replicas, alike.num_slots) == (3, 3 * replicas[0].max_batch)
 
 
 @given(st.integers(1, 9), st.sampled_from([64, 500, 2000]), st.booleans())
@@ -182,7 +201,8 @@ def test_what_waits_ahead_counts_with_all_its_terms(
     ahead = [request_view(f"{i:02}", **changes) for i in range(num_ahead)]
     last = request_view("99", **changes)
     replica = replica_view(step_cost=cost, max_batch=1)
-    predicted_s = predict_s([last], QueueView(ahead, [], [replica], 100))
+    predicted_s = predict_s([last], ListQueue(ahead, [], [replica], 100))
+    # one slot: all of them must leave it first
     assert predicted_s == pytest.approx((num_ahead + 1) * alone_s(cost, last))
 
 
@@ -200,7 +220,7 @@ def test_the_prediction_is_within_two_batches_of_a_replay(
         request_view(f"{i:02}", num_steps=num, arrival_s=float(i))
         for i, num in enumerate(all_steps)
     ]
-    predicted_s = predict_s(group[-1:], QueueView(group[:-1], [], replicas, 100))
+    predicted_s = predict_s(group[-1:], ListQueue(group[:-1], [], replicas, 100))
     replayed_s = replay(group, num_replicas, max_batch)
     longest_s = max(batch_s(STEP_COST, request, max_batch) for request in group)
     assert abs(predicted_s - replayed_s) <= 2 * longest_s
@@ -234,7 +254,7 @@ def replay(requests: list[RequestView], num_replicas: int, max_batch: int) -> fl
 
 def test_a_client_waits_until_enough_of_its_own_have_ended() -> None:
     queue = queue_of(num_waiting=2, num_in_progress=2)
-    in_flight = [*queue.in_progress, *queue.waiting]
+    in_flight = [*queue.in_progress, *queue.waits]
     client = ClientView(in_flight, max_in_flight=4)
     one, two = (admit(group_of(num), queue, client) for num in (1, 2))
     assert {one.reason, two.reason} == {"client_limit"}

@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.admission import QueueView, predict_s
-from ray_cluster.policies.cost_model import decodes_s
+from ray_cluster.policies.admission import predict_s
+from ray_cluster.policies.load import load_of
 from ray_cluster.policies.previews import MAX_PREVIEWS, preview_steps, previews_left
 from ray_cluster.policies.types import StepCost
 from tests.fakes import replica_view, request_view
+from tests.policies.queues import ListQueue
 
 counts = st.integers(0, MAX_PREVIEWS)
 
@@ -39,16 +40,14 @@ def test_what_is_left_are_the_later_ones(num_steps: int, count: int, done: int) 
 
 
 def test_each_preview_still_to_come_is_a_decode_more() -> None:
-    cost = StepCost(0.1, 1.0, decode_per_megapixel_s=2.0)
-    assert decodes_s(cost, request_view()) == pytest.approx(2.0)
-    assert decodes_s(cost, request_view(num_previews=3)) == pytest.approx(8.0)
-    assert decodes_s(cost, request_view(num_previews=3, steps_done=5)) == pytest.approx(4.0)
+    pixels = 1_000_000
+    assert load_of(request_view()).decode_pixels == pixels
+    assert load_of(request_view(num_previews=3)).decode_pixels == 4 * pixels
+    assert load_of(request_view(num_previews=3, steps_done=5)).decode_pixels == 2 * pixels
 
 
 def test_previews_are_charged_in_the_predicted_finish() -> None:
     cost = StepCost(0.1, 1.0, decode_per_megapixel_s=2.0)
-    queue = QueueView(
-        waiting=[], in_progress=[], replicas=[replica_view(step_cost=cost)], max_waiting=9
-    )
+    queue = ListQueue(replicas=[replica_view(step_cost=cost)])
     plain = predict_s([request_view()], queue)
     assert predict_s([request_view(num_previews=2)], queue) == pytest.approx(plain + 2 * 2.0)

@@ -1,0 +1,64 @@
+"""All replicas of a model seen as one server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_cluster.policies.types import ReplicaView, StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The replicas of one model together.
+
+    Attributes:
+        num_replicas: how many there are.
+        num_slots: requests that they step at once.
+        max_batch: of the replica that steps most of them.
+        shared_cost: one request's part of the cost when all replicas run full batches. Exact where
+            the replicas' terms are in proportion, a little optimistic otherwise (a parallel sum is
+            superadditive).
+        slowest_cost: each term of the replica that is slowest in it.
+    """
+
+    num_replicas: int
+    num_slots: int
+    max_batch: int
+    shared_cost: StepCost
+    slowest_cost: StepCost
+
+
+def pool_of(replicas: Sequence[ReplicaView]) -> PoolView:
+    """Return the view of replicas of one model, of which there is at least one."""
+    costs = [one.step_cost for one in replicas]
+    linear = [cost.per_megapixel_s for cost in costs]
+    squared = [cost.per_squared_megapixel_s for cost in costs]
+    decode = [cost.decode_per_megapixel_s for cost in costs]
+    return PoolView(
+        num_replicas=len(replicas),
+        num_slots=sum(one.max_batch for one in replicas),
+        max_batch=max(one.max_batch for one in replicas),
+        shared_cost=StepCost(
+            # as share_cost does, for all at once
+            fixed_s=_parallel([one.step_cost.fixed_s / one.max_batch for one in replicas]),
+            per_megapixel_s=_parallel(linear),
+            decode_per_megapixel_s=_parallel(decode),
+            per_squared_megapixel_s=_parallel(squared),
+            source="modelled",
+        ),
+        slowest_cost=StepCost(
+            fixed_s=max(cost.fixed_s for cost in costs),
+            per_megapixel_s=max(linear),
+            decode_per_megapixel_s=max(decode),
+            per_squared_megapixel_s=max(squared),
+            source="modelled",
+        ),
+    )
+
+
+def _parallel(terms_s: Sequence[float]) -> float:
+    """Seconds per unit of work of servers that share the work by their speeds."""
+    if min(terms_s) <= 0:
+        return 0.0
+    return 1 / sum(1 / term_s for term_s in terms_s)

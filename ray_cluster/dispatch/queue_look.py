@@ -1,0 +1,57 @@
+"""What admission sees of the queue and the replicas: their own sums, and no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.replicas import Replicas
+from ray_cluster.policies.load import Load, load_of
+from ray_cluster.policies.pool import PoolView
+from ray_cluster.policies.types import RequestView
+
+
+class QueueLook:
+    """A look at the cell's books; a :class:`ray_cluster.policies.admission.QueueView`."""
+
+    def __init__(
+        self, ledger: Ledger, replicas: Replicas, *, max_waiting: int, configured: Collection[str]
+    ) -> None:
+        self._ledger = ledger
+        self._replicas = replicas
+        self.max_waiting = max_waiting
+        self.configured = configured
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, of all models."""
+        return len(self._ledger.queue)
+
+    @property
+    def waiting_models(self) -> Sequence[str]:
+        """Models of which requests wait."""
+        return self._ledger.queue.models
+
+    def pool(self, model: str) -> PoolView | None:
+        """The model's live replicas, or the last that there was; None if there never was one."""
+        return self._replicas.pool(model)
+
+    def num_free(self, model: str) -> int:
+        """Requests that the model's live replicas have room for."""
+        return self._replicas.num_free(model)
+
+    def waiting(self, model: str) -> Load:
+        """What waits of a model."""
+        return self._ledger.queue.load(model)
+
+    def ahead_of(self, request: RequestView) -> Load:
+        """What is in progress of the request's model, and what waits before it, without itself."""
+        ahead = self._replicas.in_progress(request.model) + self._ledger.queue.load_before(request)
+        record = self._ledger.get(request.request_id)
+        if record is None or record.holder is None:
+            return ahead
+        return ahead - load_of(record.view)
+
+    def is_waiting(self, request: RequestView) -> bool:
+        """Whether the request waits, and is not in progress."""
+        return request.request_id in self._ledger.queue

@@ -1,0 +1,53 @@
+"""A cell's queue as plain lists, looked through anew for every question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ray_cluster.policies.load import NO_LOAD, Load, load_of
+from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.pool import PoolView, pool_of
+from ray_cluster.policies.types import ReplicaView, RequestView
+
+
+@dataclass(frozen=True)
+class ListQueue:
+    """What admission asks for, by brute force."""
+
+    waits: Sequence[RequestView] = ()
+    in_progress: Sequence[RequestView] = ()
+    replicas: Sequence[ReplicaView] = ()
+    max_waiting: int = 100
+    configured: Sequence[str] = ()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waits)
+
+    @property
+    def waiting_models(self) -> Sequence[str]:
+        return sorted({one.model for one in self.waits})
+
+    def pool(self, model: str) -> PoolView | None:
+        mine = [one for one in self.replicas if one.model == model]
+        return pool_of(mine) if mine else None
+
+    def num_free(self, model: str) -> int:
+        return sum(one.room for one in self.replicas if one.model == model)
+
+    def waiting(self, model: str) -> Load:
+        return total_load(one for one in self.waits if one.model == model)
+
+    def ahead_of(self, request: RequestView) -> Load:
+        key, own = queue_key(request), request.request_id
+        running = [one for one in self.in_progress if one.request_id != own]
+        before = [one for one in self.waits if queue_key(one) < key]
+        return total_load(one for one in (*running, *before) if one.model == request.model)
+
+    def is_waiting(self, request: RequestView) -> bool:
+        return any(one.request_id == request.request_id for one in self.waits)
+
+
+def total_load(requests: Iterable[RequestView]) -> Load:
+    return sum((load_of(one) for one in requests), NO_LOAD)
