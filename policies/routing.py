@@ -21,9 +21,10 @@ def choose_leases(
 ) -> tuple[str, ...]:
     """Return the ids that the replica leases, in queue order: a prefix of its model's queue.
 
-    The prefix fills the replica up to its fair level and stops where more than half of the next
-    request would lie above. Whoever the next request is dealt to gets it when it polls, so every
-    request is taken as long as somebody has room.
+    Where enough waits for every place there is, the replica fills its own. Else the prefix fills it
+    up to its fair level and stops where more than half of the next request would lie above. Whoever
+    the next request is dealt to gets it when it polls, so every request is taken as long as
+    somebody has room.
 
     Args:
         waiting: waiting requests, in any order; other models are ignored.
@@ -33,6 +34,9 @@ def choose_leases(
     """
     queue = sorted((r for r in waiting if r.model == replica.model), key=queue_key)
     rivals = [peer for peer in peers if peer.model == replica.model]
+    if len(queue) >= replica.room + sum(rival.room for rival in rivals):
+        # every place is filled, whoever asks first
+        return tuple(one.request_id for one in queue[: replica.room])
     everyone = [replica, *sorted(rivals, key=lambda rival: rival.replica_id)]
     works_s = works_of(queue, everyone)
     fair_s = fair_level_s(works_s, everyone)

@@ -88,6 +88,14 @@ def test_never_more_than_there_is_room_for(num_free: int) -> None:
     assert len(choose_leases(waiting(9), replica_view(num_free=num_free), [])) == num_free
 
 
+def test_where_enough_waits_for_every_place_each_replica_fills_its_own() -> None:
+    slow, fast = replica_view("s", step_cost=SLOW), replica_view("f", num_free=3)
+    assert len(choose_leases(waiting(7), slow, [fast])) == 4
+    assert len(choose_leases(waiting(7), fast, [slow])) == 3
+    # one fewer, and the slow one leaves its last place empty rather than a fast one
+    assert len(choose_leases(waiting(6), slow, [fast])) < 4
+
+
 def test_requests_without_any_work_left_are_taken_too() -> None:
     assert len(choose_leases(waiting(3, num_steps=0), replica_view(), [replica_view("s")])) == 3
 
