@@ -7,19 +7,55 @@ a prefix of the queue, never skips, and leaves the rest to peers that would fini
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ray_cluster.policies.load import load_of
-from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 
+Floats = npt.NDArray[np.float64]
+NUM_PRICES = 4
 
-def choose_leases(
-    waiting: Sequence[RequestView], replica: ReplicaView, peers: Sequence[ReplicaView]
-) -> tuple[str, ...]:
-    """Return the ids that the replica leases, in queue order: a prefix of its model's queue.
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTable:
+    """The R replicas of one model, a row each: the choice is made for every poll.
+
+    Attributes:
+        levels_s: [R], replica seconds that the requests they hold still take in full batches.
+        rooms: [R], requests they have room for; 0 for one that can't be counted on to poll soon.
+        prices_s: [R, 4], as :func:`prices_of` has them.
+    """
+
+    levels_s: Floats
+    rooms: npt.NDArray[np.int64]
+    prices_s: Floats
+
+
+def prices_of(view: ReplicaView) -> tuple[float, float, float, float]:
+    """Return a replica's seconds per step, step megapixel, its square, and decoded megapixel."""
+    cost = view.step_cost
+    return (
+        cost.fixed_s / view.max_batch,
+        cost.per_megapixel_s,
+        cost.per_squared_megapixel_s,
+        cost.decode_per_megapixel_s,
+    )
+
+
+def table_of(views: Sequence[ReplicaView]) -> ReplicaTable:
+    """Return the table of replicas, all of which can be counted on."""
+    return ReplicaTable(
+        np.array([one.leased_work_s for one in views], dtype=float),
+        np.array([one.room for one in views], dtype=np.int64),
+        np.array([prices_of(one) for one in views]).reshape(len(views), NUM_PRICES),
+    )
+
+
+def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -> int:
+    """Return how many of the queue's first requests a replica leases.
 
     Where enough waits for every place there is, the replica fills its own. Else the prefix fills it
     up to its fair level and stops where more than half of the next request would lie above. Whoever
@@ -27,35 +63,29 @@ def choose_leases(
     somebody has room.
 
     Args:
-        waiting: waiting requests, in any order; other models are ignored.
-        replica: the one that polls.
-        peers: replicas that can be counted on to poll soon: leave out silent ones. Other models
-            are ignored.
+        queue: waiting requests of the replicas' model, in the queue's order; no more of them than
+            there are places decide anything.
+        row: of the replica that polls.
+        table: it and its peers.
     """
-    queue = sorted((r for r in waiting if r.model == replica.model), key=queue_key)
-    rivals = [peer for peer in peers if peer.model == replica.model]
-    if len(queue) >= replica.room + sum(rival.room for rival in rivals):
+    room = int(table.rooms[row])
+    if len(queue) >= int(table.rooms.sum()):
         # every place is filled, whoever asks first
-        return tuple(one.request_id for one in queue[: replica.room])
-    everyone = [replica, *sorted(rivals, key=lambda rival: rival.replica_id)]
-    works_s = works_of(queue, everyone)
-    fair_s = fair_level_s(works_s, everyone)
-    taken: list[str] = []
-    level_s = replica.leased_work_s
-    for request, work_s in zip(queue[: replica.room], works_s[:, 0], strict=False):
+        return room
+    works_s = works_of(queue, table)
+    fair_s = fair_level_s(works_s, row, table)
+    level_s = float(table.levels_s[row])
+    for taken, work_s in enumerate(works_s[:room, row].tolist()):
         if level_s + work_s / 2 > fair_s:
-            break
-        taken.append(request.request_id)
+            return taken
         level_s += work_s
-    return tuple(taken)
+    return min(room, len(queue))
 
 
-def works_of(
-    queue: Sequence[RequestView], replicas: Sequence[ReplicaView]
-) -> npt.NDArray[np.float64]:
-    """Return the replica seconds of each request on each replica, ``[requests, replicas]``.
+def works_of(queue: Sequence[RequestView], table: ReplicaTable) -> Floats:
+    """Return the replica seconds of each request on each replica, [requests, R].
 
-    As :func:`share_s` does, for all at once: the choice is made for every poll.
+    As :func:`share_s` does, for all at once.
     """
     loads = [load_of(one) for one in queue]
     amounts = np.array(
@@ -63,39 +93,31 @@ def works_of(
             (one.steps, one.step_pixels / 1e6, one.step_squares / 1e12, one.decode_pixels / 1e6)
             for one in loads
         ]
-    ).reshape(len(queue), 4)
-    prices_s = np.array(
-        [
-            (
-                one.step_cost.fixed_s / one.max_batch,
-                one.step_cost.per_megapixel_s,
-                one.step_cost.per_squared_megapixel_s,
-                one.step_cost.decode_per_megapixel_s,
-            )
-            for one in replicas
-        ]
-    )
-    works_s: npt.NDArray[np.float64] = amounts @ prices_s.T
+    ).reshape(len(queue), NUM_PRICES)
+    works_s: Floats = amounts @ table.prices_s.T
     return works_s
 
 
-def fair_level_s(works_s: npt.NDArray[np.float64], replicas: Sequence[ReplicaView]) -> float:
-    """Return the replica seconds that the first replica holds once the queue is dealt out.
+def fair_level_s(works_s: Floats, row: int, table: ReplicaTable) -> float:
+    """Return the replica seconds that a replica holds once the queue is dealt out.
 
     Greedy list scheduling: each request, in order, goes to where it would end first among those
-    with room, ties to the first. So a full peer blocks nobody, and a slow one gets little. The
-    dealing stops when the first replica has no room left.
+    with room, ties to the one that polls. So a full peer blocks nobody, and a slow one gets little.
+    The dealing stops when the replica has no room left.
 
     Args:
-        works_s: seconds of each request on each replica, ``[requests, replicas]``.
+        works_s: seconds of each request on each replica, [requests, R].
+        row: of the replica.
+        table: it and its peers.
     """
-    levels_s = np.array([one.leased_work_s for one in replicas], dtype=float)
-    rooms = np.array([one.room for one in replicas])
+    levels_s, rooms = table.levels_s.copy(), table.rooms.copy()
     for work_s in works_s:
-        if rooms[0] == 0:
+        if rooms[row] <= 0:
             break
         ends_s = np.where(rooms > 0, levels_s + work_s, np.inf)
         soonest = int(ends_s.argmin())
+        if ends_s[row] <= ends_s[soonest]:
+            soonest = row
         levels_s[soonest] = ends_s[soonest]
         rooms[soonest] -= 1
-    return float(levels_s[0])
+    return float(levels_s[row])

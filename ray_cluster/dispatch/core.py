@@ -187,7 +187,7 @@ class DispatchCore:
         replica = self.replicas.get(replica_id)
         if replica is None:
             return self.take_outcomes(), None
-        replica.heard_s = now_s
+        self.replicas.note_heard(replica, now_s)
         stale = []
         for event in events:
             if not self._ledger.apply(event, replica, now_s):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from ray_cluster.dispatch.replica_rows import ReplicaRows
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import Poll
@@ -36,6 +37,7 @@ class Replicas:
         self._changed: set[str] = set()
         self._counted: dict[str, Load] = {}
         self._in_progress: dict[str, Load] = {}
+        self._rows: dict[str, ReplicaRows] = {}
 
     def __iter__(self) -> Iterator[ReplicaRecord]:
         return iter(self._by_id.values())
@@ -55,6 +57,10 @@ class Replicas:
         self._by_id[replica.replica_id] = replica
         self._profiles[replica.model] = replica.registration.profile
         replica.changed = self._changed
+        self._changed.add(replica.replica_id)
+        rows = self._rows.setdefault(replica.model, ReplicaRows())
+        rows.add(replica.replica_id)
+        rows.hear(replica.replica_id, replica.heard_s)
         self._pools.pop(replica.model, None)
 
     @property
@@ -65,6 +71,7 @@ class Replicas:
     def hear(self, replica: ReplicaRecord, poll: Poll, now_s: float) -> None:
         """Take in what a replica says of itself."""
         replica.hear(poll, now_s)
+        self.note_heard(replica, now_s)
         pooled = self._pooled_costs.get(replica.replica_id)
         if pooled is None or differs(replica.step_cost, pooled, by=_POOLED_WITHIN):
             self._pools.pop(replica.model, None)
@@ -76,6 +83,7 @@ class Replicas:
             return None
         model, last = replica.model, self.pool(replica.model)
         del self._by_id[replica_id]
+        self._rows[model].remove(replica_id)
         self._with_room.get(model, {}).pop(replica_id, None)
         self._pooled_costs.pop(replica_id, None)
         self._count(replica, NO_LOAD)
@@ -101,15 +109,25 @@ class Replicas:
 
     def in_progress(self, model: str) -> Load:
         """Return what the model's replicas hold."""
-        while self._changed:
-            replica = self._by_id.get(self._changed.pop())
-            if replica is not None:
-                self._count(replica, replica.load())
+        self._catch_up()
         return self._in_progress.get(model, NO_LOAD)
 
     def num_free(self, model: str) -> int:
         """Return for how many requests the model's replicas have room."""
-        return sum(one.view().room for one in self.with_room(model))
+        self._catch_up()
+        return self._rows[model].num_free if model in self._rows else 0
+
+    def note_heard(self, replica: ReplicaRecord, now_s: float) -> None:
+        """Note a sign of life."""
+        replica.heard_s = now_s
+        self._rows[replica.model].hear(replica.replica_id, now_s)
+
+    def _catch_up(self) -> None:
+        """Bring the sums and rows of what has changed up to date."""
+        while self._changed:
+            replica = self._by_id[self._changed.pop()]
+            self._count(replica, replica.load())
+            self._rows[replica.model].put(replica.view())
 
     def _count(self, replica: ReplicaRecord, load: Load) -> None:
         """Have a replica's load stand for what it was counted for so far."""
@@ -147,12 +165,8 @@ class Replicas:
         """Return what a replica leases now, beside peers that were heard of after that instant."""
         if replica.num_free <= 0 or not queue.has(replica.model):
             return ()
-        # those without room are left out to save time
-        peers = [
-            peer.view()
-            for peer in self.with_room(replica.model)
-            if peer is not replica and peer.heard_s >= heard_after_s
-        ]
+        self._catch_up()
+        row, table = self._rows[replica.model].table(replica.replica_id, heard_after_s)
         # no more of the queue than all of them could take: the rest decides nothing
-        num_places = replica.num_free + sum(peer.room for peer in peers)
-        return choose_leases(queue.first(replica.model, num_places), replica.view(), peers)
+        first = queue.first(replica.model, int(table.rooms.sum()))
+        return tuple(one.request_id for one in first[: choose_leases(first, row, table)])

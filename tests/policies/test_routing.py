@@ -8,11 +8,21 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.cost_model import share_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.routing import choose_leases, works_of
+from ray_cluster.policies.routing import choose_leases, table_of, works_of
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 
 SLOW = StepCost(fixed_s=1.0, per_megapixel_s=10.0)
+
+
+def leases_of(
+    waits: list[RequestView], replica: ReplicaView, peers: list[ReplicaView]
+) -> tuple[str, ...]:
+    """What a replica leases of requests in any order, beside its peers."""
+    queue = sorted(waits, key=queue_key)
+    # the one that polls is not always the first
+    table = table_of([*peers[:1], replica, *peers[1:]])
+    return tuple(one.request_id for one in queue[: choose_leases(queue, len(peers[:1]), table)])
 
 
 def waiting(num: int, **changes: int) -> list[RequestView]:
@@ -21,83 +31,74 @@ def waiting(num: int, **changes: int) -> list[RequestView]:
 
 def test_the_only_replica_takes_all_it_has_room_for_in_queue_order() -> None:
     requests = [*waiting(5), request_view("99", priority=1)]
-    assert choose_leases(requests, replica_view(), []) == ("99", "00", "01", "02")
-
-
-def test_other_models_requests_are_left_alone() -> None:
-    requests = [request_view("other", model="n"), request_view("own")]
-    assert choose_leases(requests, replica_view(), []) == ("own",)
+    assert leases_of(requests, replica_view(), []) == ("99", "00", "01", "02")
 
 
 def test_two_idle_replicas_take_half_each() -> None:
-    assert choose_leases(waiting(4), replica_view(), [replica_view("s")]) == ("00", "01")
+    assert leases_of(waiting(4), replica_view(), [replica_view("s")]) == ("00", "01")
 
 
 def test_work_given_as_whole_seconds_counts_in_full() -> None:
     requests = waiting(4, num_steps=1)
     views = [replica_view(name, leased_work_s=0) for name in ("r", "s")]
-    assert choose_leases(requests, views[0], views[1:]) == ("00", "01")
+    assert leases_of(requests, views[0], views[1:]) == ("00", "01")
 
 
 def test_a_request_that_lies_by_less_than_half_above_the_fair_level_is_taken() -> None:
     # dealt out by steps: 2 and 9 here, 10 there; 2 + 10 is over 11, but not by half of 10
     requests = [request_view(f"{n}", num_steps=s) for n, s in enumerate((2, 10, 9))]
-    assert choose_leases(requests, replica_view(), [replica_view("s")]) == ("0", "1")
+    assert leases_of(requests, replica_view(), [replica_view("s")]) == ("0", "1")
 
 
 def test_of_an_odd_number_the_one_that_polls_first_takes_one_more() -> None:
-    assert len(choose_leases(waiting(3), replica_view(), [replica_view("s")])) == 2
-    assert len(choose_leases(waiting(1), replica_view(), [replica_view("s")])) == 1
+    assert len(leases_of(waiting(3), replica_view(), [replica_view("s")])) == 2
+    assert len(leases_of(waiting(1), replica_view(), [replica_view("s")])) == 1
 
 
 def test_a_full_peer_blocks_nothing() -> None:
     full = replica_view("s", num_free=4, num_leased=4)
     drained = replica_view("t", num_free=0)
-    assert len(choose_leases(waiting(4), replica_view(), [full, drained])) == 4
-
-
-def test_a_peer_of_another_model_is_no_rival() -> None:
-    assert len(choose_leases(waiting(4), replica_view(), [replica_view("s", model="n")])) == 4
+    assert len(leases_of(waiting(4), replica_view(), [full, drained])) == 4
 
 
 def test_a_slow_peer_gets_its_small_share_and_leaves_the_rest() -> None:
     slow = replica_view("s", step_cost=SLOW)
     fast = replica_view("f", max_in_flight=20, num_free=20)
-    assert len(choose_leases(waiting(11), fast, [slow])) == 10
-    assert len(choose_leases(waiting(11), slow, [fast])) == 1
+    assert len(leases_of(waiting(11), fast, [slow])) == 10
+    assert len(leases_of(waiting(11), slow, [fast])) == 1
 
 
 def test_a_slow_replica_leaves_a_request_to_a_fast_peer_with_room() -> None:
     slow, fast = replica_view("s", step_cost=SLOW), replica_view("f")
-    assert choose_leases(waiting(1), slow, [fast]) == ()
-    assert choose_leases(waiting(1), fast, [slow]) == ("00",)
+    assert leases_of(waiting(1), slow, [fast]) == ()
+    assert leases_of(waiting(1), fast, [slow]) == ("00",)
 
 
 def test_a_busy_replica_leaves_work_to_an_idle_peer() -> None:
     busy = replica_view("b", num_leased=2, num_free=2, leased_work_s=50.0)
-    assert choose_leases(waiting(4), busy, [replica_view("i")]) == ()
+    assert leases_of(waiting(4), busy, [replica_view("i")]) == ()
 
 
 def test_a_share_counts_work_and_not_requests() -> None:
     requests = [request_view("00", num_steps=30), *waiting(4)[1:]]
-    assert choose_leases(requests, replica_view(), [replica_view("s")]) == ("00",)
+    assert leases_of(requests, replica_view(), [replica_view("s")]) == ("00",)
 
 
 @pytest.mark.parametrize("num_free", [0, 1, 3])
 def test_never_more_than_there_is_room_for(num_free: int) -> None:
-    assert len(choose_leases(waiting(9), replica_view(num_free=num_free), [])) == num_free
+    assert len(leases_of(waiting(9), replica_view(num_free=num_free), [])) == num_free
 
 
 def test_where_enough_waits_for_every_place_each_replica_fills_its_own() -> None:
     slow, fast = replica_view("s", step_cost=SLOW), replica_view("f", num_free=3)
-    assert len(choose_leases(waiting(7), slow, [fast])) == 4
-    assert len(choose_leases(waiting(7), fast, [slow])) == 3
+    assert len(leases_of(waiting(7), slow, [fast])) == 4
+    assert len(leases_of(waiting(7), fast, [slow])) == 3
     # one fewer, and the slow one leaves its last place empty rather than a fast one
-    assert len(choose_leases(waiting(6), slow, [fast])) < 4
+    assert len(leases_of(waiting(6), slow, [fast])) < 4
 
 
 def test_requests_without_any_work_left_are_taken_too() -> None:
-    assert len(choose_leases(waiting(3, num_steps=0), replica_view(), [replica_view("s")])) == 3
+    assert len(leases_of(waiting(3, num_steps=0), replica_view(), [replica_view("s")])) == 3
 
 
 terms_s = st.sampled_from([0.0, 0.001, 0.1, 3.0])
@@ -135,7 +136,7 @@ queues = st.lists(
 def test_the_work_of_all_on_all_is_each_ones_share(
     queue: list[RequestView], views: list[ReplicaView]
 ) -> None:
-    works_s = works_of(queue, views)
+    works_s = works_of(queue, table_of(views))
     assert works_s.shape == (len(queue), len(views))
     for (row, request), (column, view) in product(enumerate(queue), enumerate(views)):
         share = share_s(view.step_cost, request, view.max_batch)
@@ -164,7 +165,7 @@ def test_polls_in_any_order_hand_out_the_queue_in_order_until_nobody_has_room(
         before = len(left)
         for index in shuffled:
             peers = [view for other, view in enumerate(views) if other != index]
-            taken = choose_leases(left, views[index], peers)
+            taken = leases_of(left, views[index], peers)
             assert len(taken) <= views[index].room
             assert taken == tuple(one.request_id for one in left[: len(taken)])
             views[index] = after(views[index], left[: len(taken)])
@@ -191,7 +192,7 @@ def test_idle_equal_replicas_end_within_one_request_of_the_best_split(
     for turn in range(2 * num_replicas):
         index = (first + turn) % num_replicas
         peers = [view for other, view in enumerate(views) if other != index]
-        taken = choose_leases(left, views[index], peers)
+        taken = leases_of(left, views[index], peers)
         views[index] = after(views[index], left[: len(taken)])
         left = left[len(taken) :]
     assert not left

@@ -1,0 +1,73 @@
+"""A model's live replicas as rows of arrays, so that a choice among a thousand is quick."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_cluster.policies.routing import NUM_PRICES, ReplicaTable, prices_of
+from ray_cluster.policies.types import ReplicaView
+
+_FIRST_ROOM = 4
+
+
+class ReplicaRows:
+    """Keeps a row per replica; rows move when one is taken out."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._row_by_id: dict[str, int] = {}
+        self._levels_s: npt.NDArray[np.float64] = np.zeros(_FIRST_ROOM)
+        self._rooms: npt.NDArray[np.int64] = np.zeros(_FIRST_ROOM, dtype=np.int64)
+        self._prices_s: npt.NDArray[np.float64] = np.zeros((_FIRST_ROOM, NUM_PRICES))
+        self._heard_s: npt.NDArray[np.float64] = np.zeros(_FIRST_ROOM)
+
+    def add(self, replica_id: str) -> None:
+        """Make a row; it has no room until it is put in."""
+        row = len(self._ids)
+        if row == len(self._rooms):
+            self._grow()
+        self._ids.append(replica_id)
+        self._row_by_id[replica_id] = row
+        self._rooms[row] = 0
+
+    def put(self, view: ReplicaView) -> None:
+        """Bring a replica's row up to date."""
+        row = self._row_by_id[view.replica_id]
+        self._levels_s[row] = view.leased_work_s
+        self._rooms[row] = view.room
+        self._prices_s[row] = prices_of(view)
+
+    def hear(self, replica_id: str, heard_s: float) -> None:
+        """Note when a replica was last heard of."""
+        self._heard_s[self._row_by_id[replica_id]] = heard_s
+
+    def remove(self, replica_id: str) -> None:
+        """Take a row out; the last one takes its place."""
+        row, last = self._row_by_id.pop(replica_id), self._ids.pop()
+        if last == replica_id:
+            return
+        end = len(self._ids)
+        for array in (self._levels_s, self._rooms, self._prices_s, self._heard_s):
+            array[row] = array[end]
+        self._ids[row] = last
+        self._row_by_id[last] = row
+
+    @property
+    def num_free(self) -> int:
+        """Requests that all of them together have room for."""
+        return int(self._rooms[: len(self._ids)].sum())
+
+    def table(self, replica_id: str, heard_after_s: float) -> tuple[int, ReplicaTable]:
+        """Return a replica's row, and all rows; those not heard of since then have no room."""
+        count, row = len(self._ids), self._row_by_id[replica_id]
+        counts_on = self._heard_s[:count] >= heard_after_s
+        counts_on[row] = True
+        rooms = np.where(counts_on, self._rooms[:count], 0)
+        return row, ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count])
+
+    def _grow(self) -> None:
+        self._levels_s, self._rooms, self._prices_s, self._heard_s = (
+            np.concatenate([array, np.zeros_like(array)])
+            for array in (self._levels_s, self._rooms, self._prices_s, self._heard_s)
+        )
