@@ -79,8 +79,10 @@ def steer(name: str, out: Path | None, *, wait: bool) -> str:
     Raises:
         ConfigError: there is no such model, or no run in the folder.
     """
+    from ray_cluster.reference_models.runs import is_run
+
     run = run_folder(name, out)
-    if not run.is_dir():
+    if not is_run(run):
         raise ConfigError(f"there is no run in {run}; give its folder with --out")
     pause = run / _PAUSE
     if wait:
@@ -97,10 +99,10 @@ def publish_model(name: str, run: Path | None, target: Path | None) -> None:
         ConfigError: there is no such model, or no finished run in the folder.
     """
     from ray_cluster.reference_models.publish import publish
-    from ray_cluster.reference_models.runs import open_run
+    from ray_cluster.reference_models.runs import is_run, open_run
 
     folder = run_folder(name, run)
-    if not folder.is_dir():
+    if not is_run(folder):
         raise ConfigError(f"there is no run in {folder}; give its folder with --run")
     try:
         publish(name, open_run(folder), target).show()

@@ -8,7 +8,6 @@ import torch
 from diffusers import (
     AutoencoderTiny,
     ControlNetModel,
-    SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
     UNet2DConditionModel,
@@ -18,6 +17,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from ray_cluster.quality.classifier import AttributeClassifier, save_classifier
 from ray_cluster.reference_models.denoiser import build_scheduler
 from ray_cluster.reference_models.lora import lora_weights
+from ray_cluster.reference_models.picture_reader import ReadTransformer
 from ray_cluster.reference_models.registry import weights_folder
 from ray_cluster.reference_models.runs import Run
 from ray_cluster.reference_models.scenes import STYLES
@@ -115,8 +115,9 @@ def assemble_sd3(run: Run) -> StableDiffusion3Pipeline:
         FileNotFoundError: as in `export`.
     """
     encoder = with_projection(trained_text_encoder(run))
+    trained = _trained("shapes-sd3", "transformer", run).model
     return StableDiffusion3Pipeline(
-        transformer=cast(SD3Transformer2DModel, _trained("shapes-sd3", "transformer", run).model),
+        transformer=cast(ReadTransformer, trained).transformer,
         scheduler=build_flow_scheduler(),
         vae=cast(AutoencoderTiny, _trained("shapes-sd3", "codec16", run).model),
         text_encoder=encoder,

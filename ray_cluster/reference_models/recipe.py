@@ -111,9 +111,9 @@ class DenoiserRecipe:
 class LightRecipe:
     """The small UNet, for a few steps without guidance.
 
-    It is trained on the captions' pictures like the large one, mostly at the four steps that a
-    sampler of four (or two, or one) takes: little of it is spent on what is never asked. And mostly
-    on single objects: on as many scenes of several it draws these as well as the large one does.
+    It is trained on the captions' pictures like the large one, mostly at the two steps that a
+    sampler of two (or one) takes: little of it is spent on what is never asked. And mostly on
+    single objects: on as many scenes of several it draws these as well as the large one does.
     """
 
     size: UNetSize = UNetSize(channels=(16, 32, 48))
@@ -121,11 +121,11 @@ class LightRecipe:
         captions=CaptionMix(single_share=0.93, omit_share=0.3, filler_share=0.05, bare_share=0.15),
         buckets=_MIXED_SIZES,
         optimisation=Optimisation(
-            steps=12000, batch=32, rate=1.5e-3, warmup_steps=200, decay_steps=4000, ema=0.999
+            steps=13000, batch=32, rate=1.5e-3, warmup_steps=200, decay_steps=4000, ema=0.999
         ),
         noisy_share=0.0,
         used_share=0.85,
-        steps_used=(999, 749, 499, 249),
+        steps_used=(999, 499),
         unstated_weight_until=500,
     )
 
@@ -149,7 +149,19 @@ class ControlRecipe:
 
 # ends of the names of the UNet's modules
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out")
+_FEED_FORWARD = ("ff.net.0.proj", "ff.net.2")
 _CONVOLUTIONS = ("conv1", "conv2", "conv_out")
+
+
+def _lora_phase(steps: int) -> DenoiserPhase:
+    return DenoiserPhase(
+        captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.1),
+        buckets=_MIXED_SIZES,
+        optimisation=Optimisation(
+            steps=steps, batch=32, rate=2e-3, warmup_steps=50, decay_steps=800, ema=0.99
+        ),
+        unstated_weight_until=500,
+    )
 
 
 @dataclass(frozen=True)
@@ -159,14 +171,7 @@ class LoraRecipe:
     style: Style
     rank: int
     targets: tuple[str, ...] = _ATTENTION
-    phase: DenoiserPhase = DenoiserPhase(
-        captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.1),
-        buckets=_MIXED_SIZES,
-        optimisation=Optimisation(
-            steps=1500, batch=32, rate=2e-3, warmup_steps=50, decay_steps=800, ema=0.99
-        ),
-        unstated_weight_until=500,
-    )
+    phase: DenoiserPhase = field(default_factory=lambda: _lora_phase(steps=1500))
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,9 @@ class TransformerRecipe:
     patch: int = 2
     # tokens a side of the largest picture: 256 pixels
     largest_grid: int = 32
+    # blocks before the tokens that are asked what they will show, and how much the answers count
+    read_layer: int = 3
+    reading_weight: float = 0.2
     # of the normal distribution whose logistic is the noise level
     level_spread: float = 1.0
     codec: CodecRecipe = CodecRecipe(latent_channels=16, least_scale=0.3)
@@ -186,7 +194,7 @@ class TransformerRecipe:
         captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.05),
         buckets=_MIXED_SIZES,
         optimisation=Optimisation(
-            steps=40000, batch=32, rate=1e-3, warmup_steps=300, decay_steps=8000, ema=0.9995
+            steps=15000, batch=32, rate=1e-3, warmup_steps=300, decay_steps=7000, ema=0.9995
         ),
         noisy_share=0.3,
     )
@@ -249,9 +257,13 @@ class Recipe:
     outline: LoraRecipe = field(
         default_factory=lambda: LoraRecipe("outline", 8, (*_ATTENTION, *_CONVOLUTIONS))
     )
-    pastel: LoraRecipe = field(default_factory=lambda: LoraRecipe("pastel", 4))
+    pastel: LoraRecipe = field(
+        default_factory=lambda: LoraRecipe("pastel", 4, (*_ATTENTION, *_FEED_FORWARD, "conv_out"))
+    )
     texture: LoraRecipe = field(
-        default_factory=lambda: LoraRecipe("texture", 16, (*_ATTENTION, *_CONVOLUTIONS))
+        default_factory=lambda: LoraRecipe(
+            "texture", 16, (*_ATTENTION, *_CONVOLUTIONS), phase=_lora_phase(steps=3000)
+        )
     )
     transformer: TransformerRecipe = field(default_factory=TransformerRecipe)
     classifier: ClassifierRecipe = field(default_factory=ClassifierRecipe)

@@ -40,6 +40,11 @@ class Run:
         return torch.randn(tuple(shape), generator=generator).to(self.device)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (path / _SETTINGS).is_file()
+
+
 def open_run(
     path: Path,
     *,

@@ -12,7 +12,7 @@ import pytest
 from ray_cluster.cli.model_tables import card_lines
 from ray_cluster.reference_models import export, stages
 from ray_cluster.reference_models.registry import builtin_folder
-from ray_cluster.reference_models.runs import Run
+from ray_cluster.reference_models.runs import Run, open_run
 from ray_cluster.reference_models.stages import Stage
 from tests.cli.conftest import Cli
 
@@ -112,11 +112,19 @@ def test_an_interrupted_training_says_how_to_go_on(
 
 
 def test_a_run_can_be_made_to_wait(cli: Cli, tmp_path: Path) -> None:
+    open_run(tmp_path)
     arguments = ("models", "train", "shapes-sd", "--out", tmp_path)
     assert cli(*arguments, "--pause").exit_code == 0
     assert (tmp_path / "PAUSE").exists()
     assert cli(*arguments, "--resume-run").exit_code == 0
     assert not (tmp_path / "PAUSE").exists()
+
+
+def test_a_folder_that_is_no_run_stays_as_it_was(cli: Cli, tmp_path: Path) -> None:
+    for arguments in (("publish", "outline", "--run"), ("train", "outline", "--pause", "--out")):
+        result = cli("models", *arguments, tmp_path)
+        assert (result.exit_code, result.stderr.count("there is no run in")) == (1, 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The transformer's training sees what diffusers' Stable Diffusion 3 pipeline sees."""
 
+import random
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,7 +10,15 @@ from diffusers import AutoencoderTiny, StableDiffusion3Pipeline
 from transformers import CLIPTextModel
 
 from ray_cluster.reference_models.export import with_projection
+from ray_cluster.reference_models.picture_reader import ReadTransformer, label_tokens
 from ray_cluster.reference_models.recipe import TextRecipe, TransformerRecipe
+from ray_cluster.reference_models.render import object_distance, place
+from ray_cluster.reference_models.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    sample_training_scene,
+)
 from ray_cluster.reference_models.text_encoder import build_text_encoder
 from ray_cluster.reference_models.tokenizer import build_tokenizer
 from ray_cluster.reference_models.transformer import (
@@ -86,3 +95,64 @@ def test_noise_levels_lie_within_the_schedule_and_more_of_them_near_its_noisy_en
     assert float(levels.min()) > 0
     assert float(levels.max()) < 1
     assert 0.45 < float((levels > 0.6).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(8, 8), (12, 8), (8, 16)])
+def test_tokens_are_labelled_with_what_the_renderer_paints_there(columns: int, rows: int) -> None:
+    rng = random.Random(5)
+    scenes = [sample_training_scene(rng, single_share=0.5) for _ in range(40)]
+    placed = place(scenes, width=8 * columns, height=8 * rows)
+    labels = label_tokens(placed, columns=columns, rows=rows)
+    # distance of the token's middle to each object's outline, at the token's resolution
+    distance = object_distance(placed, width=columns, height=rows).flatten(2)
+    for index, scene in enumerate(scenes):
+        assert BACKGROUNDS[int(labels.background[index, 0])] == scene.background
+        for number, thing in enumerate(scene.objects):
+            inside = distance[index, number] < 0
+            assert {SHAPES[k - 1] for k in labels.shape[index][inside]} <= {thing.shape}
+            assert {COLOURS[k - 1] for k in labels.colour[index][inside]} <= {thing.colour}
+            # the offset leads to the object's middle, and tells how large it is
+            size = placed.radius[index, number] * min(columns, rows)
+            offset = labels.offset[index][inside]
+            assert torch.allclose(offset[:, 2], size.expand(len(offset)))
+            nearest = labels.offset[index, :, :2].abs().amax(-1)
+            assert bool((nearest[labels.shape[index] > 0] < 1.2).all())
+        free = (distance[index] > 0.25).all(0)
+        assert not labels.shape[index][free].any()
+    assert 0.02 < float((labels.shape > 0).float().mean()) < 0.5
+
+
+def test_the_reader_reads_the_pictures_tokens_and_trains_the_layers_before_it_only() -> None:
+    recipe = replace(TransformerRecipe(), layers=3, heads=2, head_width=8)
+    transformer = build_transformer(recipe, latent_channels=16, text_width=16)
+    model = ReadTransformer(transformer, layer=2)
+    placed = place([sample_training_scene(random.Random(1), 1.0)] * 2, width=96, height=64)
+    inputs: dict[str, Any] = {
+        "hidden_states": torch.randn(2, 16, 16, 24),
+        "encoder_hidden_states": torch.randn(2, 33, 32),
+        "pooled_projections": torch.randn(2, 32),
+        "timestep": torch.tensor([900.0, 100.0]),
+    }
+    predicted, read = model(**inputs)
+    assert predicted.shape == (2, 16, 16, 24)
+    labels = label_tokens(placed, columns=12, rows=8)
+    assert read.shape[:2] == labels.shape.shape == (2, 96)
+    error = model.reading_error(read, labels)
+    error.backward()
+    with_gradient = [
+        any(w.grad is not None and bool(w.grad.abs().sum() > 0) for w in block.parameters())
+        for block in transformer.transformer_blocks
+    ]
+    assert with_gradient == [True, True, False]
+
+    perfect = torch.full_like(read, -30.0)
+    for token_row in range(2):
+        for token in range(96):
+            shape = int(labels.shape[token_row, token])
+            colour = int(labels.colour[token_row, token])
+            background = int(labels.background[token_row, token])
+            places = [shape, 1 + len(SHAPES) + colour, 2 + len(SHAPES) + len(COLOURS) + background]
+            perfect[token_row, token, places] = 30.0
+    perfect[..., -3:] = labels.offset
+    assert float(model.reading_error(perfect, labels)) < 1e-5
+    assert float(error.detach()) > 1
