@@ -27,6 +27,7 @@ from ray_cluster.engine.unet_executor import UNetExecutor, check_unet_config
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.model_sizes import model_sizes
 from ray_cluster.policies.memory import MemoryPlan
+from ray_cluster.reference_models.registry import builtin_sampling
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,9 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
 
 def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables) -> ModelProfile:
     sizes = model_sizes(pool, component_config(folder, "unet"), component_config(folder, "vae"))
-    defaults = pool.defaults
+    defaults, builtin = pool.defaults, builtin_sampling(pool.model)
+    guidance = defaults.guidance_scale
+    steps, scale = (builtin.num_steps, builtin.guidance_scale) if builtin else (30, 5.0)
     profile = ModelProfile(
         model=pool.model_name,
         family=family,
@@ -166,9 +169,9 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         max_px=sizes.max_px,
         default_width_px=sizes.default_width_px,
         default_height_px=sizes.default_height_px,
-        default_num_steps=defaults.num_inference_steps or 30,
-        default_guidance_scale=5.0 if defaults.guidance_scale is None else defaults.guidance_scale,
-        default_sampler=defaults.sampler or "dpmpp_2m",
+        default_num_steps=defaults.num_inference_steps or steps,
+        default_guidance_scale=scale if guidance is None else guidance,
+        default_sampler=defaults.sampler or ("ddim" if builtin else "dpmpp_2m"),
         max_steps_by_sampler={
             name: tables.max_steps(name, pool.max_num_inference_steps) for name in tables.names
         },

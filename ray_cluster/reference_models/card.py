@@ -61,7 +61,7 @@ def _phases(model: str, recipe: Recipe) -> dict[str, DenoiserPhase]:
     denoiser = recipe.denoiser
     known: dict[str, dict[str, DenoiserPhase]] = {
         "shapes-sd": {"denoiser": denoiser.first, "refinement": denoiser.second},
-        "shapes-sd-light": {"light": recipe.light.phase},
+        "shapes-sd-light": {"light": recipe.light.first, "light-refinement": recipe.light.second},
         "shapes-sd-edges": {"edges": recipe.edges.phase},
         "shapes-sd-layout": {"layout": recipe.layout.phase},
         **{style: {style: getattr(recipe, style).phase} for style in STYLES[1:]},

@@ -19,6 +19,7 @@ from torch import Tensor
 from ray_cluster.quality.classifier import AttributeClassifier, load_classifier, read_pictures
 from ray_cluster.quality.distances import FrechetDistance, frechet_distance
 from ray_cluster.reference_models.card_tables import Figures, Rows
+from ray_cluster.reference_models.registry import builtin_sampling
 from ray_cluster.reference_models.render import Jitter, render
 from ray_cluster.reference_models.scenes import Scene, has_held_out_object
 from ray_cluster.reference_models.scoring import COLUMNS, Drawn, Share, count_shares
@@ -54,15 +55,12 @@ class EvaluationOptions:
     oblongs: tuple[tuple[int, int], ...] = ((96, 64), (64, 96), (128, 64), (64, 128))
 
 
-# steps and guidance; the guidance of shapes-sd was chosen among 1.5, 2 and 3 on other prompts
-_SAMPLING = {"shapes-sd-light": (4, 1.0)}
-_USUAL_SAMPLING = (20, 2.0)
-
-
 def options_for(model: str) -> EvaluationOptions:
     """The options that a built-in model's card was measured with; those of shapes-sd for others."""
-    steps, guidance = _SAMPLING.get(model, _USUAL_SAMPLING)
-    return EvaluationOptions(steps=steps, guidance=guidance)
+    sampling = builtin_sampling(model)
+    if sampling is None:
+        return EvaluationOptions()
+    return EvaluationOptions(steps=sampling.num_steps, guidance=sampling.guidance_scale)
 
 
 @dataclass(frozen=True)

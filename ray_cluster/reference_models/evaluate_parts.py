@@ -73,7 +73,8 @@ def evaluate_control(
 ) -> PartEvaluation:
     """Measure a ControlNet in diffusers' plain pipeline, at full scale and at none.
 
-    The prompts name shapes, colours and relations only; hints tell where things stand.
+    The prompts name shapes, colours and relations only, and the background where the hint does not
+    show it; hints tell where things stand.
 
     Args:
         folder: of the ControlNet.
@@ -93,7 +94,8 @@ def evaluate_control(
     pictures: list[Tensor] = []
     for scale in (1.0, 0.0):
         painter.constants = {"controlnet_conditioning_scale": scale}
-        short = [bare(prompt) for prompt in prompts]
+        # blocks show no background, and its edges count like all others
+        short = [bare(prompt, names_background=kind == "layout") for prompt in prompts]
         drawn = painter.draw_repeatedly(short, width=64, height=64, image=hints)
         # the hint asks for what the whole prompt says
         full = [

@@ -92,7 +92,7 @@ def assemble_sd(model: str, run: Run) -> StableDiffusionPipeline:
         codec = AutoencoderTiny.from_pretrained(run.base / "vae")
     else:
         codec = _trained("shapes-sd", "codec", run).model
-    if run.base is not None and not run.folder.index(last):
+    if model == "shapes-sd" and run.base is not None and not run.folder.index(last):
         unet = UNet2DConditionModel.from_pretrained(run.base / "unet")
     else:
         unet = _trained(model, last, run).model

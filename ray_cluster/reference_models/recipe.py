@@ -112,16 +112,36 @@ class LightRecipe:
     """The small UNet, for a few steps without guidance.
 
     It is trained on the captions' pictures like the large one, mostly at the two steps that a
-    sampler of two (or one) takes: little of it is spent on what is never asked. And mostly on
-    single objects: on as many scenes of several it draws these as well as the large one does.
+    sampler of two (or one) takes: little of it is spent on what is never asked. The phase `first`
+    teaches it single objects; on as many scenes of several as the large one sees it draws these as
+    well as that one does. So `second`, with several objects and larger pictures, is a short one.
     """
 
     size: UNetSize = UNetSize(channels=(16, 32, 48))
-    phase: DenoiserPhase = DenoiserPhase(
+    first: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.93, omit_share=0.3, filler_share=0.05, bare_share=0.15),
         buckets=_MIXED_SIZES,
         optimisation=Optimisation(
             steps=13000, batch=32, rate=1.5e-3, warmup_steps=200, decay_steps=4000, ema=0.999
+        ),
+        noisy_share=0.0,
+        used_share=0.85,
+        steps_used=(999, 499),
+        unstated_weight_until=500,
+    )
+    second: DenoiserPhase = DenoiserPhase(
+        captions=CaptionMix(single_share=0.7, omit_share=0.3, filler_share=0.05, bare_share=0.2),
+        buckets=(
+            SizeBucket(64, 64, 32, 0.5),
+            SizeBucket(96, 64, 21, 0.04),
+            SizeBucket(64, 96, 21, 0.04),
+            SizeBucket(128, 64, 16, 0.04),
+            SizeBucket(64, 128, 16, 0.04),
+            SizeBucket(96, 96, 14, 0.1),
+            SizeBucket(128, 128, 8, 0.24),
+        ),
+        optimisation=Optimisation(
+            steps=8000, batch=32, rate=1e-3, warmup_steps=50, decay_steps=3000, ema=0.999
         ),
         noisy_share=0.0,
         used_share=0.85,
@@ -258,7 +278,12 @@ class Recipe:
         default_factory=lambda: LoraRecipe("outline", 8, (*_ATTENTION, *_CONVOLUTIONS))
     )
     pastel: LoraRecipe = field(
-        default_factory=lambda: LoraRecipe("pastel", 4, (*_ATTENTION, *_FEED_FORWARD, "conv_out"))
+        default_factory=lambda: LoraRecipe(
+            "pastel",
+            4,
+            (*_ATTENTION, *_FEED_FORWARD, *_CONVOLUTIONS),
+            phase=_lora_phase(steps=2500),
+        )
     )
     texture: LoraRecipe = field(
         default_factory=lambda: LoraRecipe(

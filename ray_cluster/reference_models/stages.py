@@ -102,59 +102,51 @@ def _codec(run: Run) -> Trainer:
     return codec_trainer("codec", run, options, load_basis(run, options))
 
 
-# the UNet's phases in their order, by stage
-_PHASES = {"denoiser": "first", "refinement": "second"}
+# the phases of each UNet's recipe in their order, by stage
+_PHASES: dict[str, dict[str, str]] = {
+    "denoiser": {"denoiser": "first", "refinement": "second"},
+    "light": {"light": "first", "light-refinement": "second"},
+}
 
 
-def _unet_stage(name: str, run: Run) -> Trainer:
-    """The stage of one of the UNet's phases; all but the first begin where the last one ended."""
-    earlier = list(_PHASES)[: list(_PHASES).index(name)]
+def _unet_stage(part: Literal["denoiser", "light"], name: str, run: Run) -> Trainer:
+    """The stage of one of a UNet's phases; all but the first begin where the last one ended."""
+    phases, recipe = _PHASES[part], getattr(run.recipe, part)
+    earlier = list(phases)[: list(phases).index(name)]
     encoder = trained_text_encoder(run)
     if earlier:
-        unet = _finished_unet(earlier[-1], run)
+        unet = _finished_unet(part, earlier[-1], run)
     else:
         torch.manual_seed(step_seed(run.recipe.seed, name, -1))
         unet = build_denoiser(
-            run.recipe.denoiser.size,
+            recipe.size,
             latent_channels=run.recipe.codec.latent_channels,
             text_width=int(encoder.config.hidden_size),
         )
-    phase = getattr(run.recipe.denoiser, _PHASES[name])
+    phase = getattr(recipe, phases[name])
     basis = load_basis(run, run.recipe.codec)
     return unet_trainer(name, run, phase, unet=unet, basis=basis, encoder=encoder)
 
 
-def _finished_unet(stage: str, run: Run) -> UNet2DConditionModel:
-    """The UNet with averaged weights that a stage left, or else the base's.
+def _finished_unet(
+    part: Literal["denoiser", "light"], stage: str, run: Run
+) -> UNet2DConditionModel:
+    """The UNet with averaged weights that a stage left, or else, of the large one, the base's.
 
     Raises:
         FileNotFoundError: if the stage has not been run to its end, and there is no base.
     """
     if run.folder.index(stage):
-        trainer = _unet_stage(stage, run)
+        trainer = _unet_stage(part, stage, run)
         run.folder.restore(trainer)
         if trainer.is_finished:
             trainer.use_average()
             assert isinstance(trainer.model, UNet2DConditionModel)
             return trainer.model
-    elif run.base is not None:
+    elif run.base is not None and part == "denoiser":
         return base_unet(run)
     raise FileNotFoundError(
         f"no finished {stage} in {run.folder.path}; train the stage {stage!r} first"
-    )
-
-
-def _light(run: Run) -> Trainer:
-    encoder = trained_text_encoder(run)
-    torch.manual_seed(step_seed(run.recipe.seed, "light", -1))
-    unet = build_denoiser(
-        run.recipe.light.size,
-        latent_channels=run.recipe.codec.latent_channels,
-        text_width=int(encoder.config.hidden_size),
-    )
-    basis = load_basis(run, run.recipe.codec)
-    return unet_trainer(
-        "light", run, run.recipe.light.phase, unet=unet, basis=basis, encoder=encoder
     )
 
 
@@ -204,6 +196,10 @@ def _transformer(run: Run) -> Trainer:
     return transformer_trainer(run, basis, trained_text_encoder(run))
 
 
+def _unet_stages(part: Literal["denoiser", "light"]) -> tuple[Stage, ...]:
+    return tuple(Stage(name, partial(_unet_stage, part, name)) for name in _PHASES[part])
+
+
 # the stage of each ControlNet, which is the kind of its hints
 CONTROLS: dict[str, Literal["edges", "layout"]] = {
     "shapes-sd-edges": "edges",
@@ -215,9 +211,9 @@ MODEL_STAGES: dict[str, tuple[Stage, ...]] = {
     "shapes-sd": (
         Stage("text", text_trainer),
         Stage("codec", _codec),
-        *(Stage(name, partial(_unet_stage, name)) for name in _PHASES),
+        *_unet_stages("denoiser"),
     ),
-    "shapes-sd-light": (Stage("light", _light),),
+    "shapes-sd-light": _unet_stages("light"),
     **{name: (Stage(kind, partial(_control, kind)),) for name, kind in CONTROLS.items()},
     **{style: (Stage(style, partial(_lora, style)),) for style in STYLES[1:]},
     "shapes-sd3": (Stage("codec16", _codec16), Stage("transformer", _transformer)),

@@ -121,9 +121,16 @@ def place_hinted(prompts: Sequence[SuitePrompt], *, width: int, height: int) -> 
     return place(scenes, width=width, height=height, jitter=HINT_JITTER, seed=SUITE_SEED)
 
 
-def bare(prompt: SuitePrompt) -> SuitePrompt:
-    """The same prompt without size, place and background: a hint has to tell them."""
-    return replace(prompt, scene=omit_all_details(prompt.scene))
+def bare(prompt: SuitePrompt, *, names_background: bool = False) -> SuitePrompt:
+    """The same prompt without sizes and places, which a hint has to tell.
+
+    Args:
+        names_background: for hints that don't show it.
+    """
+    scene = omit_all_details(prompt.scene)
+    if names_background:
+        scene = replace(scene, background=prompt.scene.background)
+    return replace(prompt, scene=scene)
 
 
 def _draw(kind: Kind, rng: random.Random) -> Scene:

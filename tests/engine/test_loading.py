@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.loading import load_model
+from ray_cluster.config import DefaultsConfig, PoolConfig
+from ray_cluster.engine.loading import inspect_model, load_model
 from ray_cluster.engine.unet_executor import check_unet_config
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.requests import SAMPLER_NAMES
@@ -151,6 +152,16 @@ def test_the_profile_says_what_the_model_takes(zoo: Zoo) -> None:
     assert (profile.default_width_px, profile.size_multiple_px) == (64, 16)
     assert profile.max_steps_by_sampler == dict.fromkeys(SAMPLER_NAMES, 100) | {"lcm": 50}
     assert zoo.model("sdxl").profile.family == "stable-diffusion-xl"
+
+
+def test_a_built_in_model_is_sampled_as_its_card_was_where_nobody_says_otherwise() -> None:
+    profile = inspect_model(PoolConfig(name="p", model="shapes-sd")).profile
+    assert (profile.default_num_steps, profile.default_guidance_scale) == (20, 2.0)
+    assert profile.default_sampler == "ddim"
+    defaults = DefaultsConfig(num_inference_steps=7, guidance_scale=0.0, sampler="euler")
+    chosen = inspect_model(PoolConfig(name="p", model="shapes-sd", defaults=defaults)).profile
+    assert (chosen.default_num_steps, chosen.default_guidance_scale) == (7, 0.0)
+    assert chosen.default_sampler == "euler"
 
 
 def test_a_sampler_that_the_model_has_no_formula_for_is_not_offered(copy: Path) -> None:

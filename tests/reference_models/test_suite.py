@@ -69,6 +69,8 @@ def test_hints_show_where_objects_are() -> None:
     inside = object_distance(placed, width=64, height=96) < 0
     for row, prompt in enumerate(prompts):
         assert "background" not in bare(prompt).caption
+        named = bare(prompt, names_background=True).caption
+        assert named == f"{bare(prompt).caption} on a {prompt.scene.background} background"
         for index, thing in enumerate(prompt.scene.objects):
             colour = torch.tensor(COLOUR_RGB[thing.colour])
             assert int(placed.colour[row, index]) == COLOURS.index(thing.colour)

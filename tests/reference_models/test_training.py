@@ -43,10 +43,12 @@ def test_a_killed_and_resumed_stage_equals_an_unbroken_one(
     needed = {
         "refinement": ["text", "denoiser"],
         "denoiser": ["text"],
+        "light-refinement": ["light"],
     }.get(stage, [])
     base = None if model == "shapes-sd" else tiny_base
     whole, broken = (
-        tiny_run(tmp_path / name, stages=needed, base=base) for name in ("whole", "broken")
+        tiny_run(tmp_path / name, stages=needed, base=base, model=model)
+        for name in ("whole", "broken")
     )
     unbroken = find_stage(model, stage).build(whole)
     while not unbroken.is_finished:

@@ -42,7 +42,7 @@ def tiny_recipe() -> Recipe:
         light=replace(
             LightRecipe(),
             size=TINY_UNET,
-            phase=replace(LightRecipe().phase, **TINY),
+            **{name: replace(getattr(LightRecipe(), name), **TINY) for name in ("first", "second")},
         ),
         edges=tiny_control("edges"),
         layout=tiny_control("layout"),
@@ -55,6 +55,7 @@ def tiny_recipe() -> Recipe:
         transformer=replace(
             TransformerRecipe(),
             layers=2,
+            read_layer=1,
             heads=2,
             head_width=8,
             codec=replace(codec, latent_channels=16),
@@ -74,8 +75,9 @@ def tiny_run(
     recipe: Recipe | None = None,
     stages: list[str] | None = None,
     base: Path | None = None,
+    model: str = "shapes-sd",
 ) -> Run:
-    """A run of the tiny recipe, with these stages of shapes-sd trained."""
+    """A run of the tiny recipe, with these stages of a model trained."""
     run = open_run(path, recipe=recipe or tiny_recipe(), base=base)
-    assert train(run, [find_stage("shapes-sd", name) for name in stages or []])
+    assert train(run, [find_stage(model, name) for name in stages or []])
     return run
