@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ray_cluster.dispatch.state import RequestRecord
-from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import Preview
 from ray_cluster.policies.admission import QueueView, predict_s
+
+if TYPE_CHECKING:
+    # it needs numpy, which commands that show jobs do without
+    from ray_cluster.dispatch.waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
