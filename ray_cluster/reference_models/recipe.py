@@ -141,7 +141,7 @@ class LightRecipe:
             SizeBucket(128, 128, 8, 0.24),
         ),
         optimisation=Optimisation(
-            steps=8000, batch=32, rate=1e-3, warmup_steps=50, decay_steps=3000, ema=0.999
+            steps=4500, batch=32, rate=1e-3, warmup_steps=50, decay_steps=2500, ema=0.998
         ),
         noisy_share=0.0,
         used_share=0.85,
