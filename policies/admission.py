@@ -2,8 +2,8 @@
 
 The prediction is fluid: all replicas of a model together are one server, with as many slots as its
 replicas step requests at once. Requests leave it at the pace of full batches; who finds no slot
-free waits for as many departures as it takes, and then spends the time of a full batch. Exact for
-equal replicas and equal requests in the middle of a long queue.
+free waits for as many departures as it takes, and then spends the time of a full batch. For equal
+replicas that is within two batches of what they will do.
 """
 
 from __future__ import annotations

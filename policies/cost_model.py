@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.types import RequestView, StepCost
 
 # one observation moves the correction by at most this factor, up or down
@@ -61,33 +60,9 @@ def step_s(cost: StepCost, work: StepWork) -> float:
     )
 
 
-def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:
-    """Return the seconds until the request is done in a batch of that many of its like."""
-    load = load_of(request)
-    together = replace(
-        load,
-        step_pixels=num_in_batch * load.step_pixels,
-        step_squares=num_in_batch * load.step_squares,
-    )
-    return load_s(cost, together)
-
-
-def alone_s(cost: StepCost, request: RequestView) -> float:
-    """Return the seconds until the request is done with the replica to itself."""
-    return load_s(cost, load_of(request))
-
-
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
     """Return one request's part of the cost of a step of a full batch."""
     return replace(cost, fixed_s=cost.fixed_s / max_batch)
-
-
-def share_s(cost: StepCost, request: RequestView, max_batch: int) -> float:
-    """Return the seconds of replica time that the request takes inside full batches.
-
-    The sum over many requests is the time in which a busy replica works them off.
-    """
-    return alone_s(share_cost(cost, max_batch), request)
 
 
 def differs(cost: StepCost, other: StepCost, *, by: float) -> bool:

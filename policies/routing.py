@@ -83,10 +83,7 @@ def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -
 
 
 def works_of(queue: Sequence[RequestView], table: ReplicaTable) -> Floats:
-    """Return the replica seconds of each request on each replica, [requests, R].
-
-    As :func:`share_s` does, for all at once.
-    """
+    """Return the seconds of each request in full batches of each replica, [requests, R]."""
     loads = [load_of(one) for one in queue]
     amounts = np.array(
         [

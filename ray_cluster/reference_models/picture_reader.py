@@ -1,10 +1,10 @@
 """Reads, while a transformer trains, what its middle layers know of the finished picture.
 
-A transformer that only learns to take noise away finds out late which word decides what is drawn
-where: shapes are a small part of its loss. So the tokens of its middle layer are asked, too, which
-object covers them and where its middle is. The renderer knows, so the answers cost nothing. (The
-idea of training a middle layer on more than noise: REPA, arXiv 2410.06940, with the features of a
-vision model in the place of our labels.)
+Which word decides what is drawn where is a small part of the loss of a transformer that learns to
+take noise away. So the tokens of its middle layer are asked, too, which object covers them and
+where its middle is. The renderer knows, so the answers cost nothing. (The idea of training a middle
+layer on more than noise: REPA, arXiv 2410.06940, with the features of a vision model in the place
+of our labels.)
 """
 
 from dataclasses import dataclass

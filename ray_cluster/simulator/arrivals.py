@@ -8,7 +8,6 @@ holds at every rate: 1 is a Poisson process, above it arrivals come in bursts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,11 +137,3 @@ def _gaps(count: int, cv: float, rng: np.random.Generator) -> Floats:
         return np.ones(count)
     shape = 1 / cv**2
     return rng.gamma(shape, 1 / shape, count)
-
-
-def gap_cv(instants_s: Sequence[float] | Floats) -> float:
-    """Return the CV of the gaps between instants; NaN for fewer than two gaps."""
-    gaps = np.diff(np.asarray(instants_s, dtype=float))
-    if len(gaps) < 2 or gaps.mean() == 0:
-        return math.nan
-    return float(gaps.std() / gaps.mean())

@@ -12,11 +12,12 @@ from ray_cluster.policies.admission import (
     drain_s,
     predict_s,
 )
-from ray_cluster.policies.cost_model import StepWork, alone_s, batch_s, share_s, step_s
+from ray_cluster.policies.cost_model import StepWork, step_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import pool_of
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
+from tests.policies.costs import alone_s, batch_s, share_s
 from tests.policies.queues import ListQueue
 
 # of one replica that runs batches of two: 10 steps of 2.1 s are 21 s for both

@@ -8,16 +8,14 @@ from ray_cluster.policies.cost_model import (
     MAX_SURPRISE,
     CostResidual,
     StepWork,
-    alone_s,
-    batch_s,
     corrected,
     observe,
-    share_s,
     step_s,
     work_of,
 )
 from ray_cluster.policies.types import StepCost
 from tests.fakes import STEP_COST, request_view
+from tests.policies.costs import alone_s, batch_s, share_s
 
 durations = st.floats(1e-4, 1e4)
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_model import alone_s, batch_s
 from ray_cluster.policies.load import NO_LOAD, load_of, load_s
 from ray_cluster.policies.types import RequestView, StepCost
 from tests.fakes import request_view
+from tests.policies.costs import alone_s, batch_s
 
 requests = st.builds(
     request_view,

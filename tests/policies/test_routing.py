@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_model import share_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.routing import choose_leases, table_of, works_of
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
+from tests.policies.costs import share_s
 
 SLOW = StepCost(fixed_s=1.0, per_megapixel_s=10.0)
 
