@@ -65,7 +65,10 @@ def _phases(model: str, recipe: Recipe) -> dict[str, DenoiserPhase]:
         "shapes-sd-edges": {"edges": recipe.edges.phase},
         "shapes-sd-layout": {"layout": recipe.layout.phase},
         **{style: {style: getattr(recipe, style).phase} for style in STYLES[1:]},
-        "shapes-sd3": {"transformer": recipe.transformer.phase},
+        "shapes-sd3": {
+            "transformer": recipe.transformer.first,
+            "transformer-refinement": recipe.transformer.second,
+        },
     }
     return known.get(model, {})
 

@@ -115,7 +115,7 @@ def assemble_sd3(run: Run) -> StableDiffusion3Pipeline:
         FileNotFoundError: as in `export`.
     """
     encoder = with_projection(trained_text_encoder(run))
-    trained = _trained("shapes-sd3", "transformer", run).model
+    trained = _trained("shapes-sd3", MODEL_STAGES["shapes-sd3"][-1].name, run).model
     return StableDiffusion3Pipeline(
         transformer=cast(ReadTransformer, trained).transformer,
         scheduler=build_flow_scheduler(),

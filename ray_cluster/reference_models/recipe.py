@@ -9,6 +9,7 @@ from ray_cluster.reference_models.recipe_parts import (
     Optimisation,
     SizeBucket,
     UNetSize,
+    size_buckets,
 )
 from ray_cluster.reference_models.render import HINT_JITTER, Jitter
 from ray_cluster.reference_models.scenes import Style
@@ -54,15 +55,7 @@ class CodecRecipe:
 
 
 # of the models that build on the first one
-_MIXED_SIZES = (
-    SizeBucket(64, 64, 32, 0.6),
-    SizeBucket(96, 64, 21, 0.05),
-    SizeBucket(64, 96, 21, 0.05),
-    SizeBucket(128, 64, 16, 0.05),
-    SizeBucket(64, 128, 16, 0.05),
-    SizeBucket(96, 96, 14, 0.08),
-    SizeBucket(128, 128, 8, 0.12),
-)
+_MIXED_SIZES = size_buckets(s64=0.6, s96=0.08, s128=0.12, o96=0.05, o128=0.05)
 
 
 @dataclass(frozen=True)
@@ -76,30 +69,14 @@ class DenoiserRecipe:
     size: UNetSize = UNetSize(channels=(32, 64, 128))
     first: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.85, omit_share=0.25, filler_share=0.05),
-        buckets=(
-            SizeBucket(64, 64, 32, 0.65),
-            SizeBucket(96, 64, 21, 0.07),
-            SizeBucket(64, 96, 21, 0.07),
-            SizeBucket(128, 64, 16, 0.055),
-            SizeBucket(64, 128, 16, 0.055),
-            SizeBucket(96, 96, 14, 0.06),
-            SizeBucket(128, 128, 8, 0.04),
-        ),
+        buckets=size_buckets(s64=0.65, s96=0.06, s128=0.04, o96=0.07, o128=0.055),
         optimisation=Optimisation(
             steps=10901, batch=32, rate=1.2e-3, warmup_steps=200, decay_steps=2500, ema=0.999
         ),
     )
     second: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.85, omit_share=0.35, filler_share=0.05, bare_share=0.25),
-        buckets=(
-            SizeBucket(64, 64, 32, 0.35),
-            SizeBucket(96, 64, 21, 0.04),
-            SizeBucket(64, 96, 21, 0.04),
-            SizeBucket(128, 64, 16, 0.04),
-            SizeBucket(64, 128, 16, 0.04),
-            SizeBucket(96, 96, 14, 0.17),
-            SizeBucket(128, 128, 8, 0.32),
-        ),
+        buckets=size_buckets(s64=0.35, s96=0.17, s128=0.32, o96=0.04, o128=0.04),
         optimisation=Optimisation(
             steps=5811, batch=32, rate=8e-4, warmup_steps=100, decay_steps=2700, ema=0.999
         ),
@@ -131,15 +108,7 @@ class LightRecipe:
     )
     second: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.7, omit_share=0.3, filler_share=0.05, bare_share=0.2),
-        buckets=(
-            SizeBucket(64, 64, 32, 0.5),
-            SizeBucket(96, 64, 21, 0.04),
-            SizeBucket(64, 96, 21, 0.04),
-            SizeBucket(128, 64, 16, 0.04),
-            SizeBucket(64, 128, 16, 0.04),
-            SizeBucket(96, 96, 14, 0.1),
-            SizeBucket(128, 128, 8, 0.24),
-        ),
+        buckets=size_buckets(s64=0.5, s96=0.1, s128=0.24, o96=0.04, o128=0.04),
         optimisation=Optimisation(
             steps=4500, batch=32, rate=1e-3, warmup_steps=50, decay_steps=2500, ema=0.998
         ),
@@ -196,7 +165,11 @@ class LoraRecipe:
 
 @dataclass(frozen=True)
 class TransformerRecipe:
-    """The diffusion transformer with a codec of its own, trained by flow matching."""
+    """The diffusion transformer with a codec of its own, trained by flow matching.
+
+    The phase `first` teaches it shapes, `second` continues with larger pictures, of which the first
+    shows too few for the largest to be drawn as well as the smallest.
+    """
 
     layers: int = 6
     heads: int = 4
@@ -210,13 +183,22 @@ class TransformerRecipe:
     # of the normal distribution whose logistic is the noise level
     level_spread: float = 1.0
     codec: CodecRecipe = CodecRecipe(latent_channels=16, least_scale=0.3)
-    phase: DenoiserPhase = DenoiserPhase(
+    first: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.05),
         buckets=_MIXED_SIZES,
         optimisation=Optimisation(
             steps=15000, batch=32, rate=1e-3, warmup_steps=300, decay_steps=7000, ema=0.9995
         ),
         noisy_share=0.3,
+    )
+    second: DenoiserPhase = DenoiserPhase(
+        captions=CaptionMix(single_share=0.6, omit_share=0.25, filler_share=0.05, bare_share=0.15),
+        buckets=size_buckets(s64=0.35, s96=0.14, s128=0.35, o96=0.04, o128=0.04),
+        optimisation=Optimisation(
+            steps=5000, batch=32, rate=6e-4, warmup_steps=100, decay_steps=3500, ema=0.999
+        ),
+        noisy_share=0.3,
+        unstated_weight_until=600,
     )
 
 

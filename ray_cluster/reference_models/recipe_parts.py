@@ -42,6 +42,25 @@ class SizeBucket:
     share: float
 
 
+def size_buckets(
+    *, s64: float, s96: float, s128: float, o96: float, o128: float
+) -> tuple[SizeBucket, ...]:
+    """Buckets of about as many pixels each, by their shares.
+
+    `s64`, `s96` and `s128` are squares of so many pixels; `o96` and `o128` the shares of either way
+    of placing an oblong of so many by 64 pixels.
+    """
+    return (
+        SizeBucket(64, 64, 32, s64),
+        SizeBucket(96, 64, 21, o96),
+        SizeBucket(64, 96, 21, o96),
+        SizeBucket(128, 64, 16, o128),
+        SizeBucket(64, 128, 16, o128),
+        SizeBucket(96, 96, 14, s96),
+        SizeBucket(128, 128, 8, s128),
+    )
+
+
 @dataclass(frozen=True)
 class DenoiserPhase:
     """One phase of the denoiser's training: its data, its loss and its optimisation."""

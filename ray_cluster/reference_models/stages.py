@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from diffusers import UNet2DConditionModel
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import CLIPTextModel
 
 from ray_cluster.quality.training import classifier_trainer
@@ -21,12 +22,13 @@ from ray_cluster.reference_models.codec import PatchBasis, codec_trainer, fit_ba
 from ray_cluster.reference_models.control import control_trainer
 from ray_cluster.reference_models.denoiser import build_denoiser, unet_trainer
 from ray_cluster.reference_models.lora import lora_trainer
+from ray_cluster.reference_models.picture_reader import ReadTransformer
 from ray_cluster.reference_models.recipe import CodecRecipe, ControlRecipe, LoraRecipe
 from ray_cluster.reference_models.runs import Run
 from ray_cluster.reference_models.scenes import STYLES
 from ray_cluster.reference_models.text_encoder import SceneReader, text_trainer
 from ray_cluster.reference_models.trainer import Trainer, run_stage, step_seed, stop_on_signals
-from ray_cluster.reference_models.transformer import transformer_trainer
+from ray_cluster.reference_models.transformer import build_read_transformer, transformer_trainer
 
 
 @dataclass(frozen=True)
@@ -102,52 +104,67 @@ def _codec(run: Run) -> Trainer:
     return codec_trainer("codec", run, options, load_basis(run, options))
 
 
-# the phases of each UNet's recipe in their order, by stage
+# the phases of each recipe in their order, by stage
 _PHASES: dict[str, dict[str, str]] = {
     "denoiser": {"denoiser": "first", "refinement": "second"},
     "light": {"light": "first", "light-refinement": "second"},
+    "transformer": {"transformer": "first", "transformer-refinement": "second"},
 }
 
 
 def _unet_stage(part: Literal["denoiser", "light"], name: str, run: Run) -> Trainer:
     """The stage of one of a UNet's phases; all but the first begin where the last one ended."""
-    phases, recipe = _PHASES[part], getattr(run.recipe, part)
-    earlier = list(phases)[: list(phases).index(name)]
+    recipe, basis = getattr(run.recipe, part), load_basis(run, run.recipe.codec)
     encoder = trained_text_encoder(run)
-    if earlier:
-        unet = _finished_unet(part, earlier[-1], run)
-    else:
+    earlier = _stage_before(part, name)
+    if earlier is None:
         torch.manual_seed(step_seed(run.recipe.seed, name, -1))
         unet = build_denoiser(
             recipe.size,
             latent_channels=run.recipe.codec.latent_channels,
             text_width=int(encoder.config.hidden_size),
         )
-    phase = getattr(recipe, phases[name])
-    basis = load_basis(run, run.recipe.codec)
+    elif part == "denoiser" and run.base is not None and not run.folder.index(earlier):
+        unet = base_unet(run)
+    else:
+        unet = cast(UNet2DConditionModel, _finished(_unet_stage(part, earlier, run), run))
+    phase = getattr(recipe, _PHASES[part][name])
     return unet_trainer(name, run, phase, unet=unet, basis=basis, encoder=encoder)
 
 
-def _finished_unet(
-    part: Literal["denoiser", "light"], stage: str, run: Run
-) -> UNet2DConditionModel:
-    """The UNet with averaged weights that a stage left, or else, of the large one, the base's.
+def _transformer_stage(name: str, run: Run) -> Trainer:
+    """The stage of one of the transformer's phases, as the UNets'."""
+    recipe, encoder = run.recipe.transformer, trained_text_encoder(run)
+    earlier = _stage_before("transformer", name)
+    if earlier is None:
+        torch.manual_seed(step_seed(run.recipe.seed, name, -1))
+        model = build_read_transformer(recipe, int(encoder.config.hidden_size))
+    else:
+        model = cast(ReadTransformer, _finished(_transformer_stage(earlier, run), run))
+    basis = load_basis(run, recipe.codec, "basis16.safetensors")
+    phase = getattr(recipe, _PHASES["transformer"][name])
+    return transformer_trainer(name, run, phase, model=model, basis=basis, encoder=encoder)
+
+
+def _stage_before(part: str, name: str) -> str | None:
+    stages = list(_PHASES[part])
+    return stages[stages.index(name) - 1] if name != stages[0] else None
+
+
+def _finished(trainer: Trainer, run: Run) -> nn.Module:
+    """The model with averaged weights that a stage left.
 
     Raises:
-        FileNotFoundError: if the stage has not been run to its end, and there is no base.
+        FileNotFoundError: if it has not been run to its end.
     """
-    if run.folder.index(stage):
-        trainer = _unet_stage(part, stage, run)
-        run.folder.restore(trainer)
-        if trainer.is_finished:
-            trainer.use_average()
-            assert isinstance(trainer.model, UNet2DConditionModel)
-            return trainer.model
-    elif run.base is not None and part == "denoiser":
-        return base_unet(run)
-    raise FileNotFoundError(
-        f"no finished {stage} in {run.folder.path}; train the stage {stage!r} first"
-    )
+    run.folder.restore(trainer)
+    if not trainer.is_finished:
+        raise FileNotFoundError(
+            f"no finished {trainer.name} in {run.folder.path}; "
+            f"train the stage {trainer.name!r} first"
+        )
+    trainer.use_average()
+    return trainer.model
 
 
 def _control(kind: Literal["edges", "layout"], run: Run) -> Trainer:
@@ -191,11 +208,6 @@ def _codec16(run: Run) -> Trainer:
     return codec_trainer("codec16", run, options, load_basis(run, options, "basis16.safetensors"))
 
 
-def _transformer(run: Run) -> Trainer:
-    basis = load_basis(run, run.recipe.transformer.codec, "basis16.safetensors")
-    return transformer_trainer(run, basis, trained_text_encoder(run))
-
-
 def _unet_stages(part: Literal["denoiser", "light"]) -> tuple[Stage, ...]:
     return tuple(Stage(name, partial(_unet_stage, part, name)) for name in _PHASES[part])
 
@@ -216,5 +228,8 @@ MODEL_STAGES: dict[str, tuple[Stage, ...]] = {
     "shapes-sd-light": _unet_stages("light"),
     **{name: (Stage(kind, partial(_control, kind)),) for name, kind in CONTROLS.items()},
     **{style: (Stage(style, partial(_lora, style)),) for style in STYLES[1:]},
-    "shapes-sd3": (Stage("codec16", _codec16), Stage("transformer", _transformer)),
+    "shapes-sd3": (
+        Stage("codec16", _codec16),
+        *(Stage(name, partial(_transformer_stage, name)) for name in _PHASES["transformer"]),
+    ),
 }

@@ -87,5 +87,6 @@ _BATCHES: dict[str, Callable[[Recipe], float]] = {
     "pastel": lambda recipe: mean_batch(recipe.pastel.phase.buckets),
     "texture": lambda recipe: mean_batch(recipe.texture.phase.buckets),
     "codec16": lambda recipe: mean_batch(recipe.transformer.codec.buckets),
-    "transformer": lambda recipe: mean_batch(recipe.transformer.phase.buckets),
+    "transformer": lambda recipe: mean_batch(recipe.transformer.first.buckets),
+    "transformer-refinement": lambda recipe: mean_batch(recipe.transformer.second.buckets),
 }

@@ -17,9 +17,10 @@ from ray_cluster.reference_models.codec import PatchBasis
 from ray_cluster.reference_models.denoiser import draw_step, weighted_error
 from ray_cluster.reference_models.picture_reader import ReadTransformer, label_tokens
 from ray_cluster.reference_models.recipe import TransformerRecipe
+from ray_cluster.reference_models.recipe_parts import DenoiserPhase
 from ray_cluster.reference_models.runs import Run
 from ray_cluster.reference_models.tokenizer import build_tokenizer, tokenise
-from ray_cluster.reference_models.trainer import Trainer, step_seed
+from ray_cluster.reference_models.trainer import Trainer
 
 DIFFUSION_STEPS = 1000
 # the pipeline's `max_sequence_length`
@@ -105,32 +106,41 @@ class CountedLastToken:
         return attn.to_out[1](attn.to_out[0](pictures)), captions
 
 
-def draw_noise_levels(count: int, recipe: TransformerRecipe, generator: torch.Generator) -> Tensor:
+def draw_noise_levels(
+    count: int, phase: DenoiserPhase, spread: float, generator: torch.Generator
+) -> Tensor:
     """Draw noise levels [B] in 0..1: logit-normal ones, and a share from the noisy end only."""
-    noisy = torch.rand(count, generator=generator) < recipe.phase.noisy_share
-    anywhere = torch.sigmoid(recipe.level_spread * torch.randn(count, generator=generator))
-    least = recipe.phase.noisy_from / DIFFUSION_STEPS
+    noisy = torch.rand(count, generator=generator) < phase.noisy_share
+    anywhere = torch.sigmoid(spread * torch.randn(count, generator=generator))
+    least = phase.noisy_from / DIFFUSION_STEPS
     late = least + (1 - least) * torch.rand(count, generator=generator)
     return torch.where(noisy, late, anywhere)
 
 
-def transformer_trainer(run: Run, basis: PatchBasis, encoder: CLIPTextModel) -> Trainer:
-    """The stage that trains the transformer to predict noise minus picture.
-
-    The trainer's model is a `ReadTransformer`.
-    """
-    stage, recipe = "transformer", run.recipe.transformer
-    torch.manual_seed(step_seed(run.recipe.seed, stage, -1))
+def build_read_transformer(recipe: TransformerRecipe, text_width: int) -> ReadTransformer:
+    """Build what is trained: an untrained transformer and what reads its middle layer."""
     transformer = build_transformer(
-        recipe,
-        latent_channels=recipe.codec.latent_channels,
-        text_width=int(encoder.config.hidden_size),
+        recipe, latent_channels=recipe.codec.latent_channels, text_width=text_width
     )
-    model = ReadTransformer(transformer, recipe.read_layer).to(run.device).train()
     counted = CountedLastToken()
-    basis, tokenizer, phase = basis.to(run.device), build_tokenizer(), recipe.phase
     for block in transformer.transformer_blocks:
         cast(Any, block).attn.processor = counted
+    return ReadTransformer(transformer, recipe.read_layer)
+
+
+def transformer_trainer(
+    stage: str,
+    run: Run,
+    phase: DenoiserPhase,
+    *,
+    model: ReadTransformer,
+    basis: PatchBasis,
+    encoder: CLIPTextModel,
+) -> Trainer:
+    """A stage that trains the transformer to predict noise minus picture."""
+    recipe = run.recipe.transformer
+    model = model.to(run.device).train()
+    basis, tokenizer = basis.to(run.device), build_tokenizer()
 
     def loss(index: int) -> Tensor:
         drawn = draw_step(stage, run, phase, index)
@@ -138,7 +148,7 @@ def transformer_trainer(run: Run, basis: PatchBasis, encoder: CLIPTextModel) -> 
             hidden, pooled = encode_for_transformer(encoder, tokenizer, drawn.captions)
             clean = basis.encode(drawn.pictures.pixels)
         noise = run.draw_noise(clean.shape, drawn.generator)
-        levels = draw_noise_levels(len(clean), recipe, drawn.generator)
+        levels = draw_noise_levels(len(clean), phase, recipe.level_spread, drawn.generator)
         share = levels.to(run.device)[:, None, None, None]
         # twice as fast on CPUs that multiply bfloat16; the weights and the loss stay float32
         with torch.autocast(run.device.type, torch.bfloat16):

@@ -44,6 +44,7 @@ def test_a_killed_and_resumed_stage_equals_an_unbroken_one(
         "refinement": ["text", "denoiser"],
         "denoiser": ["text"],
         "light-refinement": ["light"],
+        "transformer-refinement": ["transformer"],
     }.get(stage, [])
     base = None if model == "shapes-sd" else tiny_base
     whole, broken = (

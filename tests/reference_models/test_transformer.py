@@ -91,7 +91,8 @@ def test_one_counted_zero_does_what_the_pipelines_256_do(
 
 def test_noise_levels_lie_within_the_schedule_and_more_of_them_near_its_noisy_end() -> None:
     recipe = TransformerRecipe()
-    levels = draw_noise_levels(4000, recipe, torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    levels = draw_noise_levels(4000, recipe.first, recipe.level_spread, generator)
     assert float(levels.min()) > 0
     assert float(levels.max()) < 1
     assert 0.45 < float((levels > 0.6).float().mean()) < 0.6

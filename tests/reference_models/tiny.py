@@ -59,7 +59,7 @@ def tiny_recipe() -> Recipe:
             heads=2,
             head_width=8,
             codec=replace(codec, latent_channels=16),
-            phase=phases["second"],
+            **phases,
         ),
         classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
     )
