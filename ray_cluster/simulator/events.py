@@ -1,0 +1,81 @@
+"""Virtual time: instants at which something is to happen, in their order."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+Act = Callable[[], None]
+
+
+class Timer:
+    """Something that will happen once, unless it is called off."""
+
+    __slots__ = ("act", "at_s")
+
+    def __init__(self, at_s: float, act: Act) -> None:
+        self.at_s = at_s
+        self.act: Act | None = act
+
+    def call_off(self) -> None:
+        """Have it not happen; nothing, if it has."""
+        self.act = None
+
+
+class EventQueue:
+    """A virtual clock that jumps from one event to the next.
+
+    Events of one instant happen in the order in which they were asked for, so that a run depends on
+    its seeds alone.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._count = 0
+        self._happened = 0
+
+    def __call__(self) -> float:
+        """Return the present instant: what runs live on a clock takes the queue for one."""
+        return self._now_s
+
+    @property
+    def now_s(self) -> float:
+        """The present instant."""
+        return self._now_s
+
+    @property
+    def num_happened(self) -> int:
+        """Events so far."""
+        return self._happened
+
+    def at(self, at_s: float, act: Act) -> Timer:
+        """Have something happen at an instant; one that has passed already counts as now.
+
+        Raises:
+            ValueError: the instant is not a finite number.
+        """
+        if not math.isfinite(at_s):
+            raise ValueError(f"an event needs a finite instant; given {at_s}")
+        timer = Timer(max(at_s, self._now_s), act)
+        heapq.heappush(self._heap, (timer.at_s, self._count, timer))
+        self._count += 1
+        return timer
+
+    def after(self, delay_s: float, act: Act) -> Timer:
+        """Have something happen after a while."""
+        return self.at(self._now_s + delay_s, act)
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Let everything happen that is due up to an instant, or all there is."""
+        while self._heap and self._heap[0][0] <= until_s:
+            at_s, _, timer = heapq.heappop(self._heap)
+            if timer.act is None:
+                continue
+            self._now_s = at_s
+            act, timer.act = timer.act, None
+            self._happened += 1
+            act()
+        if math.isfinite(until_s):
+            self._now_s = max(self._now_s, until_s)
