@@ -6,7 +6,7 @@ a prefix of the queue, never skips, and leaves the rest to peers that would fini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +63,7 @@ def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -
     somebody has room.
 
     Args:
-        queue: waiting requests of the replicas' model, in the queue's order; no more of them than
-            there are places decide anything.
+        queue: waiting requests of the replicas' model, in the queue's order.
         row: of the replica that polls.
         table: it and its peers.
     """
@@ -72,7 +71,7 @@ def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -
     if len(queue) >= int(table.rooms.sum()):
         # every place is filled, whoever asks first
         return room
-    works_s = works_of(queue, table)
+    works_s = works_of(queue[:], table)
     fair_s = fair_level_s(works_s, row, table)
     level_s = float(table.levels_s[row])
     for taken, work_s in enumerate(works_s[:room, row].tolist()):
@@ -80,6 +79,18 @@ def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -
             return taken
         level_s += work_s
     return min(room, len(queue))
+
+
+def soonest_first(request: RequestView, table: ReplicaTable) -> Iterator[int]:
+    """Rows that have room, by when they would end a request; ties by their number."""
+    ends_s = table.levels_s + works_of([request], table)[0]
+    ends_s[table.rooms <= 0] = np.inf
+    for _ in range(len(ends_s)):
+        row = int(ends_s.argmin())
+        if ends_s[row] == np.inf:
+            return
+        yield row
+        ends_s[row] = np.inf
 
 
 def works_of(queue: Sequence[RequestView], table: ReplicaTable) -> Floats:

@@ -7,7 +7,7 @@ dispatcher and the simulator run the same decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
@@ -161,7 +161,6 @@ class DispatchCore:
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
-        self.replicas.note_room(replica)
         return replace(self.answer(poll.replica_id, now_s), adopted=adopted)
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
@@ -172,10 +171,12 @@ class DispatchCore:
         aborts = replica.stale
         chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
         leases = tuple(self._ledger.lease(one, replica, now_s) for one in chosen)
-        if leases:
-            self.replicas.note_room(replica)
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
         return PollReply(known=True, leases=leases, aborts=aborts, moved=moved)
+
+    def takers(self, model: str, now_s: float) -> Iterator[str]:
+        """Ids of the replicas to ask, one after the other, whether they take what waits."""
+        return self.replicas.takers(model, self._ledger.queue, now_s - self.grace_s)
 
     def report(
         self, replica_id: str, events: Iterable[ReplicaEvent], now_s: float

@@ -36,9 +36,10 @@ class _HeldPoll:
 class HeldPolls:
     """Holds one poll of each replica, and asks the right ones when there may be a lease to give.
 
-    They are asked one after the other, each once for the same news: who takes nothing, or cannot
-    answer any more, hands the question on. To ask all of them at once would cost every request as
-    many looks at the queue as there are replicas.
+    They are asked one after the other, each once for the same news, first those who would end the
+    next request soonest: who takes nothing, or cannot answer any more, hands the question on. To
+    ask all of them at once would cost every request as many looks at the queue as there are
+    replicas.
 
     Args:
         clock: the service's.
@@ -99,9 +100,9 @@ class HeldPolls:
             self._ask_one(replica.model)
 
     def _ask_one(self, model: str) -> None:
-        """Ask the first held poll with room that was not asked since the latest news."""
-        for replica in self._core.replicas.with_room(model):
-            held = self._by_id.get(replica.replica_id)
+        """Ask who would end the next request soonest and was not asked since the latest news."""
+        for replica_id in self._core.takers(model, self._clock()):
+            held = self._by_id.get(replica_id)
             if held is not None and held.seen < self._news:
                 held.ask(self._news)
                 return

@@ -58,13 +58,22 @@ class ReplicaRows:
         """Requests that all of them together have room for."""
         return int(self._rooms[: len(self._ids)].sum())
 
-    def table(self, replica_id: str, heard_after_s: float) -> tuple[int, ReplicaTable]:
-        """Return a replica's row, and all rows; those not heard of since then have no room."""
-        count, row = len(self._ids), self._row_by_id[replica_id]
+    def row_of(self, replica_id: str) -> int:
+        """Return a replica's row, as long as none is taken out."""
+        return self._row_by_id[replica_id]
+
+    def id_of(self, row: int) -> str:
+        """Return whose row it is."""
+        return self._ids[row]
+
+    def table(self, heard_after_s: float, *, polls: int | None = None) -> ReplicaTable:
+        """Return all rows; those not heard of since then have no room, but the one that polls."""
+        count = len(self._ids)
         counts_on = self._heard_s[:count] >= heard_after_s
-        counts_on[row] = True
-        rooms = np.where(counts_on, self._rooms[:count], 0)
-        return row, ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count])
+        if polls is not None:
+            counts_on[polls] = True
+        rooms = self._rooms[:count] * counts_on
+        return ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count])
 
     def _grow(self) -> None:
         self._levels_s, self._rooms, self._prices_s, self._heard_s = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ray_cluster.dispatch.replica_rows import ReplicaRows
 from ray_cluster.dispatch.state import ReplicaRecord
@@ -11,7 +11,7 @@ from ray_cluster.leases import Poll
 from ray_cluster.policies.cost_model import differs
 from ray_cluster.policies.load import NO_LOAD, Load
 from ray_cluster.policies.pool import PoolView, pool_of
-from ray_cluster.policies.routing import choose_leases
+from ray_cluster.policies.routing import choose_leases, soonest_first
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ModelProfile
 
@@ -22,13 +22,11 @@ _POOLED_WITHIN = 0.02
 class Replicas:
     """Live replicas by id, with sums over each model's that are kept as they change.
 
-    Whoever changes a record's room tells of it with :meth:`note_room`. Of every model the profile
-    and the last replica are remembered.
+    Of every model the profile and the last replica are remembered.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[str, ReplicaRecord] = {}
-        self._with_room: dict[str, dict[str, ReplicaRecord]] = {}
         self._alerted: set[str] = set()
         self._profiles: dict[str, ModelProfile] = {}
         # of models without a live replica as it was, for predictions
@@ -84,7 +82,6 @@ class Replicas:
         model, last = replica.model, self.pool(replica.model)
         del self._by_id[replica_id]
         self._rows[model].remove(replica_id)
-        self._with_room.get(model, {}).pop(replica_id, None)
         self._pooled_costs.pop(replica_id, None)
         self._count(replica, NO_LOAD)
         self._changed.discard(replica_id)
@@ -137,17 +134,12 @@ class Replicas:
         total = self._in_progress.get(replica.model, NO_LOAD)
         self._in_progress[replica.model] = total - before + load
 
-    def note_room(self, replica: ReplicaRecord) -> None:
-        """Take notice of how much room a replica has now."""
-        roomy = self._with_room.setdefault(replica.model, {})
-        if replica.num_free <= 0:
-            roomy.pop(replica.replica_id, None)
-        elif replica.replica_id not in roomy:
-            roomy[replica.replica_id] = replica
-
-    def with_room(self, model: str) -> Collection[ReplicaRecord]:
-        """Return the model's replicas that have room, those first that have had it for longest."""
-        return self._with_room.get(model, {}).values()
+    def takers(self, model: str, queue: WaitingQueue, heard_after_s: float) -> Iterator[str]:
+        """Ids of those with room, by when they would end what waits first of their model."""
+        self._catch_up()
+        line, rows = queue.line(model), self._rows.get(model)
+        if line and rows is not None:
+            yield from map(rows.id_of, soonest_first(line[0], rows.table(heard_after_s)))
 
     def alert(self, replica: ReplicaRecord | None) -> None:
         """Note that a replica, if there is one, has an abort to hear of."""
@@ -166,7 +158,8 @@ class Replicas:
         if replica.num_free <= 0 or not queue.has(replica.model):
             return ()
         self._catch_up()
-        row, table = self._rows[replica.model].table(replica.replica_id, heard_after_s)
-        # no more of the queue than all of them could take: the rest decides nothing
-        first = queue.first(replica.model, int(table.rooms.sum()))
-        return tuple(one.request_id for one in first[: choose_leases(first, row, table)])
+        rows = self._rows[replica.model]
+        row = rows.row_of(replica.replica_id)
+        table = rows.table(heard_after_s, polls=row)
+        count = choose_leases(queue.line(replica.model), row, table)
+        return queue.first_ids(replica.model, count)

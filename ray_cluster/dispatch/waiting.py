@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,28 @@ class _Lane:
 
     def load_of_first(self, count: int) -> Load:
         return Load(*(int(amount) for amount in self._loads[:count].sum(axis=0)))
+
+
+class _Line(Sequence[RequestView]):
+    """A lane's requests; good until the lane changes."""
+
+    def __init__(self, keys: Sequence[QueueKey], views: Mapping[str, RequestView]) -> None:
+        self._keys = keys
+        self._views = views
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, place: int) -> RequestView: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[RequestView]: ...
+
+    def __getitem__(self, place: int | slice) -> RequestView | list[RequestView]:
+        if isinstance(place, slice):
+            return [self._views[key[-1]] for key in self._keys[place]]
+        return self._views[self._keys[place][-1]]
 
 
 class WaitingQueue:
@@ -102,9 +125,13 @@ class WaitingQueue:
         """Return how many requests of the model wait."""
         return len(self._keys(model))
 
-    def first(self, model: str, count: int) -> tuple[RequestView, ...]:
-        """Return the model's waiting requests, at most so many, the next one first."""
-        return tuple(self._views[key[-1]] for key in self._keys(model)[:count])
+    def first_ids(self, model: str, count: int) -> tuple[str, ...]:
+        """Return the ids of the model's waiting requests, at most so many, the next one first."""
+        return tuple(key[-1] for key in self._keys(model)[:count])
+
+    def line(self, model: str) -> Sequence[RequestView]:
+        """Return a look at the model's waiting requests, the next one first; it copies nothing."""
+        return _Line(self._keys(model), self._views)
 
     def _keys(self, model: str) -> Sequence[QueueKey]:
         lane = self._lanes.get(model)

@@ -39,7 +39,9 @@ def test_every_row_is_its_replicas(changes: list[tuple[ReplicaView, bool, int]])
         live[name] = (view, heard_s)
     assert rows.num_free == sum(view.room for view, _ in live.values())
     for name, (view, _) in live.items():
-        row, table = rows.table(name, heard_after_s=5)
+        row = rows.row_of(name)
+        table = rows.table(5, polls=row)
+        assert rows.id_of(row) == name
         assert len(table.rooms) == len(live)
         assert table.levels_s[row] == view.leased_work_s
         assert tuple(table.prices_s[row]) == prices_of(view)
@@ -49,6 +51,10 @@ def test_every_row_is_its_replicas(changes: list[tuple[ReplicaView, bool, int]])
         ]
         assert int(table.rooms.sum()) == sum(rooms)
         assert int(table.rooms[row]) == view.room
+        others = rows.table(5)
+        assert int(others.rooms.sum()) == sum(
+            one.room for one, heard_s in live.values() if heard_s >= 5
+        )
 
 
 def test_a_new_row_in_an_old_ones_place_has_no_room_until_it_is_put_in() -> None:
@@ -62,4 +68,4 @@ def test_a_new_row_in_an_old_ones_place_has_no_room_until_it_is_put_in() -> None
     rows.put(replace(replica_view("c"), num_free=1))
     assert rows.num_free == replica_view("a").room + 1
     with pytest.raises(KeyError):
-        rows.table("b", 0.0)
+        rows.row_of("b")

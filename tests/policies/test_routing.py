@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.routing import choose_leases, table_of, works_of
+from ray_cluster.policies.routing import choose_leases, soonest_first, table_of, works_of
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import share_s
@@ -27,6 +27,30 @@ def leases_of(
 
 def waiting(num: int, **changes: int) -> list[RequestView]:
     return [request_view(f"{index:02}", **changes) for index in range(num)]
+
+
+def test_who_has_room_is_asked_by_when_it_would_end_the_request() -> None:
+    views = [
+        replica_view("late", leased_work_s=9999.0),
+        replica_view("full", num_free=0),
+        replica_view("slow", step_cost=SLOW),
+        replica_view("soon", leased_work_s=1.0),
+        replica_view("too", leased_work_s=1.0),
+    ]
+    asked = list(soonest_first(request_view("r"), table_of(views)))
+    assert [views[row].replica_id for row in asked] == ["soon", "too", "slow", "late"]
+    assert list(soonest_first(request_view("r"), table_of(views[1:2]))) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 2)), min_size=1, max_size=6))
+def test_who_is_asked_first_takes_the_request(states: list[tuple[float, int]]) -> None:
+    views = [
+        replica_view(f"{n}", leased_work_s=level, num_free=free)
+        for n, (level, free) in enumerate(states)
+    ]
+    table, request = table_of(views), request_view("r")
+    for row in list(soonest_first(request, table))[:1]:
+        assert choose_leases([request], row, table) == 1
 
 
 def test_the_only_replica_takes_all_it_has_room_for_in_queue_order() -> None:
