@@ -1,26 +1,41 @@
 """Whether a group of requests is let into the queue, and when it will be done.
 
-The prediction is fluid: all replicas of a model together are one server, with as many slots as its
-replicas step requests at once. Requests leave it at the pace of full batches; who finds no slot
-free waits for as many departures as it takes, and then spends the time of a full batch. For equal
-replicas that is within two batches of what they will do.
+A group that would rather be refused than late is let in only if the whole queue can bear it: all of
+it is predicted to be in time, and nobody who waits and would be in time is made late. If it may be
+made with fewer steps, it is given as many as can be borne. Predictions are stretched by how wrong
+they have been of late, so that promises are mostly kept.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import islice, repeat
-from operator import add
 from typing import Protocol
+
+import numpy as np
 
 from ray_cluster.policies.load import Load, load_of, load_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView
+from ray_cluster.policies.prediction import Amounts, Floats, amounts_of, ends_s
 from ray_cluster.policies.types import Offer, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Waiting requests in the queue's order.
+
+    Attributes:
+        amounts: what each of them takes, [N, 5].
+        deadlines_s: instants, [N].
+    """
+
+    amounts: Amounts
+    deadlines_s: Floats
 
 
 class QueueView(Protocol):
@@ -58,6 +73,12 @@ class QueueView(Protocol):
     def ahead_of(self, request: RequestView) -> Load:
         """What is in progress of the request's model, and what waits before it, without itself."""
 
+    def allowance(self, model: str) -> float:
+        """By what a prediction is to be multiplied so that it is probably kept."""
+
+    def behind(self, request: RequestView) -> Line:
+        """What waits of the request's model after it."""
+
     def is_waiting(self, request: RequestView) -> bool:
         """Whether the request waits, and is not in progress."""
 
@@ -81,9 +102,10 @@ def admit(
     """Decide over a group of requests for one model: all of them or none.
 
     A group is refused when it does not fit into the queue, or its client would have too many in
-    flight; being late is no reason.
+    flight. Lateness is a reason only if one of the group says so.
 
     Args:
+        group: arrives now.
         client: None where nothing bounds it.
     """
     if not group:
@@ -108,7 +130,58 @@ def admit(
     if num_too_many > 0:
         wait_s = drain_s(num_too_many, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
-    return Offer(accepted=True, predicted_s=predict_s(group, queue))
+    if all(one.when_late == "accept" for one in group):
+        return Offer(accepted=True, predicted_s=predict_s(group, queue))
+    return _admit_in_time(group, queue)
+
+
+def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
+    """Accept with as many steps as can be borne, or refuse until the whole would be in time."""
+    most = max(one.num_steps - (one.fewest_steps or one.num_steps) for one in group)
+    if (late_s := _late_s(_with_fewer_steps(group, most), queue)) > 0:
+        return Offer(accepted=False, reason="too_late", retry_after_s=late_s)
+    # how many steps each gives up, at the least
+    num_fewer = bisect_left(
+        range(most), True, key=lambda num: _late_s(_with_fewer_steps(group, num), queue) <= 0
+    )
+    shortened = _with_fewer_steps(group, num_fewer)
+    return Offer(
+        accepted=True,
+        predicted_s=predict_s(shortened, queue),
+        num_steps=tuple(one.num_steps for one in shortened) if num_fewer else (),
+    )
+
+
+def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[RequestView]:
+    """The group with so many steps less for everybody who may have them."""
+    return [
+        replace(one, num_steps=max(one.fewest_steps or one.num_steps, one.num_steps - num_fewer))
+        for one in group
+    ]
+
+
+def _late_s(group: Sequence[RequestView], queue: QueueView) -> float:
+    """Seconds by which one who minds is late, or who waits is made late; 0 or less if nobody is."""
+    now_s = group[0].arrival_s
+    slacks_s = np.array([one.deadline_s - now_s for one in group])
+    minds = np.array([one.when_late == "refuse" for one in group])
+    safe_s = queue.allowance(group[0].model) * _ends_of_group_s(group, queue)
+    return max(float((safe_s - slacks_s)[minds].max()), _harm_s(group, queue, now_s))
+
+
+def _harm_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
+    """Seconds by which a group makes somebody late who waits behind it and would be in time."""
+    first = min(group, key=queue_key)
+    behind, pool = queue.behind(first), queue.pool(first.model)
+    if pool is None or not len(behind.deadlines_s):
+        return 0.0
+    before = amounts_of(queue.ahead_of(first)) + behind.amounts.cumsum(axis=0) - behind.amounts
+    slacks_s = behind.deadlines_s - now_s
+    more = sum((amounts_of(load_of(one)) for one in group), np.zeros(behind.amounts.shape[1]))
+    allowance = queue.allowance(first.model)
+    in_time = allowance * ends_s(behind.amounts, before, pool) <= slacks_s
+    late_s = allowance * ends_s(behind.amounts, before + more, pool) - slacks_s
+    return float(late_s[in_time].max(initial=0.0))
 
 
 def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
@@ -119,44 +192,18 @@ def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
     Raises:
         ValueError: the model never had a replica.
     """
+    return float(_ends_of_group_s(group, queue).max())
+
+
+def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
+    """Seconds until each of the group is done, [N], if all of them come to the last one's place."""
     last = max(group, key=queue_key)
     pool = queue.pool(last.model)
     if pool is None:
         raise ValueError(f"there is no replica of {last.model} to predict from")
-    others = [load_of(one) for one in group if one is not last]
-    ahead = reduce(add, others, queue.ahead_of(last))
-    # equal requests take equally long: a group is mostly of one kind
-    kinds = {
-        (one.remaining_steps, one.size_px, one.rows_per_step, one.num_previews): one
-        for one in group
-    }
-    own_s = max(_in_company_s(load_of(one), ahead, pool) for one in kinds.values())
-    return _wait_for_slot_s(ahead, pool) + own_s
-
-
-def _wait_for_slot_s(ahead: Load, pool: PoolView) -> float:
-    """Return the seconds until so many have left that one more finds a slot."""
-    num_departures = ahead.num_requests - pool.num_slots + 1
-    if num_departures <= 0:
-        return 0.0
-    return num_departures * load_s(pool.shared_cost, ahead) / ahead.num_requests
-
-
-def _in_company_s(own: Load, ahead: Load, pool: PoolView) -> float:
-    """Return the seconds from a request's first step to its end, on the slowest replica.
-
-    Its batch holds its part of what is ahead of it, or, if more is ahead than there are slots, as
-    many of its like as there may be.
-    """
-    num_peers = min(pool.max_batch, math.ceil((ahead.num_requests + 1) / pool.num_replicas)) - 1
-    together = replace(
-        own,
-        step_pixels=own.step_pixels
-        + min(num_peers * own.step_pixels, ahead.step_pixels // pool.num_replicas),
-        step_squares=own.step_squares
-        + min(num_peers * own.step_squares, ahead.step_squares // pool.num_replicas),
-    )
-    return load_s(pool.slowest_cost, together)
+    own = np.array([amounts_of(load_of(one)) for one in group])
+    ahead = amounts_of(queue.ahead_of(last)) + own.sum(axis=0) - amounts_of(load_of(last))
+    return ends_s(own, np.broadcast_to(ahead, own.shape), pool)
 
 
 def _ends_s(num_ends: int, in_flight: Sequence[RequestView], queue: QueueView) -> float:

@@ -10,6 +10,7 @@ passed over for too long come first, which bounds every row's wait:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -59,3 +60,46 @@ def urgency(request: RequestView, now_s: float) -> Urgency:
     A row past its deadline must not make others late as well.
     """
     return (-request.priority, request.deadline_s < now_s, queue_key(request))
+
+
+def rounds_unchanged(
+    rows: Sequence[RowView],
+    decision: BatchDecision,
+    *,
+    max_batch_by_size: Mapping[SizePx, int],
+    step_s: float,
+    now_s: float,
+) -> int:
+    """Return for how many rounds a decision surely stays the answer, as long as no row comes.
+
+    It is at least 1, and no more than what ends the batch's first row. A simulator takes so many
+    steps at once.
+
+    Args:
+        rows: what :func:`choose_batch` chose from.
+        decision: what it chose; not none.
+        max_batch_by_size: as it was told.
+        step_s: seconds of one round.
+        now_s: instant of the decision.
+    """
+    chosen = set(decision.request_ids)
+    ends = min(row.request.remaining_steps for row in rows if row.request.request_id in chosen)
+    others = [row for row in rows if row.request.request_id not in chosen]
+    if not others:
+        return ends
+    patience = 2 * num_batches(
+        rows, {size: max(1, most) for size, most in max_batch_by_size.items()}
+    )
+    if any(row.waited_rounds >= patience for row in rows):
+        return 1
+    overdue = min(patience - row.waited_rounds for row in others)
+    # ranks change when a deadline passes
+    passes = min(
+        (
+            max(1, math.floor((row.request.deadline_s - now_s) / step_s))
+            for row in rows
+            if now_s <= row.request.deadline_s < now_s + ends * step_s
+        ),
+        default=ends,
+    )
+    return min(ends, overdue, passes)

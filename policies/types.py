@@ -14,7 +14,9 @@ RefusalReason = Literal[
     "closing",
     "too_many_jobs",
     "client_limit",
+    "too_late",
 ]
+WhenLate = Literal["accept", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class RequestView:
         deadline_s: instant by which it should be done, on the same clock.
         steps_done: denoising steps already taken (kept in an exported state, or in a replica).
         num_previews: how often it is decoded before its last step.
+        when_late: whether it is wanted though it will miss its deadline.
+        fewest_steps: how many steps it may be made with, if that brings it in time; None for all.
     """
 
     request_id: str
@@ -39,6 +43,8 @@ class RequestView:
     deadline_s: float
     steps_done: int = 0
     num_previews: int = 0
+    when_late: WhenLate = "accept"
+    fewest_steps: int | None = None
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -148,7 +154,10 @@ class Offer:
             configured model has registered yet, ``unknown_model`` because it is not configured,
             ``duplicate_id`` because a request of that id is still in the system, ``closing``
             because the service is about to stop, ``too_many_jobs`` because the client has as many
-            open jobs as it may, ``client_limit`` because it has as many attached images as it may.
+            open jobs as it may, ``client_limit`` because it has as many attached images as it may,
+            ``too_late`` because one of the group, or one that waits, would miss its deadline.
+        num_steps: of each of the group, if some are made with fewer steps than they ask for; else
+            empty.
         limit: the bound that the client has met, with ``client_limit``.
     """
 
@@ -157,3 +166,4 @@ class Offer:
     retry_after_s: float = 0.0
     reason: RefusalReason | None = None
     limit: int | None = None
+    num_steps: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
 from ray_cluster.errors import Stage
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import RequestView, WhenLate
 
 SamplerName = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
 ImageFormat = Literal["png", "jpeg", "webp"]
@@ -51,6 +51,8 @@ class ImageRequest:
         seed: seeds the request's own noise generator, in [0, 2**63).
         priority: higher is served first.
         slo_s: seconds from arrival to the deadline; None takes the service's default.
+        when_late: whether it is wanted though it will miss its deadline.
+        fewest_steps: how many steps it may be made with, if that brings it in time; None for all.
         call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
         job_id: the durable job that it belongs to; empty for an attached one.
     """
@@ -67,6 +69,8 @@ class ImageRequest:
     negative_prompt: str = ""
     priority: int = 0
     slo_s: float | None = None
+    when_late: WhenLate = "accept"
+    fewest_steps: int | None = None
     output: OutputSpec = OutputSpec()
     call_id: str = field(default="", compare=False)
     job_id: str = field(default="", compare=False)
@@ -105,6 +109,8 @@ class ImageRequest:
             deadline_s=deadline_s,
             steps_done=steps_done,
             num_previews=self.output.num_previews,
+            when_late=self.when_late,
+            fewest_steps=self.fewest_steps,
         )
 
     def recipe(self) -> dict[str, str]:

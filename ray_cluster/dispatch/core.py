@@ -16,7 +16,7 @@ from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.queue_look import QueueLook
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
 from ray_cluster.leases import (
     Outcome,
     Poll,
@@ -140,8 +140,14 @@ class DispatchCore:
             offer = admit(views, self.queue, self._client_view(client))
             if offer.accepted:
                 client_s = None if client is None else now_s
-                for request, view in zip(requests, views, strict=True):
-                    self._ledger.accept(request, view, client_s=client_s, client=client or "")
+                for request, view in as_offered(requests, views, offer):
+                    self._ledger.accept(
+                        request,
+                        view,
+                        client_s=client_s,
+                        client=client or "",
+                        predicted_s=offer.predicted_s,
+                    )
         if not offer.accepted:
             self._ledger.refuse(requests, str(offer.reason))
         return offer

@@ -22,6 +22,7 @@ from ray_cluster.leases import (
     Shown,
 )
 from ray_cluster.logs import LogEvent, LogFields, durations_of, log_event
+from ray_cluster.policies.prediction_error import PredictionError, observe_end
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
 
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 class Ledger:
     """Keeps every accepted request in exactly one place until it ends, then forgets it.
+
+    ``errors`` says by model how far off predictions of ends were.
 
     A request waits (it is in ``queue``, its fence is None) or is leased (it is among one
     replica's ``held``, its fence is that of the lease).
@@ -41,6 +44,7 @@ class Ledger:
     def __init__(self, *, epoch: int, max_attempts: int) -> None:
         self.queue = WaitingQueue()
         self.totals: Counter[str] = Counter()
+        self.errors: dict[str, PredictionError] = {}
         self._epoch = epoch
         self._max_attempts = max_attempts
         self._num_fences = 0
@@ -66,12 +70,20 @@ class Ledger:
         return self._attached.get(client, {}).values()
 
     def accept(
-        self, request: ImageRequest, view: RequestView, *, client_s: float | None, client: str = ""
+        self,
+        request: ImageRequest,
+        view: RequestView,
+        *,
+        client_s: float | None,
+        client: str = "",
+        predicted_s: float = 0.0,
     ) -> None:
         """Open a record and queue the request."""
         self._open(request, view, client_s, client)
+        record = self._records[request.request_id]
+        record.predicted_s = predicted_s
         self.totals["accepted"] += 1
-        self._tell("image_accepted", self._records[request.request_id])
+        self._tell("image_accepted", record)
 
     def restore(self, request: ImageRequest, view: RequestView, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
@@ -211,9 +223,16 @@ class Ledger:
             elapsed_s=now_s - record.view.arrival_s,
             attempts=record.num_leases,
         )
+        self._learn(record, completed.elapsed_s)
         self.totals["completed"] += 1
         self.totals["missed"] += not completed.deadline_met
         self._end(record, completed)
+
+    def _learn(self, record: RequestRecord, took_s: float) -> None:
+        """Compare the prediction that a request was let in with."""
+        before = self.errors.get(record.view.model, PredictionError())
+        after = observe_end(before, predicted_s=record.predicted_s, took_s=took_s)
+        self.errors[record.view.model] = after
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
         steps_done = record.kept_steps

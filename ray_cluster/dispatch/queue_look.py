@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence
 
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
+from ray_cluster.policies.admission import Line
 from ray_cluster.policies.load import Load, load_of
 from ray_cluster.policies.pool import PoolView
+from ray_cluster.policies.prediction_error import PredictionError
 from ray_cluster.policies.types import RequestView
 
 
@@ -51,6 +53,14 @@ class QueueLook:
         if record is None or record.holder is None:
             return ahead
         return ahead - load_of(record.view)
+
+    def allowance(self, model: str) -> float:
+        """By what a prediction is to be multiplied so that it is probably kept."""
+        return self._ledger.errors.get(model, PredictionError()).allowance
+
+    def behind(self, request: RequestView) -> Line:
+        """What waits of the request's model after it."""
+        return Line(*self._ledger.queue.behind(request))
 
     def is_waiting(self, request: RequestView) -> bool:
         """Whether the request waits, and is not in progress."""

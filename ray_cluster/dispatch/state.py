@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_cluster.leases import Fence, Poll, Preview, Registration
 from ray_cluster.policies.cost_model import share_cost
 from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
-from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
+from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.requests import ImageRequest
+
+
+def as_offered(
+    requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
+) -> Iterator[tuple[ImageRequest, RequestView]]:
+    """Requests and their views, with the steps that they were accepted with."""
+    num_steps = offer.num_steps or [request.num_steps for request in requests]
+    for request, view, num in zip(requests, views, num_steps, strict=True):
+        if num == request.num_steps:
+            yield request, view
+        else:
+            yield replace(request, num_steps=num), replace(view, num_steps=num)
 
 
 @dataclass(slots=True)
@@ -26,6 +39,7 @@ class RequestRecord:
         kept_steps: steps that are known to be in the state store.
         may_resume: whether somebody may have worked on it, so that there may be a state of it.
         preview: the last one.
+        predicted_s: seconds from arrival to its end, as they were predicted then; 0 if nobody did.
     """
 
     request: ImageRequest
@@ -42,6 +56,7 @@ class RequestRecord:
     kept_steps: int = 0
     may_resume: bool = False
     preview: Preview | None = None
+    predicted_s: float = 0.0
 
     def make_progress(self, steps_done: int) -> None:
         """Set the number of steps done, kept within what the request asks for."""

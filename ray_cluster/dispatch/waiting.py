@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from ray_cluster.policies.load import NO_LOAD, Load, load_of
 from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.policies.prediction import Floats, amounts_of
 from ray_cluster.policies.types import RequestView
 
 _NUM_AMOUNTS = len(astuple(NO_LOAD))
+# the last column has deadlines
+_NUM_COLUMNS = _NUM_AMOUNTS + 1
 _FIRST_ROOM = 16
 
 
 class _Lane:
     """The waiting requests of one model in the queue's order, with their loads beside them.
 
-    Loads stand in one array, so that the sum over a part of ten thousand of them takes
-    microseconds. Whole numbers up to 2**53 are exact there.
+    Loads and deadlines stand in one array, so that the sum over a part of ten thousand of them
+    takes microseconds. Whole numbers up to 2**53 are exact there.
     """
 
     def __init__(self) -> None:
         self.keys: list[QueueKey] = []
-        self._loads: npt.NDArray[np.float64] = np.zeros((_FIRST_ROOM, _NUM_AMOUNTS))
+        self._loads: Floats = np.zeros((_FIRST_ROOM, _NUM_COLUMNS))
 
-    def add(self, key: QueueKey, load: Load) -> None:
+    def add(self, key: QueueKey, load: Load, deadline_s: float) -> None:
         count, place = len(self.keys), bisect_left(self.keys, key)
         if count == len(self._loads):
             self._loads = np.concatenate([self._loads, np.zeros_like(self._loads)])
         self._loads[place + 1 : count + 1] = self._loads[place:count]
-        self._loads[place] = astuple(load)
+        self._loads[place, :_NUM_AMOUNTS] = amounts_of(load)
+        self._loads[place, _NUM_AMOUNTS] = deadline_s
         self.keys.insert(place, key)
 
     def remove(self, key: QueueKey) -> None:
@@ -43,7 +46,12 @@ class _Lane:
         self._loads[place : count - 1] = self._loads[place + 1 : count]
 
     def load_of_first(self, count: int) -> Load:
-        return Load(*(int(amount) for amount in self._loads[:count].sum(axis=0)))
+        amounts = self._loads[:count, :_NUM_AMOUNTS]
+        return Load(*(int(amount) for amount in amounts.sum(axis=0)))
+
+    def behind(self, place: int) -> tuple[Floats, Floats]:
+        rows = self._loads[place : len(self.keys)]
+        return rows[:, :_NUM_AMOUNTS], rows[:, _NUM_AMOUNTS]
 
 
 class _Line(Sequence[RequestView]):
@@ -88,7 +96,9 @@ class WaitingQueue:
         """Put a request at its place."""
         assert view.request_id not in self._views, f"{view.request_id} waits already"
         self._views[view.request_id] = view
-        self._lanes.setdefault(view.model, _Lane()).add(queue_key(view), load_of(view))
+        self._lanes.setdefault(view.model, _Lane()).add(
+            queue_key(view), load_of(view), view.deadline_s
+        )
 
     def remove(self, request_id: str) -> None:
         """Take a request out."""
@@ -106,6 +116,14 @@ class WaitingQueue:
         """Return what waits before a request, or would."""
         lane = self._lanes.get(view.model)
         return NO_LOAD if lane is None else lane.load_of_first(self.position(view))
+
+    def behind(self, view: RequestView) -> tuple[Floats, Floats]:
+        """Return what waits behind a request, or would: amounts [N, 5] and deadlines [N].
+
+        Good until the queue changes.
+        """
+        lane = self._lanes.get(view.model) or _Lane()
+        return lane.behind(bisect_right(lane.keys, queue_key(view)))
 
     def load(self, model: str) -> Load:
         """Return what waits of a model."""

@@ -107,8 +107,8 @@ class LightRecipe:
         unstated_weight_until=500,
     )
     second: DenoiserPhase = DenoiserPhase(
-        captions=CaptionMix(single_share=0.7, omit_share=0.3, filler_share=0.05, bare_share=0.2),
-        buckets=size_buckets(s64=0.5, s96=0.1, s128=0.24, o96=0.04, o128=0.04),
+        captions=CaptionMix(single_share=0.77, omit_share=0.3, filler_share=0.05, bare_share=0.2),
+        buckets=size_buckets(s64=0.34, s96=0.1, s128=0.4, o96=0.04, o128=0.04),
         optimisation=Optimisation(
             steps=4500, batch=32, rate=1e-3, warmup_steps=50, decay_steps=2500, ema=0.998
         ),

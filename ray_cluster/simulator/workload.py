@@ -27,6 +27,7 @@ class Arrival:
         arrival_s: instant, from the workload's beginning.
         slo_s: seconds from arrival to the deadline; infinite for one without.
         slo_class: under which its outcome is counted.
+        fewest_steps: how many steps its client would put up with to have it in time; None for all.
         mask_ratio: of an edit, the share of its latents that are made anew; None without a mask.
         template: of an edit, which image it starts from.
     """
@@ -42,6 +43,7 @@ class Arrival:
     priority: int = 0
     controlnets: tuple[str, ...] = ()
     loras: tuple[str, ...] = ()
+    fewest_steps: int | None = None
     mask_ratio: float | None = None
     template: str | None = None
 

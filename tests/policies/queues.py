@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from ray_cluster.policies.admission import Line
 from ray_cluster.policies.load import NO_LOAD, Load, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView, pool_of
+from ray_cluster.policies.prediction import amounts_of
 from ray_cluster.policies.types import ReplicaView, RequestView
 
 
@@ -20,6 +24,7 @@ class ListQueue:
     replicas: Sequence[ReplicaView] = ()
     max_waiting: int = 100
     configured: Sequence[str] = ()
+    stretch: float = 1.0
 
     @property
     def num_waiting(self) -> int:
@@ -44,6 +49,21 @@ class ListQueue:
         running = [one for one in self.in_progress if one.request_id != own]
         before = [one for one in self.waits if queue_key(one) < key]
         return total_load(one for one in (*running, *before) if one.model == request.model)
+
+    def allowance(self, model: str) -> float:
+        return self.stretch
+
+    def behind(self, request: RequestView) -> Line:
+        key = queue_key(request)
+        after = sorted(
+            (one for one in self.waits if one.model == request.model and queue_key(one) > key),
+            key=queue_key,
+        )
+        amounts = [amounts_of(load_of(one)) for one in after]
+        return Line(
+            np.array(amounts).reshape(len(after), len(amounts_of(NO_LOAD))),
+            np.array([one.deadline_s for one in after]),
+        )
 
     def is_waiting(self, request: RequestView) -> bool:
         return any(one.request_id == request.request_id for one in self.waits)

@@ -1,0 +1,65 @@
+"""What a replica steps without looking at deadlines: images one by one, or in fixed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.types import RequestView, RowView
+
+
+def _arrived(row: RowView) -> tuple[float, str]:
+    return (row.request.arrival_s, row.request.request_id)
+
+
+def _until_first_ends(requests: Sequence[RequestView]) -> StepDecision:
+    ids = tuple(one.request_id for one in requests)
+    return StepDecision(ids, min(one.remaining_steps for one in requests))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBatches:
+    """Makes images of one size from their first step to their last; nobody joins on the way.
+
+    First come, first served: the size is that of whoever waits for longest. A cap of 1 makes one
+    image after the other.
+
+    Attributes:
+        max_batch: most images at once.
+        wait_s: how long the first of a batch waits for more of its size.
+    """
+
+    max_batch: int
+    wait_s: float = 0.0
+
+    def __call__(self, sight: ReplicaSight) -> StepDecision:
+        """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
+        rows = sorted(sight.rows, key=_arrived)
+        begun = [row.request for row in rows if row.request.steps_done]
+        if begun:
+            return _until_first_ends(begun)
+        alike = [row.request for row in rows if row.request.size_px == rows[0].request.size_px]
+        starts_s = rows[0].request.arrival_s + self.wait_s
+        if len(alike) < self.max_batch and sight.now_s < starts_s:
+            return StepDecision(idle_until_s=starts_s)
+        return _until_first_ends(alike[: self.max_batch])
+
+
+def take_turns_by_size(sight: ReplicaSight) -> StepDecision:
+    """Step the rows of one size after those of another; who comes joins at the next turn.
+
+    That is iteration-level batching (Orca) with one batch per resolution.
+    """
+    sizes = {row.request.size_px for row in sight.rows}
+    # the size that has waited for longest; who joins late does not bring its size forward
+    waited = {
+        size: max(row.waited_rounds for row in sight.rows if row.request.size_px == size)
+        for size in sizes
+    }
+    turn = max(sizes, key=lambda size: (waited[size], size))
+    rows = sorted((row for row in sight.rows if row.request.size_px == turn), key=_arrived)
+    requests = [row.request for row in rows[: sight.max_batch]]
+    if len(requests) == len(sight.rows):
+        return _until_first_ends(requests)
+    return StepDecision(tuple(one.request_id for one in requests))

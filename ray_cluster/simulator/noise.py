@@ -1,0 +1,75 @@
+"""How long simulated steps really take: the cost, and luck that depends on seeds alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ray_cluster.policies.cost_model import StepWork, step_s, work_of
+from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.simulator.arrivals import Floats
+
+# steps after which a device's luck repeats itself
+_PERIOD = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a kind of device is like, which nobody in the simulation is told.
+
+    Attributes:
+        cost: of a step, and of decoding.
+        encode_s: seconds from the lease of a request to the moment when it can step.
+        noise_cv: standard deviation over the mean of the seconds of equal steps.
+        load_s: seconds from the start of a replica to its registration.
+    """
+
+    cost: StepCost
+    encode_s: float = 0.0
+    noise_cv: float = 0.0
+    load_s: float = 0.0
+
+
+class Device:
+    """One device: step after step of it takes its time.
+
+    Luck is a function of the step's number, so that it does not matter how many of them are asked
+    for at once.
+
+    Args:
+        hardware: its kind.
+        seed: of its luck.
+    """
+
+    def __init__(self, hardware: Hardware, seed: Sequence[int]) -> None:
+        self.hardware = hardware
+        self._num_steps = 0
+        self._luck: Floats | None = None
+        if hardware.noise_cv > 0:
+            # log-normal: never negative, and with a mean of 1
+            variance = float(np.log1p(hardware.noise_cv**2))
+            rng = np.random.default_rng(list(seed))
+            self._luck = rng.lognormal(-variance / 2, variance**0.5, _PERIOD)
+
+    def step_ends_s(self, requests: Sequence[RequestView], count: int) -> list[float]:
+        """Return the seconds from now until each of the next equal steps ends, [count]."""
+        return self._ends_s(work_of(requests), count)
+
+    def _ends_s(self, work: StepWork, count: int) -> list[float]:
+        each_s = step_s(self.hardware.cost, work)
+        if self._luck is None:
+            return [each_s * number for number in range(1, count + 1)]
+        places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
+        ends: list[float] = (each_s * self._luck[places]).cumsum().tolist()
+        return ends
+
+    def took(self, num_steps: int) -> None:
+        """Note how many of these steps were taken in the end."""
+        self._num_steps += num_steps
+
+    def decode_s(self, requests: Sequence[RequestView]) -> float:
+        """Return the seconds of decoding the images of these requests."""
+        pixels = sum(one.width_px * one.height_px for one in requests)
+        return self.hardware.cost.decode_per_megapixel_s * pixels / 1e6
