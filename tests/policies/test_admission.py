@@ -318,12 +318,12 @@ def test_fewer_steps_are_taken_as_far_as_they_are_needed_and_allowed() -> None:
     assert offer.predicted_s == pytest.approx(7.7)
     assert admit([replace(willing, fewest_steps=8)], queue_of()).reason == "too_late"
     assert admit([replace(willing, deadline_s=30.0)], queue_of()).num_steps == ()
-    # of a group each gives up as many, but no more than it may
-    group = [replace(willing, request_id="a", fewest_steps=9), replace(willing, request_id="b")]
-    spare = admit([replace(one, deadline_s=19.0) for one in group], queue_of())
-    assert spare.accepted
-    assert spare.num_steps[0] == 9
-    assert 4 <= spare.num_steps[1] < 9
+    # of a group each gives up as many, but no more than it may: 2.1 s a step for both together
+    group = [
+        replace(willing, request_id="a", fewest_steps=9, deadline_s=21.5),
+        replace(willing, request_id="b", num_steps=16, deadline_s=21.5),
+    ]
+    assert admit(group, queue_of()).num_steps == (9, 10)
 
 
 @settings(max_examples=150)
