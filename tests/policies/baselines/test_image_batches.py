@@ -1,0 +1,50 @@
+"""Batches that nobody joins, and sizes that take turns."""
+
+from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turns_by_size
+from ray_cluster.policies.step_policy import ReplicaSight, StepDecision, StepPolicy
+from ray_cluster.policies.types import RowView, StepCost
+from tests.fakes import request_view
+
+
+def row(
+    name: str, width: int = 512, arrival_s: float = 0.0, done: int = 0, waited: int = 0
+) -> RowView:
+    request = request_view(name, width_px=width, arrival_s=arrival_s, steps_done=done)
+    return RowView(request, waited)
+
+
+def decide(policy: StepPolicy, *rows: RowView, now_s: float = 0.0, cap: int = 4) -> StepDecision:
+    return policy(ReplicaSight(rows, StepCost(1.0, 1.0), cap, now_s))
+
+
+def test_one_image_is_made_after_the_other_as_they_came() -> None:
+    one = FixedBatches(1)
+    rows = [row("b", arrival_s=1.0), row("a", arrival_s=2.0)]
+    assert decide(one, *rows) == StepDecision(("b",), 10)
+    # an earlier one that comes later waits for its end
+    assert decide(one, row("b", arrival_s=1.0, done=3), row("x")) == StepDecision(("b",), 7)
+
+
+def test_a_batch_holds_the_size_of_the_first_and_nobody_joins_it() -> None:
+    three = FixedBatches(3)
+    rows = [row(f"{n}", width=[512, 768][n % 2], arrival_s=float(n)) for n in range(6)]
+    assert decide(three, *rows).request_ids == ("0", "2", "4")
+    begun = [row("0", done=2), row("2", done=2), row("late", arrival_s=9.0)]
+    assert decide(three, *begun) == StepDecision(("0", "2"), 8)
+
+
+def test_a_batch_that_is_not_full_waits_for_more_of_its_size_but_not_longer_than_it_may() -> None:
+    patient = FixedBatches(2, wait_s=5.0)
+    rows = [row("a", arrival_s=1.0), row("b", width=768, arrival_s=2.0)]
+    assert decide(patient, *rows, now_s=3.0) == StepDecision(idle_until_s=6.0)
+    assert decide(patient, *rows, now_s=6.0).request_ids == ("a",)
+    assert decide(patient, *rows, row("c", arrival_s=3.0), now_s=3.0).request_ids == ("a", "c")
+
+
+def test_sizes_take_turns_and_all_rows_of_a_size_step_together() -> None:
+    small = [row("a"), row("b", arrival_s=1.0)]
+    assert decide(take_turns_by_size, *small, row("x", width=768, waited=1)).request_ids == ("x",)
+    late = [row("a", waited=1), row("b", arrival_s=1.0, waited=1)]
+    assert decide(take_turns_by_size, *late, row("x", width=768)) == StepDecision(("a", "b"))
+    assert decide(take_turns_by_size, *small) == StepDecision(("a", "b"), 10)
+    assert decide(take_turns_by_size, *small, cap=1) == StepDecision(("a",))
