@@ -41,6 +41,8 @@ def check_aims(sections: dict[str, Any]) -> list[Aim]:
         found += _step(sections["overhead"])
     if "exports" in sections:
         found += _exports(sections["exports"])
+    if "family" in sections:
+        found += _family(sections["family"])
     if "service" in sections:
         found += _service(sections["service"])
     if "load" in sections:
@@ -73,6 +75,14 @@ def _exports(section: Figures) -> Iterator[Aim]:
             share, low, high = (100 * value for value in case["share_at_policy"])
             name = f"exported states, batch 8, guidance {'on' if case['guidance'] else 'off'}"
             yield _at_most(name, 1.0, share, (low, high), "%")
+
+
+def _family(section: Figures) -> Iterator[Aim]:
+    low, high = (100 * end for end in section["ratio"]["ci95"])
+    share = 100 * section["ratio"]["median"]
+    yield _at_most(
+        "image of the light model, of the heavy one's cost", 12.5, share, (low, high), "%"
+    )
 
 
 def _service(section: Figures) -> Iterator[Aim]:

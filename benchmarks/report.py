@@ -20,6 +20,7 @@ def print_report(console: Console, result: dict[str, Any]) -> None:
         ("mixed_steps", _mixed_steps),
         ("overhead", _overhead),
         ("exports", _exports),
+        ("family", _family),
         ("dispatcher", _dispatcher),
         ("service", _service),
         ("memory", _memory),
@@ -138,6 +139,13 @@ def _exports(console: Console, section: Figures) -> None:
             f"{low:+.2f} to {high:+.2f} %",
             "{:.2f} % ({:.2f} to {:.2f})".format(*(100 * x for x in case["share_at_policy"])),
         )
+    console.print(table)
+
+
+def _family(console: Console, section: Figures) -> None:
+    table = _table(section["what"], "light, ms", "heavy, ms", "light / heavy, %")
+    cells = [spread(section[name], factor=1e3, digits=1) for name in ("light_s", "heavy_s")]
+    table.add_row(*cells, spread(section["ratio"], factor=100, digits=1))
     console.print(table)
 
 

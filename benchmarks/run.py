@@ -24,7 +24,10 @@ from benchmarks.plots import save_plots
 from benchmarks.report import print_report
 from benchmarks.settings import Report, Settings, quick_settings
 
-SECTIONS = ("engine", "overhead", "exports", "dispatcher", "service", "memory", "load")
+SECTIONS = (
+    *("engine", "overhead", "exports", "family"),
+    *("dispatcher", "service", "memory", "load"),
+)
 RESULTS = Path(__file__).resolve().parent / "results"
 _FILE_WIDTH = 130
 _LINE_EVERY_S = 20.0
@@ -33,6 +36,7 @@ _WEIGHTS = {
     "engine": 60.0,
     "overhead": 8.0,
     "exports": 8.0,
+    "family": 2.0,
     "service": 32.0,
     "dispatcher": 30.0,
     "load": 70.0,
@@ -87,6 +91,10 @@ def measure(
         reports = _Reports(progress, wanted)
         if wanted & {"engine", "overhead", "exports", "service", "memory"}:
             _measure_model(settings, wanted, reports, sections)
+        if "family" in wanted:
+            from benchmarks.engine.family import measure_family
+
+            sections["family"] = measure_family(settings, reports.of("family"))
         if "dispatcher" in wanted:
             from benchmarks.dispatcher.section import measure_dispatcher
 

@@ -21,6 +21,7 @@ class Settings:
         engine_s: wall seconds after which the engine section starts no further round.
         min_rounds: rounds it makes even so.
         step_pairs: engine steps compared with a bare model call, per batch.
+        family_pairs: images of the light and of the heavy model that are compared.
         short_requests: requests of 2 steps in the sequential service section.
         long_requests: requests of 20 steps in it.
         throughput_blocks: blocks of requests by 8 clients.
@@ -41,6 +42,7 @@ class Settings:
     max_rounds: int = 9
     mixed_requests: int = 24
     step_pairs: int = 40
+    family_pairs: int = 25
     short_requests: int = 100
     long_requests: int = 40
     throughput_blocks: int = 4
@@ -67,6 +69,7 @@ def quick_settings() -> Settings:
         max_rounds=1,
         mixed_requests=6,
         step_pairs=4,
+        family_pairs=3,
         short_requests=6,
         long_requests=2,
         throughput_blocks=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -51,6 +52,25 @@ class Stopwatch:
         self.cost = Cost(
             *(after - before for before, after in zip(self._started, ended, strict=True))
         )
+
+
+def in_turns(
+    first: Callable[[], object], second: Callable[[], object], count: int
+) -> tuple[list[float], list[float]]:
+    """Call both ``count`` times, each pair in the other order than the one before.
+
+    Returns:
+        The CPU seconds of the thread that each call took, the first's and the second's.
+    """
+    first_s: list[float] = []
+    second_s: list[float] = []
+    for turn in range(count):
+        pair = [(first, first_s), (second, second_s)]
+        for call, samples in pair if turn % 2 == 0 else pair[::-1]:
+            with Stopwatch() as watch:
+                call()
+            samples.append(watch.cost.cpu_s)
+    return first_s, second_s
 
 
 def _now() -> tuple[float, float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.engine.subject import Subject, bare_inputs, make_requests
 from benchmarks.settings import GUIDANCE, Report, Settings
 from benchmarks.stats import paired_ratio, summarise
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.executor import Executor, Residuals, StepBatch
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.step_batching import choose_batch
@@ -107,7 +107,7 @@ class OverheadBenchmark:
             engine.step()
             plain()
         clocked.policy_s = clocked.executor_s = 0.0
-        steps_s, plain_s = _in_turns(engine.step, plain, self._settings.step_pairs)
+        steps_s, plain_s = in_turns(engine.step, plain, self._settings.step_pairs)
         return _result(batch, guidance_scale, steps_s, plain_s, clocked)
 
     def _engine(self, clocked: Clocked) -> StepEngine:
@@ -121,21 +121,6 @@ class OverheadBenchmark:
 
         executor = ClockedExecutor(self._subject.model.executor, clocked)
         return StepEngine(executor, policy, self._subject.model.tables, time.monotonic)
-
-
-def _in_turns(
-    first: Callable[[], object], second: Callable[[], object], count: int
-) -> tuple[list[float], list[float]]:
-    """Call both ``count`` times, each pair in the other order than the one before."""
-    first_s: list[float] = []
-    second_s: list[float] = []
-    for turn in range(count):
-        pair = [(first, first_s), (second, second_s)]
-        for call, samples in pair if turn % 2 == 0 else pair[::-1]:
-            with Stopwatch() as watch:
-                call()
-            samples.append(watch.cost.cpu_s)
-    return first_s, second_s
 
 
 def _result(

@@ -59,18 +59,22 @@ class SizeRegression:
 
 
 def train_regression(
-    cost: StepCost, examples: Sequence[RequestView], *, max_batch: int, patch_px: int, seed: int
+    cost: StepCost,
+    examples: Sequence[RequestView],
+    rng: np.random.Generator,
+    *,
+    max_batch: int,
+    patch_px: int,
 ) -> SizeRegression:
     """Train a regression on random batches of requests like the examples, one per size.
 
     Args:
         cost: says how long a step of each batch takes.
         examples: a request of each size.
+        rng: draws the batches.
         max_batch: most requests in a batch.
         patch_px: side of a patch.
-        seed: of the batches.
     """
-    rng = np.random.default_rng(seed)
     sizes = tuple(one.size_px for one in examples)
     batches = [
         [examples[place] for place in rng.integers(len(examples), size=count)]

@@ -7,10 +7,9 @@ from importlib import resources
 from pathlib import Path
 
 # what a pool can serve
-BUILTIN_MODELS = ("shapes-sd",)
+BUILTIN_MODELS = ("shapes-sd", "shapes-sd-light")
 # what else may lie beside them, once it is trained, and what it is
 BUILTIN_PARTS = {
-    "shapes-sd-light": "model",
     "shapes-sd3": "model, not served yet",
     "shapes-sd-edges": "ControlNet",
     "shapes-sd-layout": "ControlNet",

@@ -154,12 +154,17 @@ def test_the_profile_says_what_the_model_takes(zoo: Zoo) -> None:
     assert zoo.model("sdxl").profile.family == "stable-diffusion-xl"
 
 
-def test_a_built_in_model_is_sampled_as_its_card_was_where_nobody_says_otherwise() -> None:
-    profile = inspect_model(PoolConfig(name="p", model="shapes-sd")).profile
-    assert (profile.default_num_steps, profile.default_guidance_scale) == (20, 2.0)
+@pytest.mark.parametrize(
+    ("name", "steps", "scale"), [("shapes-sd", 20, 2.0), ("shapes-sd-light", 2, 1.0)]
+)
+def test_built_in_models_are_sampled_as_their_cards_were_where_nobody_says_otherwise(
+    name: str, steps: int, scale: float
+) -> None:
+    profile = inspect_model(PoolConfig(name="p", model=name)).profile
+    assert (profile.default_num_steps, profile.default_guidance_scale) == (steps, scale)
     assert profile.default_sampler == "ddim"
     defaults = DefaultsConfig(num_inference_steps=7, guidance_scale=0.0, sampler="euler")
-    chosen = inspect_model(PoolConfig(name="p", model="shapes-sd", defaults=defaults)).profile
+    chosen = inspect_model(PoolConfig(name="p", model=name, defaults=defaults)).profile
     assert (chosen.default_num_steps, chosen.default_guidance_scale) == (7, 0.0)
     assert chosen.default_sampler == "euler"
 

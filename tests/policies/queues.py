@@ -13,6 +13,10 @@ from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView, pool_of
 from ray_cluster.policies.prediction import amounts_of
 from ray_cluster.policies.types import ReplicaView, RequestView
+from tests.fakes import replica_view, request_view
+
+# of one replica that runs batches of two: 10 steps of 2.1 s are 21 s for both
+SHARE_S, BATCH_S = 10.5, 21.0
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,18 @@ class ListQueue:
 
 def total_load(requests: Iterable[RequestView]) -> Load:
     return sum((load_of(one) for one in requests), NO_LOAD)
+
+
+def queue_of(
+    num_waiting: int = 0,
+    num_in_progress: int = 0,
+    replicas: tuple[ReplicaView, ...] = (replica_view(num_free=0),),
+    max_waiting: int = 8,
+) -> ListQueue:
+    return ListQueue(
+        waits=[request_view(f"w{index}", arrival_s=-1.0) for index in range(num_waiting)],
+        in_progress=[request_view(f"p{index}") for index in range(num_in_progress)],
+        replicas=replicas,
+        max_waiting=max_waiting,
+        configured=("m", "cold"),
+    )

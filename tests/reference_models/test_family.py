@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.reference_models.card import stated_shares
 from ray_cluster.reference_models.registry import builtin_kinds, weights_folder
 
 LORAS = [name for name, kind in builtin_kinds().items() if kind == "LoRA"]
@@ -18,6 +19,10 @@ def measured(name: str) -> dict[str, Any]:
 
 def share(count: dict[str, int]) -> float:
     return count["right"] / count["total"]
+
+
+def shares(name: str) -> dict[str, dict[str, float]]:
+    return stated_shares(weights_folder() / name)
 
 
 @pytest.mark.parametrize("name", CONTROLNETS)
@@ -38,3 +43,21 @@ def test_a_style_shows_and_leaves_the_content(name: str) -> None:
     assert share(with_style["style"]) >= 0.95
     assert share(without["style"]) >= 0.95
     assert share(with_style["all"]) >= share(without["all"]) - 0.10
+
+
+def test_the_light_model_is_as_good_where_it_is_easy_and_worse_where_it_is_hard() -> None:
+    heavy, light = shares("shapes-sd"), shares("shapes-sd-light")
+    assert light["easy"]["all"] >= heavy["easy"]["all"] - 0.05
+    assert light["hard"]["all"] <= heavy["hard"]["all"] - 0.15
+    # worse is not useless: it knows what should be where
+    assert light["hard"]["position"] >= 0.9
+    assert measured("shapes-sd-light")["options"]["steps"] <= 4
+
+
+def test_the_light_model_keeps_the_layout_of_other_sizes_and_of_combinations_it_never_saw() -> None:
+    light = shares("shapes-sd-light")
+    for kind in ("easy", "hard"):
+        seen, held_out = (light[f"{kind}, {which} combinations"] for which in ("seen", "held-out"))
+        assert held_out["all"] >= seen["all"] - 0.10
+    for size in ("128 x 128", "oblong together"):
+        assert light[size]["all"] >= light["easy"]["all"] - 0.10

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from ray_cluster.policies.baselines.slack_batching import SlackBatches, train_regression
@@ -48,7 +49,8 @@ def test_the_benefit_of_equation_1_must_exceed_the_threshold() -> None:
 def test_the_regression_predicts_steps_that_it_was_not_trained_on() -> None:
     examples = [request_view("x", width_px=side, height_px=side) for side in (512, 768, 1024)]
     cost = StepCost(0.04, 0.017)
-    regression = train_regression(cost, examples, max_batch=12, patch_px=256, seed=1)
+    rng = np.random.default_rng(1)
+    regression = train_regression(cost, examples, rng, max_batch=12, patch_px=256)
     assert regression.mse_ms2 < 5
     for batch in ([0], [0, 1, 2], [2] * 3 + [1] * 4, [0] * 6 + [1] * 3):
         requests = [examples[place] for place in batch]

@@ -1,0 +1,97 @@
+"""Who would be late, or make others late, is let in only where nobody minds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.policies.admission import admit, predict_s
+from ray_cluster.policies.types import RequestView
+from tests.fakes import replica_view, request_view
+from tests.policies.queues import BATCH_S, SHARE_S, ListQueue, queue_of
+
+
+def strict(request: RequestView, **changes: Any) -> RequestView:
+    return replace(request, when_late="refuse", **changes)
+
+
+def test_who_minds_being_late_is_refused_until_it_would_be_in_time() -> None:
+    queue = queue_of(num_waiting=4, num_in_progress=2)
+    # as above: 5 departures and a batch
+    needs_s = 5 * SHARE_S + BATCH_S
+    late = admit([strict(request_view("new"), deadline_s=needs_s - 7)], queue)
+    assert (late.accepted, late.reason) == (False, "too_late")
+    assert late.retry_after_s == pytest.approx(7)
+    assert admit([strict(request_view("new"), deadline_s=needs_s + 1e-6)], queue).accepted
+    # whoever does not mind is let in
+    assert admit([request_view("new", deadline_s=needs_s - 7)], queue).accepted
+    both = [request_view("a", deadline_s=61.0), strict(request_view("b"), deadline_s=300.0)]
+    assert admit(both, queue).accepted
+
+
+def test_predictions_are_stretched_by_how_wrong_they_were() -> None:
+    request = strict(request_view("new"), deadline_s=12.0)
+    assert admit([request], queue_of()).accepted
+    refused = admit([request], replace(queue_of(), stretch=1.2))
+    assert refused.retry_after_s == pytest.approx(1.2 * 11.0 - 12.0)
+
+
+def test_nobody_is_let_in_who_would_make_late_who_waits() -> None:
+    # alone it waits for one departure and takes its batch's time
+    waits = [request_view("w", deadline_s=40.0)]
+    queue = replace(queue_of(num_in_progress=2), waits=waits)
+    urgent = strict(request_view("new"), deadline_s=39.0)
+    assert predict_s(waits, queue) == pytest.approx(SHARE_S + BATCH_S)
+    offer = admit([urgent], queue)
+    assert offer.reason == "too_late"
+    assert offer.retry_after_s == pytest.approx(2 * SHARE_S + BATCH_S - 40.0)
+    # behind it, it harms nobody; nor does it one who is late anyway
+    assert admit([replace(urgent, deadline_s=60.0)], queue).accepted
+    late = replace(queue, waits=[request_view("w", deadline_s=39.5, arrival_s=-60.0)])
+    late = replace(late, stretch=1.3)
+    assert admit([replace(urgent, deadline_s=38.9, num_steps=5)], late).accepted
+
+
+def test_fewer_steps_are_taken_as_far_as_they_are_needed_and_allowed() -> None:
+    # 1.1 s a step alone
+    request = strict(request_view("new"), deadline_s=8.0)
+    assert admit([request], queue_of()).reason == "too_late"
+    willing = replace(request, fewest_steps=4)
+    offer = admit([willing], queue_of())
+    assert (offer.accepted, offer.num_steps) == (True, (7,))
+    assert offer.predicted_s == pytest.approx(7.7)
+    assert admit([replace(willing, fewest_steps=8)], queue_of()).reason == "too_late"
+    assert admit([replace(willing, deadline_s=30.0)], queue_of()).num_steps == ()
+    # of a group each gives up as many, but no more than it may: 11 steps and 20 rows are 21.1 s
+    group = [
+        replace(willing, request_id="a", fewest_steps=9, deadline_s=21.5),
+        replace(willing, request_id="b", num_steps=16, deadline_s=21.5),
+    ]
+    assert admit(group, queue_of()).num_steps == (9, 11)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(5, 400)), max_size=10),
+    st.integers(1, 20),
+    st.floats(1, 400),
+    st.floats(1, 2),
+)
+def test_a_request_is_let_in_if_and_only_if_a_look_at_everybody_allows_it(
+    waiting: list[tuple[int, float]], num_steps: int, deadline_s: float, stretch: float
+) -> None:
+    waits = [
+        request_view(f"w{n}", num_steps=steps, deadline_s=at_s, arrival_s=-1.0)
+        for n, (steps, at_s) in enumerate(waiting)
+    ]
+    new = strict(request_view("new"), num_steps=num_steps, deadline_s=deadline_s)
+    queue = ListQueue(waits, [request_view("p")], [replica_view(num_free=0)], 100, stretch=stretch)
+    joined = replace(queue, waits=[*waits, new])
+
+    def in_time(one: RequestView, where: ListQueue) -> bool:
+        return stretch * predict_s([one], where) <= one.deadline_s
+
+    harmed = [one for one in waits if in_time(one, queue) and not in_time(one, joined)]
+    assert admit([new], queue).accepted == (in_time(new, joined) and not harmed)
