@@ -167,7 +167,8 @@ class DispatchCore:
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
-        return replace(self.answer(poll.replica_id, now_s), adopted=adopted)
+        reply = self.answer(poll.replica_id, now_s)
+        return replace(reply, adopted=adopted) if adopted else reply
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""

@@ -61,7 +61,8 @@ class RequestRecord:
     def make_progress(self, steps_done: int) -> None:
         """Set the number of steps done, kept within what the request asks for."""
         steps_done = max(0, min(self.view.num_steps, steps_done))
-        self.view = replace(self.view, steps_done=steps_done)
+        if steps_done != self.view.steps_done:
+            self.view = replace(self.view, steps_done=steps_done)
 
 
 @dataclass(slots=True)
@@ -84,6 +85,8 @@ class ReplicaRecord:
     held: dict[str, RequestRecord] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     _view: ReplicaView | None = None
+    _load: Load | None = None
+    _shared: tuple[StepCost, StepCost] | None = None
 
     @property
     def replica_id(self) -> str:
@@ -128,8 +131,10 @@ class ReplicaRecord:
         del self.held[record.view.request_id]
 
     def load(self) -> Load:
-        """Return what the requests that it holds still take."""
-        return sum((load_of(record.view) for record in self.held.values()), NO_LOAD)
+        """Return what the requests that it holds still take; added up only after a change."""
+        if self._load is None:
+            self._load = sum((load_of(record.view) for record in self.held.values()), NO_LOAD)
+        return self._load
 
     def view(self) -> ReplicaView:
         """Return what a policy may know of it; made anew only after a change."""
@@ -138,18 +143,24 @@ class ReplicaRecord:
         return self._view
 
     def _note_change(self) -> None:
-        self._view = None
+        self._view = self._load = None
         self.changed.add(self.replica_id)
 
     def _make_view(self) -> ReplicaView:
-        batch = self.registration.max_batch
         return ReplicaView(
             replica_id=self.replica_id,
             model=self.model,
             max_in_flight=self.registration.max_in_flight,
-            max_batch=batch,
+            max_batch=self.registration.max_batch,
             step_cost=self.step_cost,
             num_leased=len(self.held),
             num_free=self.num_free,
-            leased_work_s=load_s(share_cost(self.step_cost, batch), self.load()),
+            leased_work_s=load_s(self._share_cost(), self.load()),
         )
+
+    def _share_cost(self) -> StepCost:
+        """One request's part of a full batch's step; made anew only for another cost."""
+        if self._shared is None or self._shared[0] is not self.step_cost:
+            cost = self.step_cost
+            self._shared = (cost, share_cost(cost, self.registration.max_batch))
+        return self._shared[1]

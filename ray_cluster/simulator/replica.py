@@ -113,8 +113,7 @@ class SimulatedReplica:
         """Begin what was leased."""
         for lease in leases:
             request_id = lease.request.request_id
-            view = replace(self._view_of(request_id), num_steps=lease.request.num_steps)
-            self._rows[request_id] = Row(lease, view)
+            self._rows[request_id] = Row(lease, self._view_of(request_id))
             self._events.after(self._device.hardware.encode_s, partial(self._ready, lease))
 
     def abort(self, request_ids: Iterable[str]) -> None:
