@@ -1,4 +1,4 @@
-"""What a replica steps without looking at deadlines: images one by one, or in fixed batches."""
+"""What a replica steps without looking at deadlines."""
 
 from __future__ import annotations
 
@@ -63,3 +63,13 @@ def take_turns_by_size(sight: ReplicaSight) -> StepDecision:
     if len(requests) == len(sight.rows):
         return _until_first_ends(requests)
     return StepDecision(tuple(one.request_id for one in requests))
+
+
+def mix_as_they_come(sight: ReplicaSight) -> StepDecision:
+    """Step whatever there is up to the cap, of all sizes together, who came first first.
+
+    PatchedServe's own control, PatchedCache (section 8), batches so.
+    """
+    rows = sorted(sight.rows, key=_arrived)
+    requests = [row.request for row in rows[: sight.max_batch]]
+    return _until_first_ends(requests) if requests else StepDecision()

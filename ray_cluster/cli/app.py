@@ -14,6 +14,7 @@ from ray_cluster.cli.jobs import jobs
 from ray_cluster.cli.models import models
 from ray_cluster.cli.profile import profile
 from ray_cluster.cli.serve import serve
+from ray_cluster.cli.simulate import simulate
 
 app = typer.Typer(
     help="Serve images from diffusion models, and make them from the command line.",
@@ -29,6 +30,7 @@ app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.command()(doctor)
 app.command()(profile)
+app.command()(simulate)
 
 
 @app.command()

@@ -1,6 +1,10 @@
 """Batches that nobody joins, and sizes that take turns."""
 
-from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turns_by_size
+from ray_cluster.policies.baselines.image_batches import (
+    FixedBatches,
+    mix_as_they_come,
+    take_turns_by_size,
+)
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision, StepPolicy
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
@@ -48,3 +52,10 @@ def test_sizes_take_turns_and_all_rows_of_a_size_step_together() -> None:
     assert decide(take_turns_by_size, *late, row("x", width=768)) == StepDecision(("a", "b"))
     assert decide(take_turns_by_size, *small) == StepDecision(("a", "b"), 10)
     assert decide(take_turns_by_size, *small, cap=1) == StepDecision(("a",))
+
+
+def test_all_sizes_together_step_as_they_came_up_to_the_cap() -> None:
+    rows = [row(f"{n}", width=[512, 768][n % 2], arrival_s=9.0 - n, done=n) for n in range(3)]
+    assert decide(mix_as_they_come, *rows) == StepDecision(("2", "1", "0"), 8)
+    assert decide(mix_as_they_come, *rows, cap=2) == StepDecision(("2", "1"), 8)
+    assert decide(mix_as_they_come) == StepDecision()

@@ -1,0 +1,41 @@
+"""``ray-cluster simulate``: compares policies on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ray_cluster.cli.output import plain_errors
+
+
+def simulate(
+    experiments: Annotated[
+        list[Path], typer.Argument(help="Experiment files (YAML).", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for JSON, tables and plots.")
+    ] = Path("simulated"),
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Run only so many of an experiment's seeds.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")
+    ] = None,
+) -> None:
+    """Run the policies of the service on a virtual clock, and compare them.
+
+    The dispatcher, its admission and the policies are those of the live service; devices are as
+    fast as a latency profile says. Every figure is simulated, and says so.
+
+    [bold]Examples[/bold]
+
+      ray-cluster simulate benchmarks/policies/mixed-sizes.yaml
+
+      ray-cluster simulate benchmarks/policies/*.yaml --seeds 3 --out /tmp/simulated
+    """
+    with plain_errors():
+        from ray_cluster.cli.simulate_run import run_experiments
+
+        run_experiments(experiments, out, num_seeds=seeds, num_processes=processes)

@@ -1,0 +1,76 @@
+"""Experiment files: which kinds there are, and how each is run and summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from ray_cluster.config_problems import describe
+from ray_cluster.errors import ConfigError
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting, run_cell
+from ray_cluster.simulator.cell_report import report_cells
+from ray_cluster.simulator.reports import Report
+
+
+@dataclass(frozen=True)
+class Job:
+    """An experiment as independent parts, and what makes a report of their results.
+
+    Attributes:
+        parts: functions without arguments that other processes can be sent.
+        sum_up: takes the results in the parts' order.
+    """
+
+    name: str
+    parts: Sequence[Callable[[], Any]]
+    sum_up: Callable[[Sequence[Any]], Report]
+
+
+def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
+    """Read an experiment's file.
+
+    Args:
+        path: a YAML file.
+        num_seeds: run only so many of its seeds.
+
+    Raises:
+        ConfigError: it can't be read, or says something that is not allowed; the message names the
+            key, what was given and what is allowed.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the experiment {path}: {error}") from None
+    kind = content.get("kind") if isinstance(content, dict) else None
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"the experiment {path}: kind: given {kind!r}; allowed: {', '.join(_KINDS)}"
+        )
+    if num_seeds is not None:
+        content["num_seeds"] = num_seeds
+    model, build = _KINDS[kind]
+    try:
+        return build(model.model_validate(content))
+    except ValidationError as error:
+        raise ConfigError(f"the experiment {path}: {describe(error, model)}") from None
+    except ValueError as error:
+        raise ConfigError(f"the experiment {path}: {error}") from None
+
+
+def _cells(experiment: CellExperiment) -> Job:
+    # says at once what is wrong with the profile or the gain
+    Setting.of(experiment)
+    return Job(
+        experiment.name,
+        [partial(run_cell, experiment, run) for run in experiment.runs()],
+        lambda rows: report_cells(experiment, cast(Sequence[CellRow], rows)),
+    )
+
+
+_KINDS: dict[str, tuple[Any, Callable[[Any], Job]]] = {"cell": (CellExperiment, _cells)}

@@ -1,0 +1,58 @@
+"""What an experiment has to say: tables and plots, before anybody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a plot, with an interval around each of its points."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    half_widths: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over one axis.
+
+    Attributes:
+        name: of its file.
+        lines: by their label.
+    """
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Line]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that an experiment found.
+
+    Attributes:
+        name: of the experiment.
+        what: what was simulated, and from which figures.
+        figures: for machines; goes into a JSON file.
+    """
+
+    name: str
+    what: str
+    tables: Sequence[Table]
+    plots: Sequence[Plot] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)
