@@ -1,0 +1,69 @@
+"""``ray-cluster simulate`` runs experiments in processes of its own and writes what they show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.cli.conftest import Cli
+
+EXPERIMENT = """\
+kind: cell
+name: tiny
+what: One replica.
+profile: sdxl-h100
+sizes: [{width: 512, height: 512}]
+replicas: 1
+steps: 10
+rates_per_s: [1, 4]
+duration_s: 5
+policies: [deadline, fcfs]
+num_seeds: 2
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def test_it_shows_tables_and_writes_figures_and_plots(
+    cli: Cli, experiment: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = cli("simulate", experiment, "--out", out, "--processes", 1)
+    assert result.exit_code == 0, result.output
+    assert "simulated" in result.stdout
+    figures = json.loads((out / "tiny.json").read_text())
+    assert [len(cell["samples"]) for cell in figures["cells"]] == [2] * 4
+    assert "Done in time" in (out / "tiny.txt").read_text()
+    with Image.open(out / "tiny-attainment.png") as plot:
+        assert plot.width > 400
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"kind": "cellar"}, "kind"), ({"rates_per_s": []}, "rates_per_s"), ({"cv": -1}, "cv")],
+)
+def test_a_file_that_is_wrong_is_refused_in_a_sentence(
+    cli: Cli, experiment: Path, changes: dict[str, object], message: str
+) -> None:
+    experiment.write_text(yaml.safe_dump({**yaml.safe_load(EXPERIMENT), **changes}))
+    result = cli("simulate", experiment)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_experiments_of_one_name_and_a_folder_that_cannot_be_are_refused(
+    cli: Cli, experiment: Path
+) -> None:
+    assert "different names" in cli("simulate", experiment, experiment).stderr
+    blocked = experiment / "below"
+    assert "--out" in cli("simulate", experiment, "--out", blocked).stderr
