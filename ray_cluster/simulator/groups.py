@@ -121,7 +121,6 @@ class SimulatedGroup:
     """A group of GPUs that serves what it is given as its planner says.
 
     Attributes:
-        outcomes: of the requests that have ended, in the order of their ends.
         stretches: what ran where and when, if that is recorded.
         num_decisions: how often the planner was asked.
     """
@@ -133,9 +132,9 @@ class SimulatedGroup:
         *,
         num_gpus: int,
         switch_s: float,
+        on_end: Callable[[Outcome], None],
         steps_at_once: bool = True,
         records: bool = False,
-        on_end: Callable[[Outcome], None] | None = None,
     ) -> None:
         self._events, self._planner = events, planner
         self._num_gpus, self._switch_s = num_gpus, switch_s
@@ -144,7 +143,6 @@ class SimulatedGroup:
         self._free = list(range(num_gpus))
         self._look_again: Timer | None = None
         self._look_again_s = 0.0
-        self.outcomes: list[Outcome] = []
         self.stretches: list[Stretch] | None = [] if records else None
         self.num_decisions = 0
 
@@ -294,7 +292,4 @@ class SimulatedGroup:
 
     def _close(self, job: _Job, finish_s: float | None) -> None:
         del self._jobs[job.task.request_id]
-        outcome = Outcome(job.task, finish_s, job.gpu_s, job.num_switches)
-        self.outcomes.append(outcome)
-        if self._on_end is not None:
-            self._on_end(outcome)
+        self._on_end(Outcome(job.task, finish_s, job.gpu_s, job.num_switches))

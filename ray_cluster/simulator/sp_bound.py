@@ -7,26 +7,18 @@ whose windows overlap form components that are solved by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from datetime import timedelta
+from itertools import pairwise
 
-import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
+from ortools.math_opt.python import mathopt
 
 from ray_cluster.simulator.groups import GroupTask
 
-_ROUNDING_S = 1e-9
+_ROUNDING = 1e-6
 _SOLVE_S = 20.0
-
-
-class _Variable(NamedTuple):
-    """Seconds that a request is served at a level between two instants."""
-
-    request: int
-    level: int
-    span: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +52,8 @@ def components_of(tasks: Sequence[GroupTask]) -> list[list[GroupTask]]:
     components: list[list[GroupTask]] = []
     end_s = -1.0
     for task in sorted(tasks, key=lambda one: one.arrival_s):
-        due_s = task.deadline_s - task.menu.tail_s
-        if task.arrival_s + task.pace[-1] * task.true_step_s[-1] > due_s + _ROUNDING_S:
+        due_s = _due_s(task)
+        if task.arrival_s + task.pace[-1] * task.true_step_s[-1] > due_s + _ROUNDING:
             continue
         if not components or task.arrival_s >= end_s:
             components.append([])
@@ -74,105 +66,104 @@ def _solve(tasks: Sequence[GroupTask], num_gpus: int) -> Bound:
     if len(tasks) == 1:
         return Bound(1, True)
     program = _Program(tasks, num_gpus)
-    result = milp(
-        program.gains,
-        integrality=program.integrality,
-        bounds=Bounds(np.zeros(program.size), program.upper),
-        constraints=program.constraint(),
-        options={"time_limit": _SOLVE_S},
-    )
-    if result.status == 0:
-        return Bound(round(-result.fun), True)
-    # the time was up: what the solver has proven so far
-    dual = result.mip_dual_bound
-    return Bound(len(tasks) if dual is None else min(len(tasks), int(-dual + 1e-6)), False)
+    if program.can_all_be_on_time():
+        return Bound(len(tasks), True)
+    return program.most_on_time()
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """Seconds that a request is served at a degree between two neighbouring instants."""
+
+    request: int
+    degree: int
+    whole_s: float
+    seconds: mathopt.Variable
 
 
 class _Program:
-    """The mixed-integer program of one component.
-
-    Sets: requests i, levels l of their menus with degree k, spans s between instants.
-    Variables: x[i] whether i is on time; y[i, l, s] seconds of i at l within s and i's window.
-    """
+    """The mixed-integer program of one component."""
 
     def __init__(self, tasks: Sequence[GroupTask], num_gpus: int) -> None:
         self._tasks, self._num_gpus = tasks, num_gpus
-        dues = [task.deadline_s - task.menu.tail_s for task in tasks]
-        instants = sorted({*(task.arrival_s for task in tasks), *dues})
-        self._spans_s = np.diff(instants)
-        self._served = [
-            _Variable(number, level, span)
-            for number, (task, due_s) in enumerate(zip(tasks, dues, strict=True))
-            for span, begin_s in enumerate(instants[:-1])
-            if task.arrival_s <= begin_s < due_s
-            for level in range(len(task.menu.degrees))
-            if task.menu.degrees[level] <= num_gpus
-        ]
-        self._rows: list[int] = []
-        self._columns: list[int] = []
-        self._values: list[float] = []
-        self._most: list[float] = []
-        self.size = len(tasks) + len(self._served)
-        self.gains = np.zeros(self.size)
-        self.gains[: len(tasks)] = -1
-        self.integrality = (self.gains < 0).astype(int)
-        self.upper = np.concatenate(
-            [np.ones(len(tasks)), [self._spans_s[one.span] for one in self._served]]
-        )
-        self._demand_rows()
-        self._supply_rows()
+        self._model = mathopt.Model()
+        # variables: whether each request is on time
+        self._accepted = [self._model.add_binary_variable() for _ in tasks]
+        served: list[_Service] = []
+        for begin_s, end_s in pairwise(_instants(tasks)):
+            services = list(self._services(begin_s, end_s))
+            self._limit_span(services, end_s - begin_s)
+            served += services
+        self._require_steps(served)
+        self._model.maximize(mathopt.LinearSum(self._accepted))
 
-    def constraint(self) -> LinearConstraint:
-        """Return all rows, each with a most and no least."""
-        shape = (len(self._most), self.size)
-        matrix = coo_array((self._values, (self._rows, self._columns)), shape=shape)
-        return LinearConstraint(matrix.tocsr(), ub=np.array(self._most))
+    def can_all_be_on_time(self) -> bool:
+        """Whether all are: a linear program, which settles most components."""
+        self._relax(least=1.0, is_integer=False)
+        result = mathopt.solve(self._model, mathopt.SolverType.GLOP)
+        self._relax(least=0.0, is_integer=True)
+        return bool(result.termination.reason == mathopt.TerminationReason.OPTIMAL)
 
-    def _add(self, coefficients: dict[int, float], most: float) -> None:
-        self._rows += [len(self._most)] * len(coefficients)
-        self._columns += coefficients.keys()
-        self._values += coefficients.values()
-        self._most.append(most)
+    def most_on_time(self) -> Bound:
+        """How many are, at most."""
+        parameters = mathopt.SolveParameters(time_limit=timedelta(seconds=_SOLVE_S), threads=1)
+        result = mathopt.solve(self._model, mathopt.SolverType.GSCIP, params=parameters)
+        proven = result.termination.reason == mathopt.TerminationReason.OPTIMAL
+        bound = result.termination.objective_bounds.dual_bound
+        return Bound(min(len(self._tasks), math.floor(bound + _ROUNDING)), proven)
 
-    def _demand_rows(self) -> None:
-        """A request that is on time has had all of its steps: x[i] <= sum of y / seconds."""
-        rows: list[dict[int, float]] = [{number: 1.0} for number in range(len(self._tasks))]
-        for place, one in enumerate(self._served, start=len(self._tasks)):
-            task = self._tasks[one.request]
-            whole_s = task.true_step_s[one.level] * task.pace[-1]
-            rows[one.request][place] = -1 / whole_s
-        for row in rows:
-            self._add(row, 0.0)
+    def _relax(self, *, least: float, is_integer: bool) -> None:
+        for variable in self._accepted:
+            variable.lower_bound, variable.integer = least, is_integer
 
-    def _supply_rows(self) -> None:
-        """GPU-seconds of a span; seconds of a request in it; and what gangs leave room for.
+    def _services(self, begin_s: float, end_s: float) -> Iterator[_Service]:
+        """Variables: seconds of the requests that have come and are not due, at each degree."""
+        for number, task in enumerate(self._tasks):
+            if not task.arrival_s <= begin_s < _due_s(task):
+                continue
+            for degree, step_s in zip(task.menu.degrees, task.true_step_s, strict=True):
+                if degree <= self._num_gpus:
+                    seconds = self._model.add_variable(lb=0.0, ub=end_s - begin_s)
+                    yield _Service(number, degree, step_s * task.pace[-1], seconds)
 
-        Cut for a power of two k and a request i: at any instant the others' degrees in whole
-        multiples of k, and i's rounded up, do not exceed N / k: if i holds less than k, others hold
-        less than N, and so at most N / k - 1 multiples.
+    def _require_steps(self, served: Sequence[_Service]) -> None:
+        """A request that is on time has had all of its steps."""
+        for number, accepted in enumerate(self._accepted):
+            shares = [one.seconds / one.whole_s for one in served if one.request == number]
+            self._model.add_linear_constraint(accepted <= mathopt.LinearSum(shares))
+
+    def _limit_span(self, services: Sequence[_Service], span_s: float) -> None:
+        """GPU-seconds between two instants, each request's seconds, and room beside gangs."""
+        used = mathopt.LinearSum([one.degree * one.seconds for one in services])
+        self._model.add_linear_constraint(used <= self._num_gpus * span_s)
+        for number in {one.request for one in services}:
+            own = [one.seconds for one in services if one.request == number]
+            self._model.add_linear_constraint(mathopt.LinearSum(own) <= span_s)
+            self._cut_gangs(services, number, span_s)
+
+    def _cut_gangs(self, services: Sequence[_Service], number: int, span_s: float) -> None:
+        """Room that gangs of a power of two leave beside one request.
+
+        At any instant the others' degrees in whole gangs, and its own rounded up, do not exceed
+        all gangs there are: if it holds less than a gang, others hold less than all GPUs.
         """
-        for span, seconds in enumerate(self._spans_s):
-            inside = [
-                (place, one.request, self._tasks[one.request].menu.degrees[one.level])
-                for place, one in enumerate(self._served, start=len(self._tasks))
-                if one.span == span
-            ]
-            self._add({place: degree for place, _, degree in inside}, self._num_gpus * seconds)
-            for request in {request for _, request, _ in inside}:
-                own = {place: 1.0 for place, other, _ in inside if other == request}
-                self._add(own, seconds)
-                self._gang_rows(inside, request, seconds)
-
-    def _gang_rows(
-        self, inside: Sequence[tuple[int, int, int]], request: int, seconds: float
-    ) -> None:
         gang = 2
-        while gang <= self._num_gpus:
-            if self._num_gpus % gang == 0:
-                weights = {
-                    place: float(-(-degree // gang) if other == request else degree // gang)
-                    for place, other, degree in inside
-                    if other == request or degree >= gang
-                }
-                self._add(weights, self._num_gpus // gang * seconds)
+        while self._num_gpus % gang == 0:
+            gangs = [
+                (-(-one.degree // gang) if one.request == number else one.degree // gang)
+                * one.seconds
+                for one in services
+            ]
+            self._model.add_linear_constraint(
+                mathopt.LinearSum(gangs) <= self._num_gpus // gang * span_s
+            )
             gang *= 2
+
+
+def _instants(tasks: Sequence[GroupTask]) -> list[float]:
+    """Arrivals and deadlines: between two neighbours nothing comes and nothing is due."""
+    return sorted({task.arrival_s for task in tasks} | {_due_s(task) for task in tasks})
+
+
+def _due_s(task: GroupTask) -> float:
+    return task.deadline_s - task.menu.tail_s

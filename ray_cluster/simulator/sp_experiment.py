@@ -222,18 +222,20 @@ def run_tasks(
         records: whether to keep what ran where and when.
     """
     events = EventQueue()
+    outcomes: list[Outcome] = []
     group = SimulatedGroup(
         events,
         planner,
         num_gpus=num_gpus,
         switch_s=switch_s,
+        on_end=outcomes.append,
         steps_at_once=steps_at_once,
         records=records,
     )
     for task in tasks:
         events.at(task.arrival_s, partial(group.add, task))
     events.run()
-    return Run(tuple(group.outcomes), tuple(group.stretches or ()), group.num_decisions)
+    return Run(tuple(outcomes), tuple(group.stretches or ()), group.num_decisions)
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -17,7 +17,7 @@ from ray_cluster.policies.sp_types import (
     menu_of,
 )
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.groups import GroupTask, SimulatedGroup
+from ray_cluster.simulator.groups import GroupTask, Outcome, SimulatedGroup
 from ray_cluster.simulator.sp_experiment import Cell, Run, SpExperiment, run_tasks, workload_of
 from ray_cluster.simulator.sp_policies import planner_of
 from tests.simulator.group_rules import check_schedule
@@ -125,13 +125,15 @@ def test_accepted_are_finished_failed_and_running_at_any_time() -> None:
     experiment = SpExperiment(num_arrivals=40)
     menus, tasks = workload_of(experiment, Cell("skewed", 40.0, 1.2), seed=3)
     events = EventQueue()
-    group = SimulatedGroup(events, planner_of("rounds/most", menus), num_gpus=8, switch_s=0.01)
+    ended: list[Outcome] = []
+    planner = planner_of("rounds/most", menus)
+    group = SimulatedGroup(events, planner, num_gpus=8, switch_s=0.01, on_end=ended.append)
     for one in tasks:
         events.at(one.arrival_s, partial(group.add, one))
     for instant in np.linspace(0.0, tasks[-1].deadline_s, 200):
         events.run(until_s=float(instant))
         come = sum(one.arrival_s <= instant for one in tasks)
-        assert come == len(group.outcomes) + group.num_running
+        assert come == len(ended) + group.num_running
 
 
 @pytest.mark.parametrize("policy", POLICIES)
