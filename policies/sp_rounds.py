@@ -32,9 +32,13 @@ class RoundOptions:
         guard: whom to sacrifice under overload. ``most`` keeps as many requests as it can, so that
             the largest are given up first; ``large`` keeps as many, and of those as large ones as
             it can, so that no class is starved.
+        doubt: a request is dropped once it would be late even if steps were faster than believed by
+            this share. Between that and what is believed it is served as if it was sacrificed:
+            where a deadline leaves 2 %, times that are wrong by 3 % would drop whole classes.
     """
 
     guard: Literal["most", "large"] = "most"
+    doubt: float = 0.1
 
 
 def plan_round(view: GroupView, options: RoundOptions = RoundOptions()) -> RoundDecision:
@@ -42,28 +46,53 @@ def plan_round(view: GroupView, options: RoundOptions = RoundOptions()) -> Round
 
     The decision holds until a request comes or ends: the plan changes at ends only.
     """
-    hopeless = [is_hopeless(request, view.now_s) for request in view.requests]
-    works = [
-        work_of(place, request, view)
-        for place, request in enumerate(view.requests)
-        if not hopeless[place]
-    ]
-    works.sort(key=lambda work: (work.due_s, work.place))
-    kept = keep_most(works, view)
-    if options.guard == "large" and len(kept.works) < len(works):
-        kept = exchange_small(kept, works, view)
+    sorted_out = sort_out(view, options.doubt)
+    kept = keep_most(sorted_out.hopeful, view)
+    if options.guard == "large" and len(kept.works) < len(sorted_out.hopeful):
+        kept = exchange_small(kept, sorted_out.hopeful, view)
     degrees = [0] * len(view.requests)
     for work, level in zip(kept.works, kept.plan.levels, strict=True):
         if level >= 0:
             degrees[work.place] = work.menu.degrees[level]
     places = {work.place for work in kept.works}
-    sacrificed = [work for work in works if work.place not in places]
+    lost = [work for work in sorted_out.hopeful if work.place not in places]
+    sacrificed = (*lost, *sorted_out.doubtful)
     _use_rest(sacrificed, degrees, view.num_gpus)
     return RoundDecision(
         tuple(degrees),
-        tuple(one.request_id for one, lost in zip(view.requests, hopeless, strict=True) if lost),
+        sorted_out.dropped,
         tuple(view.requests[work.place].request_id for work in sacrificed),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SortedOut:
+    """The requests of a group by what can become of them, each in the order of deadlines.
+
+    Attributes:
+        hopeful: could be on time if they were alone.
+        doubtful: could only be if steps were faster than believed.
+        dropped: can't be, by their ids.
+    """
+
+    hopeful: tuple[Work, ...]
+    doubtful: tuple[Work, ...]
+    dropped: tuple[int, ...]
+
+
+def sort_out(view: GroupView, doubt: float) -> SortedOut:
+    """Return what is left of a group's requests, by what can become of them."""
+    hopeful, doubtful, dropped = [], [], []
+    for place, request in enumerate(view.requests):
+        if not is_hopeless(request, view.now_s):
+            hopeful.append(work_of(place, request, view))
+        elif not is_hopeless(request, view.now_s, doubt=doubt):
+            doubtful.append(work_of(place, request, view))
+        else:
+            dropped.append(request.request_id)
+    hopeful.sort(key=lambda work: (work.due_s, work.place))
+    doubtful.sort(key=lambda work: (work.due_s, work.place))
+    return SortedOut(tuple(hopeful), tuple(doubtful), tuple(dropped))
 
 
 def work_of(place: int, request: GroupRequest, view: GroupView) -> Work:
@@ -78,7 +107,7 @@ def work_of(place: int, request: GroupRequest, view: GroupView) -> Work:
 
 
 def _use_rest(works: Sequence[Work], degrees: list[int], num_gpus: int) -> None:
-    """Give GPUs that nobody else uses to sacrificed requests, by deadline."""
+    """Give GPUs that nobody else uses to sacrificed requests, in their order."""
     free = num_gpus - sum(degrees)
     for work in works:
         level = work.menu.top(free)

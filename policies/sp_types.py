@@ -183,6 +183,13 @@ class RoundDecision:
 Planner = Callable[[GroupView], RoundDecision]
 
 
-def is_hopeless(request: GroupRequest, now_s: float) -> bool:
-    """Whether a request misses its deadline even if it gets all the GPUs it can use at once."""
-    return request.finish_s(-1, now_s) > request.due_s + ROUNDING_S
+def is_hopeless(request: GroupRequest, now_s: float, *, doubt: float = 0.0) -> bool:
+    """Whether a request misses its deadline even if it gets all the GPUs it can use at once.
+
+    Args:
+        request: with the times that are believed.
+        now_s: the present instant.
+        doubt: by which share steps may be faster than believed.
+    """
+    finish_s = request.finish_s(-1, now_s)
+    return finish_s - doubt * (finish_s - now_s) > request.due_s + ROUNDING_S

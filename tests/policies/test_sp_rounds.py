@@ -45,10 +45,24 @@ def test_a_sacrificed_request_gets_what_nobody_else_can_use() -> None:
 
 
 def test_hopeless_requests_are_dropped_and_get_nothing() -> None:
-    late = request(7, LARGE, steps_left=4, deadline_s=12.0)
+    late = request(7, LARGE, steps_left=4, deadline_s=11.0)
     decision = plan_round(view(late, request(8)))
     assert decision.dropped == (7,)
     assert decision.degrees == (0, 4)
+
+
+def test_one_that_is_late_by_what_is_believed_gets_what_is_left_as_long_as_there_is_doubt() -> None:
+    doubtful = request(7, LARGE, steps_left=4, deadline_s=12.0)
+    alone = plan_round(view(doubtful))
+    assert (alone.dropped, alone.sacrificed, alone.degrees) == ((), (7,), (4,))
+    assert plan_round(view(doubtful, request(8))).degrees == (0, 4)
+    assert plan_round(view(doubtful), RoundOptions(doubt=0.0)).dropped == (7,)
+    # of two that are given up, the one that could still be on time comes first
+    hopeful = request(9, LARGE, steps_left=4, deadline_s=12.5)
+    urgent = request(8, SMALL, steps_left=1, deadline_s=0.7)
+    both = plan_round(view(doubtful, hopeful, urgent, num_gpus=6))
+    assert both.sacrificed == (9, 7)
+    assert both.degrees == (0, 2, 4)
 
 
 def test_a_step_in_flight_that_overstays_is_waited_for() -> None:

@@ -55,6 +55,8 @@ def test_a_request_is_hopeless_once_no_degree_is_fast_enough() -> None:
     one = request(menu=LARGE, steps_left=2, deadline_s=6.2)
     assert not is_hopeless(one, 0.0)
     assert is_hopeless(one, 0.1)
+    assert not is_hopeless(one, 0.1, doubt=0.05)
+    assert is_hopeless(one, 0.6, doubt=0.05)
 
 
 def test_the_step_in_flight_and_the_tail_count() -> None:
