@@ -16,8 +16,9 @@ from itertools import pairwise
 from ray_cluster.policies.sp_fluid import FluidPlan, Work, simulate
 from ray_cluster.policies.sp_types import ROUNDING_S, GroupView
 
-# schedules that are followed at most to exchange sacrificed requests: it bounds a decision's time
-_MAX_EXCHANGES = 2
+# no plan of more requests than that comes closer than this to using all GPU-seconds: to count on
+# the rest would only have more schedules followed in vain
+_CROWD, _CROWD_SHARE = 16, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,10 @@ def keep_most(works: Sequence[Work], view: GroupView) -> Kept:
 
 
 def exchange_small(kept: Kept, works: Sequence[Work], view: GroupView) -> Kept:
-    """Take larger requests in for smaller ones, one for one, as long as all are on time.
+    """Take a large request in for a small one, if all are on time then.
 
-    So as many are kept as before, and large ones are not given up for being large.
+    So as many are kept as before, and large ones are not given up for being large. Only the first
+    exchange that is not ruled out is tried: more per decision keep no more, and take time.
 
     Args:
         kept: what :func:`keep_most` kept of the works.
@@ -59,20 +61,13 @@ def exchange_small(kept: Kept, works: Sequence[Work], view: GroupView) -> Kept:
     if not lost:
         return kept
     demands_s = {work.place: least_gpu_s(work, view.now_s) for work in works}
-    num_left = _MAX_EXCHANGES
     for large in sorted(lost, key=lambda work: (-work.menu.work, work.widest_gpu_s)):
         together = sorted((*kept.works, large), key=lambda work: (work.due_s, work.place))
         for small in _candidates(together, large, demands_s, view):
-            others = [work for work in together if work is not small]
-            if _first_excess(others, demands_s, view) is not None:
-                continue
-            if not num_left:
-                return kept
-            num_left -= 1
-            plan = best_plan(others, view)
-            if plan.first_late is None:
-                kept = Kept(tuple(others), plan)
-                break
+            others = tuple(work for work in together if work is not small)
+            if _first_excess(others, demands_s, view) is None:
+                plan = best_plan(others, view)
+                return Kept(others, plan) if plan.first_late is None else kept
     return kept
 
 
@@ -90,8 +85,10 @@ def best_plan(works: Sequence[Work], view: GroupView) -> FluidPlan:
 def within_demand(works: Sequence[Work], view: GroupView) -> list[Work]:
     """Return the works less the costliest, until the GPU-seconds due by every deadline exist.
 
-    No schedule keeps a set that fails this, and it takes no schedule to see it.
+    No schedule keeps a set that fails this, and it takes no schedule to see it. In a crowd a little
+    less than what exists is counted on.
     """
+    share = _CROWD_SHARE if len(works) > _CROWD else 1.0
     kept: list[Work] = []
     demands_s: list[float] = []
     total_s = 0.0
@@ -99,7 +96,7 @@ def within_demand(works: Sequence[Work], view: GroupView) -> list[Work]:
         kept.append(work)
         demands_s.append(least_gpu_s(work, view.now_s))
         total_s += demands_s[-1]
-        while total_s > _supply_s(work, view):
+        while total_s > share * _supply_s(work, view):
             victim = _costliest(kept)
             total_s -= demands_s.pop(victim)
             del kept[victim]

@@ -9,7 +9,6 @@ GPUs as it can use.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -63,33 +62,51 @@ def simulate(
     Once one is late only those before it are followed further: whoever comes after it can't have
     delayed it.
     """
+    if manner == "wide" and all(work.menu.degrees[-1] == num_gpus for work in works):
+        return _serve_in_turn(works, now_s, switch_s)
     menus, dues_s = [work.menu for work in works], [work.due_s for work in works]
     lefts, levels = [work.steps for work in works], [work.level for work in works]
     alive = list(range(len(works)))
     first: dict[int, int] | None = None
-    late: int | None = None
+    first_late: int | None = None
     time_s = now_s
     while alive:
+        late: int | None = None
         if manner == "narrow":
-            granted = _grant_narrow(menus, lefts, dues_s, alive, num_gpus, time_s)
+            granted, late = _grant_narrow(menus, lefts, dues_s, alive, num_gpus, time_s)
         else:
             granted = grant_wide(menus, alive, num_gpus)
         if first is None:
             first = granted
         if not granted:
             # there is no GPU at all that anybody could use
-            late = alive[0]
+            first_late = alive[0]
             break
-        span_s, done = _serve_until_one_ends(menus, granted, lefts, levels, switch_s)
-        time_s += span_s
-        for number in done:
-            alive.remove(number)
-            if time_s > dues_s[number] + ROUNDING_S and (late is None or number < late):
-                late = number
+        if late is None:
+            span_s, done = _serve_until_one_ends(menus, granted, lefts, levels, switch_s)
+            time_s += span_s
+            for number in done:
+                alive.remove(number)
+                if late is None and time_s > dues_s[number] + ROUNDING_S:
+                    late = number
         if late is not None:
+            first_late = late
             alive = [number for number in alive if number < late]
     first = first or {}
-    return FluidPlan(tuple(first.get(number, -1) for number in range(len(works))), late)
+    return FluidPlan(tuple(first.get(number, -1) for number in range(len(works))), first_late)
+
+
+def _serve_in_turn(works: Sequence[Work], now_s: float, switch_s: float) -> FluidPlan:
+    """What the wide manner comes to where everybody can use all GPUs: one after the other."""
+    levels = [-1] * len(works)
+    time_s = now_s
+    for number, work in enumerate(works):
+        widest = len(work.menu.degrees) - 1
+        levels[number] = -1 if number else widest
+        time_s += work.steps * work.menu.step_s[-1] + switch_s * (0 <= work.level < widest)
+        if time_s > work.due_s + ROUNDING_S:
+            return FluidPlan(tuple(levels), number)
+    return FluidPlan(tuple(levels), None)
 
 
 def _serve_until_one_ends(
@@ -103,8 +120,8 @@ def _serve_until_one_ends(
 
     Whoever changes from one level to another has more to do first.
     """
-    span_s = math.inf
     served = []
+    lefts_s = []
     for number, level in granted.items():
         step_s = menus[number].step_s[level]
         left_s = lefts[number] * step_s
@@ -112,13 +129,15 @@ def _serve_until_one_ends(
             if levels[number] >= 0:
                 left_s += switch_s
             levels[number] = level
-        served.append((number, step_s, left_s))
-        span_s = min(span_s, left_s)
+        served.append((number, step_s))
+        lefts_s.append(left_s)
+    span_s = min(lefts_s)
     done = []
-    for number, step_s, left_s in served:
-        if left_s - span_s <= ROUNDING_S:
+    for (number, step_s), left_s in zip(served, lefts_s, strict=True):
+        rest_s = left_s - span_s
+        if rest_s <= ROUNDING_S:
             done.append(number)
-        lefts[number] = (left_s - span_s) / step_s
+        lefts[number] = rest_s / step_s
     return span_s, done
 
 
@@ -129,8 +148,12 @@ def _grant_narrow(
     order: Sequence[int],
     num_gpus: int,
     now_s: float,
-) -> dict[int, int]:
-    """Return levels by number: the least that meet the deadlines, then widened by what is left."""
+) -> tuple[dict[int, int], int | None]:
+    """Return levels by number: the least that meet the deadlines, then widened by what is left.
+
+    And the first whose deadline no level meets any more, if there is one; what comes after it in
+    the order has got nothing then.
+    """
     free = num_gpus
     granted: dict[int, int] = {}
     for number in order:
@@ -144,11 +167,13 @@ def _grant_narrow(
         while level < top and step_s[level] * left > budget_s:
             level += 1
         granted[number] = level
+        if level == top and step_s[-1] * left > budget_s:
+            return granted, number
         free -= menu.degrees[level]
         if not free:
-            return granted
+            return granted, None
     _widen(menus, granted, free)
-    return granted
+    return granted, None
 
 
 def _widen(menus: Sequence[DegreeMenu], granted: dict[int, int], free: int) -> None:

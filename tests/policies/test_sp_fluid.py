@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.sp_fluid import FluidPlan, Manner, Work, simulate
-from ray_cluster.policies.sp_types import GroupRequest
+from ray_cluster.policies.sp_types import DegreeMenu, GroupRequest
 from tests.policies.groups import LARGE, MIDDLE, SMALL, requests_strategy, works_by_deadline
 
 
@@ -107,3 +107,16 @@ def _on_time_in_slices(works: list[Work]) -> bool:
                 if time_s > next(w.due_s for w in works if w.place == place) + 1e-9:
                     return False
     return True
+
+
+@given(requests_strategy(5))
+def test_one_after_the_other_is_what_the_wide_manner_comes_to(some: list[GroupRequest]) -> None:
+    # with a fifth GPU that nobody can use the general way is gone
+    works = works_by_deadline(some)
+    spare = [work._replace(menu=_without_one_gpu(work.menu)) for work in works]
+    assert plan(spare, "wide", 5).first_late == plan(spare, "wide", 4).first_late
+    assert plan(spare, "wide", 5).levels[:1] == plan(spare, "wide", 4).levels[:1]
+
+
+def _without_one_gpu(menu: DegreeMenu) -> DegreeMenu:
+    return DegreeMenu(menu.slo_class, menu.degrees[1:], menu.step_s[1:])
