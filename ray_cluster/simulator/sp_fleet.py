@@ -1,12 +1,16 @@
-"""Many groups beside each other: each request is dealt to the group with the least work."""
+"""Many groups beside each other: each request is dealt to the group with the least work.
+
+Work that a group's plan has given up does not count: a request that came would go before it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ray_cluster.policies.sp_types import Planner
+from ray_cluster.policies.sp_types import GroupView, Planner, RoundDecision
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.groups import GroupTask, Outcome, SimulatedGroup
 
@@ -78,11 +82,15 @@ class _Fleet:
     ) -> None:
         self.on_time: dict[str, int] = {}
         self.ended: dict[str, int] = {}
-        self._works_s = [0.0] * num_groups
+        self._planner = planner
+        # GPU-seconds by request: of all that a group has, and of those its plan has given up
+        self._works_s: list[dict[int, float]] = [{} for _ in range(num_groups)]
+        self._lost_s: list[dict[int, float]] = [{} for _ in range(num_groups)]
+        self._levels_s = [0.0] * num_groups
         self.groups = [
             SimulatedGroup(
                 events,
-                planner,
+                partial(self._plan, number),
                 num_gpus=num_gpus,
                 switch_s=switch_s,
                 on_end=partial(self._end, number),
@@ -92,15 +100,30 @@ class _Fleet:
 
     def deal(self, task: GroupTask) -> None:
         """Give a request to the group with the least work, the first of equals."""
-        number = self._works_s.index(min(self._works_s))
-        self._works_s[number] += _gpu_s(task)
+        number = self._levels_s.index(min(self._levels_s))
+        self._works_s[number][task.request_id] = _gpu_s(task)
         self.groups[number].add(task)
 
+    def _plan(self, number: int, view: GroupView) -> RoundDecision:
+        decision = self._planner(view)
+        works_s = self._works_s[number]
+        self._lost_s[number] = {one: works_s[one] for one in decision.sacrificed}
+        self._weigh(number)
+        return decision
+
     def _end(self, number: int, outcome: Outcome) -> None:
-        self._works_s[number] -= _gpu_s(outcome.task)
-        name = outcome.task.menu.slo_class
+        request_id, name = outcome.task.request_id, outcome.task.menu.slo_class
+        del self._works_s[number][request_id]
+        self._lost_s[number].pop(request_id, None)
+        self._weigh(number)
         self.ended[name] = self.ended.get(name, 0) + 1
         self.on_time[name] = self.on_time.get(name, 0) + outcome.is_on_time
+
+    def _weigh(self, number: int) -> None:
+        """Count the work of a group that stands in the way of a new request."""
+        self._levels_s[number] = math.fsum(self._works_s[number].values()) - math.fsum(
+            self._lost_s[number].values()
+        )
 
 
 def _gpu_s(task: GroupTask) -> float:

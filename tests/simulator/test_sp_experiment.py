@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from ray_cluster.profiles.files import load_profile
+from ray_cluster.simulator.sp_compare import estimate, mean_attainment, paired_difference
 from ray_cluster.simulator.sp_experiment import (
     Cell,
     Row,
     SpExperiment,
-    estimate,
-    mean_attainment,
-    paired_difference,
     run_experiment,
     workload_of,
 )

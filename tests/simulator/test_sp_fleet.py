@@ -44,3 +44,14 @@ def test_other_policies_serve_a_fleet_too(policy: str) -> None:
     run = run_fleet(TASKS, planner_of(policy, MENUS), num_groups=2, num_gpus=8, switch_s=0.01)
     assert run.num_requests == len(TASKS)
     assert 0 < run.num_on_time < len(TASKS)
+
+
+def test_work_that_a_group_has_given_up_keeps_no_request_away() -> None:
+    large = next(one for one in TASKS if one.menu.slo_class == "2048")
+    small = next(one for one in TASKS if one.menu.slo_class == "256")
+    # late by a little; then a small one, and a large one that needs a group of its own
+    late = replace(large, request_id=0, arrival_s=0.0, deadline_s=4.8)
+    soon = replace(small, request_id=1, arrival_s=0.1, deadline_s=0.7)
+    tight = replace(large, request_id=2, arrival_s=0.2, deadline_s=5.15)
+    run = run_fleet([late, soon, tight], PLANNER, num_groups=2, num_gpus=8, switch_s=0.0)
+    assert run.on_time_by_class == {"256": 1, "2048": 1}
