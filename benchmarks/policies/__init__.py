@@ -1,0 +1,1 @@
+"""Figures of policies: simulated attainment, and what decisions cost."""

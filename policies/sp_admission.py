@@ -1,0 +1,156 @@
+"""Which requests of a group can be on time together, and whom to give up if not all can.
+
+Requests stand in the order of their deadlines. Moore and Hodgson (1968) keep most jobs on time on
+one machine: follow them in that order and, whenever one is late, give up the longest so far. Here
+the machine is a group of GPUs, the followed schedule that of :mod:`ray_cluster.policies.sp_fluid`,
+and the longest the one with the most GPU-seconds left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ray_cluster.policies.sp_fluid import FluidPlan, Work, simulate
+from ray_cluster.policies.sp_types import ROUNDING_S, GroupView
+
+# no plan of more requests than that comes closer than this to using all GPU-seconds: to count on
+# the rest would only have more schedules followed in vain
+_CROWD, _CROWD_SHARE = 16, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Requests that can be on time together, in the order of their deadlines, and how."""
+
+    works: tuple[Work, ...]
+    plan: FluidPlan
+
+
+def keep_most(works: Sequence[Work], view: GroupView) -> Kept:
+    """Return as many requests as can be kept, cheap ones first.
+
+    Args:
+        works: in the order of their deadlines, each of which could be on time alone.
+        view: of their group.
+    """
+    kept = within_demand(works, view)
+    plan = best_plan(kept, view)
+    while plan.first_late is not None:
+        del kept[_costliest(kept[: plan.first_late + 1])]
+        plan = best_plan(kept, view)
+    return Kept(tuple(kept), plan)
+
+
+def exchange_small(kept: Kept, works: Sequence[Work], view: GroupView) -> Kept:
+    """Take a large request in for a small one, if all are on time then.
+
+    So as many are kept as before, and large ones are not given up for being large. Only the first
+    exchange that is not ruled out is tried: more per decision keep no more, and take time.
+
+    Args:
+        kept: what :func:`keep_most` kept of the works.
+        works: in the order of their deadlines.
+        view: of their group.
+    """
+    places = {work.place for work in kept.works}
+    smallest = min((work.menu.work for work in kept.works), default=math.inf)
+    lost = [work for work in works if work.place not in places and work.menu.work > smallest]
+    if not lost:
+        return kept
+    demands_s = {work.place: least_gpu_s(work, view.now_s) for work in works}
+    for large in sorted(lost, key=lambda work: (-work.menu.work, work.widest_gpu_s)):
+        together = sorted((*kept.works, large), key=lambda work: (work.due_s, work.place))
+        for small in _candidates(together, large, demands_s, view):
+            others = tuple(work for work in together if work is not small)
+            if _first_excess(others, demands_s, view) is None:
+                plan = best_plan(others, view)
+                return Kept(others, plan) if plan.first_late is None else kept
+    return kept
+
+
+def best_plan(works: Sequence[Work], view: GroupView) -> FluidPlan:
+    """Return the schedule, narrow or wide, that is late last; narrow if both or none is late."""
+    narrow = simulate(works, view.num_gpus, view.now_s, switch_s=view.switch_s, manner="narrow")
+    if narrow.first_late is None:
+        return narrow
+    wide = simulate(works, view.num_gpus, view.now_s, switch_s=view.switch_s, manner="wide")
+    if wide.first_late is None or wide.first_late > narrow.first_late:
+        return wide
+    return narrow
+
+
+def within_demand(works: Sequence[Work], view: GroupView) -> list[Work]:
+    """Return the works less the costliest, until the GPU-seconds due by every deadline exist.
+
+    No schedule keeps a set that fails this, and it takes no schedule to see it. In a crowd a little
+    less than what exists is counted on.
+    """
+    share = _CROWD_SHARE if len(works) > _CROWD else 1.0
+    kept: list[Work] = []
+    demands_s: list[float] = []
+    total_s = 0.0
+    for work in works:
+        kept.append(work)
+        demands_s.append(least_gpu_s(work, view.now_s))
+        total_s += demands_s[-1]
+        while total_s > share * _supply_s(work, view):
+            victim = _costliest(kept)
+            total_s -= demands_s.pop(victim)
+            del kept[victim]
+    return kept
+
+
+def _candidates(
+    together: Sequence[Work], large: Work, demands_s: Mapping[int, float], view: GroupView
+) -> list[Work]:
+    """Smaller works that may make room for a large one, the smallest first."""
+    excess = _first_excess(together, demands_s, view)
+    last, least_s = (len(together) - 1, 0.0) if excess is None else excess
+    smaller = [
+        work
+        for work in together[: last + 1]
+        if work.menu.work < large.menu.work and demands_s[work.place] >= least_s
+    ]
+    return sorted(smaller, key=lambda work: (work.menu.work, -work.widest_gpu_s))
+
+
+def _first_excess(
+    works: Sequence[Work], demands_s: Mapping[int, float], view: GroupView
+) -> tuple[int, float] | None:
+    """The first place by whose deadline more GPU-seconds are due than exist, and how many more."""
+    total_s = 0.0
+    for number, work in enumerate(works):
+        total_s += demands_s[work.place]
+        supply_s = _supply_s(work, view)
+        if total_s > supply_s:
+            return number, total_s - supply_s
+    return None
+
+
+def least_gpu_s(work: Work, now_s: float) -> float:
+    """Return the fewest GPU-seconds in which a request can be on time, whatever others do.
+
+    A mix of two degrees, as much of the smaller one as the deadline allows (TetriServe, section
+    4.2.1).
+    """
+    frontier = work.menu.frontier
+    budget_s = (work.due_s - now_s) / work.steps
+    if frontier[0][0] <= budget_s:
+        return work.steps * frontier[0][1]
+    for (slow_s, narrow), (fast_s, wide) in pairwise(frontier):
+        if fast_s <= budget_s:
+            return work.steps * (wide + (budget_s - fast_s) * (narrow - wide) / (slow_s - fast_s))
+    return work.widest_gpu_s
+
+
+def _supply_s(work: Work, view: GroupView) -> float:
+    """GPU-seconds that there are until a request is due."""
+    return view.num_gpus * (work.due_s - view.now_s + ROUNDING_S)
+
+
+def _costliest(works: Sequence[Work]) -> int:
+    """The place among works of the one with the most GPU-seconds left; the last of equals."""
+    return max(range(len(works)), key=lambda number: (works[number].widest_gpu_s, number))

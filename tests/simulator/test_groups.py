@@ -1,0 +1,188 @@
+"""A simulated group keeps the rules of GPUs and steps under every policy."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.policies.sp_types import (
+    DegreeMenu,
+    GroupView,
+    Planner,
+    RoundDecision,
+    menu_of,
+)
+from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.groups import GroupTask, Outcome, SimulatedGroup
+from ray_cluster.simulator.sp_experiment import Cell, Run, SpExperiment, run_tasks, workload_of
+from ray_cluster.simulator.sp_policies import planner_of
+from tests.simulator.group_rules import check_schedule
+
+POLICIES = (
+    "rounds/most",
+    "rounds/large",
+    "widest",
+    "moldable",
+    "static/2-4-8-8/edf_backfill",
+    "static/8-8-8-8/fcfs",
+    "fixed/4",
+    "knapsack/5/grid",
+    "knapsack/1/events",
+    "knapsack/2/idle",
+)
+MENU = menu_of("a", {1: 1.0, 2: 0.6, 4: 0.4}, num_gpus=4)
+
+
+def task(
+    request_id: int = 0, num_steps: int = 5, menu: DegreeMenu = MENU, **changes: Any
+) -> GroupTask:
+    one = GroupTask(
+        request_id, menu, 0.0, 100.0, menu.step_s, tuple(map(float, range(num_steps + 1)))
+    )
+    return replace(one, **changes)
+
+
+def scripted(*targets: tuple[float, dict[int, int]]) -> Planner:
+    """A planner that answers by the clock: from each instant on, degrees by request.
+
+    In the end, at 50 s, everybody left gets a GPU.
+    """
+    targets = (*targets, (50.0, dict.fromkeys(range(4), 1)))
+
+    def plan(view: GroupView) -> RoundDecision:
+        latest = max((one for one in targets if one[0] <= view.now_s), key=lambda one: one[0])
+        later = [one[0] for one in targets if one[0] > view.now_s]
+        degrees = tuple(latest[1].get(one.request_id, 0) for one in view.requests)
+        return RoundDecision(degrees, look_again_s=min(later, default=float("inf")))
+
+    return plan
+
+
+def run(planner: Planner, *tasks: GroupTask, switch_s: float = 0.0, at_once: bool = True) -> Run:
+    done = run_tasks(
+        tasks, planner, num_gpus=4, switch_s=switch_s, steps_at_once=at_once, records=True
+    )
+    check_schedule(tasks, done.outcomes, done.stretches, num_gpus=4, switch_s=switch_s)
+    return done
+
+
+def test_a_sole_request_takes_its_steps_and_its_tail() -> None:
+    menu = DegreeMenu("a", MENU.degrees, MENU.step_s, tail_s=0.5)
+    (outcome,) = run(scripted((0.0, {0: 4})), task(menu=menu)).outcomes
+    assert outcome.finish_s == pytest.approx(5 * 0.4 + 0.5)
+    assert outcome.gpu_s == pytest.approx(4 * 5 * 0.4)
+    assert outcome.is_on_time
+    assert not replace(outcome, task=task(deadline_s=2.4)).is_on_time
+
+
+def test_a_new_degree_counts_from_the_next_step_boundary_and_costs_a_switch() -> None:
+    done = run(scripted((0.0, {0: 1}), (1.5, {0: 4})), task(), switch_s=0.1)
+    first, second = done.stretches
+    assert (first.num_steps, first.end_s) == (2, pytest.approx(2.0))
+    assert second.first_step_s == pytest.approx(2.1)
+    assert done.outcomes[0].finish_s == pytest.approx(2.1 + 3 * 0.4)
+
+
+def test_what_is_given_up_stays_idle_until_it_is_all_there() -> None:
+    planner = scripted((0.0, {0: 2, 1: 2}), (0.1, {0: 0, 1: 0, 2: 4}))
+    done = run(planner, task(0), task(1, true_step_s=(2.0, 1.6, 0.8)), task(2, arrival_s=0.1))
+    last = next(one for one in done.stretches if one.request_id == 2)
+    assert last.begin_s == pytest.approx(1.6)
+
+
+def test_one_that_wants_more_goes_on_until_it_can_have_it() -> None:
+    planner = scripted((0.0, {0: 2, 1: 2}), (0.1, {0: 4, 1: 0}))
+    slow = task(1, true_step_s=(2.0, 1.7, 0.8))
+    (first, second) = [one for one in run(planner, task(0), slow).stretches if one.request_id == 0]
+    assert (first.num_steps, len(first.gpus)) == (3, 2)
+    assert len(second.gpus) == 4
+
+
+def test_a_request_keeps_its_gpus_where_it_can() -> None:
+    planner = scripted((0.0, {0: 1, 1: 1}), (0.5, {0: 1, 1: 2}), (2.5, {0: 0, 1: 2}))
+    done = run(planner, task(0), task(1, num_steps=9))
+    first, second = [one for one in done.stretches if one.request_id == 1][:2]
+    assert set(first.gpus) <= set(second.gpus)
+
+
+def test_a_dropped_request_ends_at_its_boundary_and_is_a_miss() -> None:
+    def drop(view: GroupView) -> RoundDecision:
+        ids = tuple(one.request_id for one in view.requests if one.request_id == 0 < view.now_s)
+        return RoundDecision((1,) * len(view.requests), dropped=ids)
+
+    group = run(drop, task(0), task(1, arrival_s=1.5))
+    dropped = next(one for one in group.outcomes if one.task.request_id == 0)
+    assert dropped.finish_s is None
+    assert not dropped.is_on_time
+    assert dropped.gpu_s == pytest.approx(2.0)
+
+
+def test_accepted_are_finished_failed_and_running_at_any_time() -> None:
+    experiment = SpExperiment(num_arrivals=40)
+    menus, tasks = workload_of(experiment, Cell("skewed", 40.0, 1.2), seed=3)
+    events = EventQueue()
+    ended: list[Outcome] = []
+    planner = planner_of("rounds/most", menus)
+    group = SimulatedGroup(events, planner, num_gpus=8, switch_s=0.01, on_end=ended.append)
+    for one in tasks:
+        events.at(one.arrival_s, partial(group.add, one))
+    for instant in np.linspace(0.0, tasks[-1].deadline_s, 200):
+        events.run(until_s=float(instant))
+        come = sum(one.arrival_s <= instant for one in tasks)
+        assert come == len(ended) + group.num_running
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_every_policy_keeps_the_rules_and_steps_at_once_change_nothing(
+    policy: str, noise: float
+) -> None:
+    experiment = SpExperiment(num_arrivals=40, step_noise=noise, time_error=noise)
+    menus, tasks = workload_of(experiment, Cell("skewed", 40.0, 1.2), seed=5)
+    runs = [
+        run_tasks(
+            tasks,
+            planner_of(policy, menus),
+            num_gpus=8,
+            switch_s=0.01,
+            steps_at_once=at_once,
+            records=True,
+        )
+        for at_once in (True, False)
+    ]
+    for one in runs:
+        check_schedule(tasks, one.outcomes, one.stretches, num_gpus=8, switch_s=0.01)
+    assert runs[0] == runs[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.sampled_from([4, 6, 8]))
+def test_rules_hold_for_any_workload_and_number_of_gpus(
+    seed: int, policy: str, num_gpus: int
+) -> None:
+    experiment = SpExperiment(num_arrivals=15, num_gpus=num_gpus)
+    menus, tasks = workload_of(experiment, Cell("uniform", 50.0, 1.5), seed=seed)
+    done = run_tasks(
+        tasks, planner_of(policy, menus), num_gpus=num_gpus, switch_s=0.02, records=True
+    )
+    check_schedule(tasks, done.outcomes, done.stretches, num_gpus=num_gpus, switch_s=0.02)
+
+
+def test_more_gpus_keep_more_requests() -> None:
+    experiment = SpExperiment(num_arrivals=150)
+    menus, tasks = workload_of(experiment, Cell("skewed", 24.0, 1.3), seed=2)
+    on_time = [
+        sum(
+            one.is_on_time
+            for one in run_tasks(
+                tasks, planner_of("rounds/most", menus), num_gpus=num_gpus, switch_s=0.01
+            ).outcomes
+        )
+        for num_gpus in (2, 4, 8, 16, 24)
+    ]
+    assert on_time == sorted(on_time)
+    assert on_time[0] < on_time[2] < on_time[-1]
