@@ -182,6 +182,17 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
             code="too_many_images_in_flight",
             retry_after_s=wait_s,
         )
+    if offer.reason == "too_late":
+        wait_s = _whole_seconds(offer.retry_after_s)
+        return ApiError(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "This would probably miss its deadline, or make others miss theirs, and "
+            f"'when_late' is 'refuse'. Try again in {wait_s} s, allow more seconds with 'slo_s', "
+            "or send 'when_late': 'accept'.",
+            code="would_be_late",
+            param="when_late",
+            retry_after_s=wait_s,
+        )
     if offer.reason == "never_fits":
         return ApiError(
             HTTPStatus.BAD_REQUEST,

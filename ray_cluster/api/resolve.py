@@ -69,6 +69,7 @@ def resolve(
             seed=first_seed + index,
             priority=fields.priority or 0,
             slo_s=fields.slo_s,
+            when_late=fields.when_late or "accept",
             output=output,
         )
         for index in range(num_images)

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ray_cluster.policies.previews import MAX_PREVIEWS
+from ray_cluster.policies.types import WhenLate
 from ray_cluster.requests import ImageFormat, SamplerName
 
 MAX_SEED = 2**63 - 1
@@ -127,6 +128,11 @@ class ImageGenerationRequest(BaseModel):
         gt=0,
         le=86400,
         description="(extension) Seconds from arrival to the deadline; the service's if absent.",
+    )
+    when_late: WhenLate | None = Field(
+        None,
+        description="(extension) `refuse` answers 429 at once if the images would probably miss "
+        "their deadline, or make others miss theirs; `accept` (the default) makes them anyway.",
     )
     metadata: bool | None = Field(
         None, description="(extension) Whether a png carries its recipe as text; true if absent."

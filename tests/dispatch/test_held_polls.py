@@ -57,6 +57,30 @@ def test_a_request_costs_no_more_looks_with_many_idle_replicas() -> None:
     run_virtually(main())
 
 
+def test_busy_replicas_with_room_are_not_asked_before_idle_ones() -> None:
+    async def main() -> None:
+        service, core = await counting_service(20)
+        polls = [await held(service.poll(poll_of(f"r{number}"))) for number in range(20)]
+        for number in range(19):
+            assert (await service.offer([image_request(f"a{number}")])).accepted
+            await settle()
+        # those that took something have room for more, and poll again
+        busy = [number for number in range(20) if polls[number].done()]
+        again = [
+            await held(service.poll(poll_of(f"r{number}", 3, {f"a{number}": 1}))) for number in busy
+        ]
+        core.looks = 0
+        assert (await service.offer([image_request("last")])).accepted
+        await settle()
+        (idle,) = set(range(20)) - set(busy)
+        assert leased([polls[idle]]) == ["last"]
+        assert leased(again) == []
+        assert core.looks == 1
+        await service.close()
+
+    run_virtually(main())
+
+
 def test_a_request_costs_no_look_while_all_replicas_are_full() -> None:
     async def main() -> None:
         service, core = await counting_service(50)

@@ -1,0 +1,70 @@
+"""What the core does about requests that would be late."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.policies.prediction_error import PRIOR_RATIO, WINDOW
+from tests.fakes import finished, image_request, poll_of, registration
+
+
+@pytest.fixture
+def core() -> DispatchCore:
+    core = DispatchCore(config=DispatchConfig(), limits=LimitsConfig(), epoch=1)
+    core.register(registration(max_in_flight=1, max_batch=1), 0.0)
+    return core
+
+
+def make_one(core: DispatchCore, name: str, now_s: float, took_s: float) -> float:
+    """Have a request made in so many seconds; returns what was predicted for it."""
+    offer = core.offer([image_request(name)], now_s)
+    (lease,) = core.poll(poll_of(num_free=1), now_s).leases
+    core.report("r", [finished(lease)], now_s + took_s)
+    return offer.predicted_s
+
+
+def test_what_minds_being_late_is_refused_and_nothing_of_it_stays(core: DispatchCore) -> None:
+    alone_s = core.offer([image_request("a")], 0.0).predicted_s
+    (lease,) = core.poll(poll_of(num_free=1), 0.0).leases
+    strict = image_request("b", when_late="refuse", slo_s=PRIOR_RATIO * alone_s)
+    offer = core.offer([strict], 0.0)
+    assert (offer.accepted, offer.reason) == (False, "too_late")
+    assert offer.retry_after_s == pytest.approx(PRIOR_RATIO * alone_s, rel=0.01)
+    assert core.num_waiting == 0
+    # the same request is let in once the other is done
+    core.report("r", [finished(lease)], 1.0)
+    assert core.offer([strict], 1.0).accepted
+
+
+def test_promises_follow_how_long_requests_really_take(core: DispatchCore) -> None:
+    now_s = 0.0
+    predicted_s = make_one(core, "first", now_s, 0.1)
+    for number in range(WINDOW):
+        now_s += 100.0
+        make_one(core, f"{number}", now_s, 3 * predicted_s)
+    assert core.queue.allowance("m") == pytest.approx(3)
+    tight = image_request("tight", when_late="refuse", slo_s=2.9 * predicted_s)
+    roomy = image_request("roomy", when_late="refuse", slo_s=3.1 * predicted_s)
+    assert core.offer([tight], now_s).reason == "too_late"
+    assert core.offer([roomy], now_s).accepted
+    # predictions themselves are what they were: the allowance is on top
+    assert core.offer([image_request("any")], now_s).predicted_s < 3 * predicted_s
+
+
+def test_a_request_that_may_be_made_with_fewer_steps_is_leased_with_those(
+    core: DispatchCore,
+) -> None:
+    full_s = core.offer([image_request("a")], 0.0).predicted_s
+    core.abort(["a"])
+    willing = image_request(
+        "b", when_late="refuse", slo_s=0.6 * PRIOR_RATIO * full_s, fewest_steps=3
+    )
+    offer = core.offer([willing], 0.0)
+    assert offer.accepted
+    (num_steps,) = offer.num_steps
+    assert 3 <= num_steps < 10
+    (lease,) = core.poll(poll_of(num_free=1), 0.0).leases
+    assert lease.request.num_steps == num_steps
+    assert lease.request.request_id == "b"
