@@ -47,6 +47,8 @@ class DispatchCore:
     Attributes:
         replicas: those that live; to be looked at only.
         queue: what admission sees of them and of the requests.
+        hold_s: seconds for which a poll may be held open.
+        grace_s: seconds within which a live replica polls and names what it was leased.
 
     Args:
         epoch: names this dispatcher's life; later lives have larger epochs.
@@ -66,6 +68,8 @@ class DispatchCore:
         self._limits = limits
         self._epoch = epoch
         self._is_closing = False
+        self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
+        self.grace_s = GRACE_POLLS * self.hold_s
         self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
         self.replicas = Replicas()
         self.queue = QueueLook(
@@ -75,11 +79,6 @@ class DispatchCore:
             configured=frozenset(configured),
         )
 
-    @property
-    def hold_s(self) -> float:
-        """Seconds for which a poll may be held open."""
-        return min(self._config.poll_s, self._config.replica_timeout_s / POLLS_PER_TIMEOUT)
-
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
         replica = self.replicas.get(replica_id)
@@ -87,11 +86,6 @@ class DispatchCore:
             record.client_s is None for record in replica.held.values()
         )
         return min(self.hold_s, self._config.progress_s) if is_watched else self.hold_s
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds within which a live replica polls and names what it was leased."""
-        return GRACE_POLLS * self.hold_s
 
     @property
     def num_waiting(self) -> int:

@@ -129,10 +129,11 @@ class Replicas:
     def _count(self, replica: ReplicaRecord, load: Load) -> None:
         """Have a replica's load stand for what it was counted for so far."""
         before = self._counted.pop(replica.replica_id, NO_LOAD)
-        if load != NO_LOAD:
+        if load is not NO_LOAD:
             self._counted[replica.replica_id] = load
-        total = self._in_progress.get(replica.model, NO_LOAD)
-        self._in_progress[replica.model] = total - before + load
+        if load is not before:
+            total = self._in_progress.get(replica.model, NO_LOAD)
+            self._in_progress[replica.model] = total - before + load
 
     def takers(self, model: str, queue: WaitingQueue, heard_after_s: float) -> Iterator[str]:
         """Ids of those with room, by when they would end what waits first of their model."""

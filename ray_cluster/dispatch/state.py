@@ -58,11 +58,13 @@ class RequestRecord:
     preview: Preview | None = None
     predicted_s: float = 0.0
 
-    def make_progress(self, steps_done: int) -> None:
-        """Set the number of steps done, kept within what the request asks for."""
+    def make_progress(self, steps_done: int) -> bool:
+        """Set the number of steps done, kept within what is asked for; return if it is news."""
         steps_done = max(0, min(self.view.num_steps, steps_done))
-        if steps_done != self.view.steps_done:
-            self.view = replace(self.view, steps_done=steps_done)
+        if steps_done == self.view.steps_done:
+            return False
+        self.view = replace(self.view, steps_done=steps_done)
+        return True
 
 
 @dataclass(slots=True)
@@ -106,14 +108,16 @@ class ReplicaRecord:
     def hear(self, poll: Poll, now_s: float) -> None:
         """Take in a poll: its progress, its room, and which leases it knows of."""
         self.heard_s = now_s
-        self._note_change()
-        self.num_free = poll.num_free
+        step_cost = poll.step_cost or self.step_cost
+        is_news = poll.num_free != self.num_free or step_cost != self.step_cost
+        self.num_free, self.step_cost = poll.num_free, step_cost
         self.named = set(poll.steps_done_by_id)
-        self.step_cost = poll.step_cost or self.step_cost
         for request_id, steps_done in poll.steps_done_by_id.items():
             if (record := self.held.get(request_id)) is not None:
                 record.since_s = now_s
-                record.make_progress(steps_done)
+                is_news |= record.make_progress(steps_done)
+        if is_news:
+            self._note_change()
 
     def unaware_of(self, before_s: float) -> tuple[RequestRecord, ...]:
         """Return what it was leased but has not named since that instant."""
