@@ -182,8 +182,21 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
             code="too_many_images_in_flight",
             retry_after_s=wait_s,
         )
+    if offer.reason == "never_fits":
+        return ApiError(
+            HTTPStatus.BAD_REQUEST,
+            f"The parameter 'n' is {len(requests)}, more than the service's whole queue holds. "
+            "Make several calls with fewer images.",
+            code="invalid_value",
+            param="n",
+        )
+    return _come_back(offer)
+
+
+def _come_back(offer: Offer) -> ApiError:
+    """Return the error for a group that can be admitted later."""
+    wait_s = _whole_seconds(offer.retry_after_s)
     if offer.reason == "too_late":
-        wait_s = _whole_seconds(offer.retry_after_s)
         return ApiError(
             HTTPStatus.TOO_MANY_REQUESTS,
             "This would probably miss its deadline, or make others miss theirs, and "
@@ -193,15 +206,6 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
             param="when_late",
             retry_after_s=wait_s,
         )
-    if offer.reason == "never_fits":
-        return ApiError(
-            HTTPStatus.BAD_REQUEST,
-            f"The parameter 'n' is {len(requests)}, more than the service's whole queue holds. "
-            "Make several calls with fewer images.",
-            code="invalid_value",
-            param="n",
-        )
-    wait_s = _whole_seconds(offer.retry_after_s)
     return ApiError(
         HTTPStatus.TOO_MANY_REQUESTS,
         f"The queue is full; there should be room again in {wait_s} s. "

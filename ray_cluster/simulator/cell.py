@@ -66,6 +66,7 @@ class CellSpec:
         promises_deadlines: whether the dispatcher is told of deadlines; else it serves requests as
             they come, and only the count of the missed knows of them.
         when_late: whether requests are wanted though they will be late.
+        most_steps: with how many steps images are made whatever is asked for; None for all.
         one_way_s: seconds that a message takes between a replica and the dispatcher.
         poll_s: longest time for which a poll is held.
         steps_singly: whether replicas ask their policy at every step.
@@ -75,6 +76,7 @@ class CellSpec:
     seed: int = 0
     promises_deadlines: bool = True
     when_late: WhenLate = "accept"
+    most_steps: int | None = None
     one_way_s: float = 0.0
     poll_s: float = 1.0
     steps_singly: bool = False
@@ -98,8 +100,11 @@ class Fate:
 
     @property
     def is_met(self) -> bool:
-        """Whether it was finished in time."""
-        return self.end == "finished" and self.end_s <= self.arrival.arrival_s + self.arrival.slo_s
+        """Whether it was finished in time, with no fewer steps than its client puts up with."""
+        arrival = self.arrival
+        is_whole = self.num_steps >= (arrival.fewest_steps or arrival.num_steps)
+        in_time = self.end_s <= arrival.arrival_s + arrival.slo_s
+        return self.end == "finished" and is_whole and in_time
 
 
 @dataclass(slots=True)
@@ -264,7 +269,7 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
         prompt="",
         width_px=arrival.width_px,
         height_px=arrival.height_px,
-        num_steps=arrival.num_steps,
+        num_steps=min(arrival.num_steps, spec.most_steps or arrival.num_steps),
         guidance_scale=2.0 if arrival.uses_guidance else 1.0,
         sampler="ddim",
         seed=0,

@@ -52,6 +52,9 @@ class CellExperiment(BaseModel):
     profile: str = Field(description="a latency profile, by its name or path")
     sizes: tuple[SizeShare, ...] = Field(min_length=1)
     steps: int = Field(50, ge=1, le=1000)
+    fewest_steps: int | None = Field(
+        None, ge=1, description="with how many steps clients put up, to be in time; all if absent"
+    )
     guidance: bool = True
     slo_times_alone: _Positive = Field(
         5.0, description="seconds to the deadline, in units of the request's own duration alone"
@@ -199,7 +202,8 @@ class Setting:
         }
         mix = Mix(kinds, lambda kind: slo_s[kind.slo_class])
         curve = constant_rate(rate_per_s, experiment.duration_s)
-        return draw_workload(mix, curve, seed=seed, cv=experiment.cv)
+        drawn = draw_workload(mix, curve, seed=seed, cv=experiment.cv)
+        return [replace(one, fewest_steps=experiment.fewest_steps) for one in drawn]
 
     def spec(self, policy: CellPolicy, seed: int) -> CellSpec:
         """Return the cell that runs a policy."""
@@ -219,6 +223,7 @@ class Setting:
             seed=seed,
             promises_deadlines=policy.promises_deadlines,
             when_late=policy.when_late,
+            most_steps=policy.most_steps,
         )
 
 

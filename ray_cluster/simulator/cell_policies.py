@@ -23,7 +23,7 @@ _PATCH_PX = 256
 _REGRESSION_SEED = 0
 KNOWN = (
     *("deadline", "deadline/open", "deadline/one-size", "fcfs", "static/CAP", "static/CAP/WAIT_S"),
-    *("turns", "mixed-fcfs", "slack", "slack/THRESHOLD"),
+    *("turns", "fewer/STEPS", "mixed-fcfs", "slack", "slack/THRESHOLD"),
 )
 
 
@@ -36,12 +36,14 @@ class CellPolicy:
         promises_deadlines: whether the dispatcher is told of deadlines.
         when_late: whether requests are wanted though they will be late.
         max_in_flight: requests that a replica holds; None for as many as it steps.
+        most_steps: with how many steps images are made whatever is asked for; None for all.
     """
 
     steps: StepPolicy
     promises_deadlines: bool = False
     when_late: WhenLate = "accept"
     max_in_flight: int | None = None
+    most_steps: int | None = None
 
 
 def cell_policy(
@@ -53,7 +55,9 @@ def cell_policy(
         name: ``deadline`` (ours), ``deadline/open`` (the same without refusals),
             ``deadline/one-size`` (the same where batches hold one size), ``fcfs``, ``static/4`` and
             ``static/4/2.5`` (fixed batches of so many, which wait for so many seconds), ``turns``,
-            ``mixed-fcfs``, ``slack`` and ``slack/0.3`` (with a threshold).
+            ``fewer/30`` (the same with so many steps at most, as NIRVANA is compared with in
+            PatchedServe, section 8), ``mixed-fcfs``, ``slack`` and ``slack/0.3`` (Algorithm 1, with
+            a threshold).
         cost: of a step, for predictors to learn from.
         examples: a request of each size.
         max_batch: most rows that a replica steps together.
@@ -70,22 +74,15 @@ def cell_policy(
 def _policy(
     words: Sequence[str], cost: StepCost, examples: Sequence[RequestView], max_batch: int
 ) -> CellPolicy:
+    if (plain := _PLAIN.get("/".join(words))) is not None:
+        return plain
     match words:
-        case ["deadline"]:
-            return CellPolicy(mixed_batches, promises_deadlines=True, when_late="refuse")
-        case ["deadline", "open"]:
-            return CellPolicy(mixed_batches, promises_deadlines=True)
-        case ["deadline", "one-size"]:
-            return CellPolicy(one_size_batches, promises_deadlines=True, when_late="refuse")
-        case ["fcfs"]:
-            return CellPolicy(FixedBatches(1), max_in_flight=1)
-        case ["static", cap, *wait] if len(wait) <= 1:
-            batches = FixedBatches(int(cap), *map(float, wait))
-            return CellPolicy(batches, max_in_flight=_OWN_QUEUE if wait else int(cap))
-        case ["turns"]:
-            return CellPolicy(take_turns_by_size)
-        case ["mixed-fcfs"]:
-            return CellPolicy(mix_as_they_come)
+        case ["static", cap]:
+            return CellPolicy(FixedBatches(int(cap)), max_in_flight=int(cap))
+        case ["static", cap, wait_s]:
+            return CellPolicy(FixedBatches(int(cap), float(wait_s)), max_in_flight=_OWN_QUEUE)
+        case ["fewer", steps] if int(steps) > 0:
+            return CellPolicy(take_turns_by_size, most_steps=int(steps))
         case ["slack", *threshold] if len(threshold) <= 1:
             rng = np.random.default_rng(_REGRESSION_SEED)
             regression = train_regression(
@@ -94,3 +91,13 @@ def _policy(
             slack = SlackBatches(regression, *map(float, threshold))
             return CellPolicy(slack, max_in_flight=_OWN_QUEUE)
     raise ValueError
+
+
+_PLAIN = {
+    "deadline": CellPolicy(mixed_batches, promises_deadlines=True, when_late="refuse"),
+    "deadline/open": CellPolicy(mixed_batches, promises_deadlines=True),
+    "deadline/one-size": CellPolicy(one_size_batches, promises_deadlines=True, when_late="refuse"),
+    "fcfs": CellPolicy(FixedBatches(1), max_in_flight=1),
+    "turns": CellPolicy(take_turns_by_size),
+    "mixed-fcfs": CellPolicy(mix_as_they_come),
+}

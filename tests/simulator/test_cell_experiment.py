@@ -58,7 +58,9 @@ def test_every_policy_sees_the_same_arrivals_and_a_run_repeats_itself() -> None:
         assert late == pytest.approx(row.broken * row.let_in.count("1"))
 
 
-@pytest.mark.parametrize("name", [*KNOWN[:4], "static/3", "static/3/0.5", "turns", "slack/0.2"])
+@pytest.mark.parametrize(
+    "name", [*KNOWN[:4], "static/3", "static/3/0.5", "turns", "fewer/9", "slack/0.2"]
+)
 def test_every_policy_can_be_named(name: str) -> None:
     experiment = small(policies=[name], rates_per_s=[2], num_seeds=1, duration_s=4)
     (row,) = (run_cell(experiment, run) for run in experiment.runs())
@@ -69,6 +71,18 @@ def test_every_policy_can_be_named(name: str) -> None:
 def test_a_policy_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
     with pytest.raises(ValueError, match=r"there is no policy.*deadline.*slack/THRESHOLD"):
         small(policies=[name])
+
+
+def test_fewer_steps_count_only_where_clients_put_up_with_them() -> None:
+    unasked, strict, asked = (
+        small(policies=["fewer/10"], rates_per_s=[1], num_seeds=1, fewest_steps=fewest)
+        for fewest in (None, 11, 10)
+    )
+    attained = [
+        run_cell(one, next(iter(one.runs()))).attainment for one in (unasked, strict, asked)
+    ]
+    assert attained[:2] == [0, 0]
+    assert attained[2] > 0.9
 
 
 def test_the_report_says_simulated_and_compares_pairs() -> None:
