@@ -12,6 +12,7 @@ from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
 from ray_cluster.cli.models import models
+from ray_cluster.cli.plan import plan
 from ray_cluster.cli.profile import profile
 from ray_cluster.cli.serve import serve
 from ray_cluster.cli.simulate import simulate
@@ -31,6 +32,7 @@ app.add_typer(models, name="models")
 app.command()(doctor)
 app.command()(profile)
 app.command()(simulate)
+app.command()(plan)
 
 
 @app.command()

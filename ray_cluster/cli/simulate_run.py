@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.plots import draw_plot
+from ray_cluster.cli.workers import Workers
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.experiments import Job, load_experiment
+from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.reports import Report, Table
 
 _FILE_WIDTH = 140
@@ -41,41 +36,11 @@ def run_experiments(
     except OSError as error:
         raise ConfigError(f"--out {out}: {error}") from None
     for job in jobs:
-        report = job.sum_up(_results(job, num_processes or os.cpu_count() or 1))
+        with Workers(num_processes) as workers:
+            report = job.sum_up(workers.run(job.parts, job.name))
         _show(stdout(), report)
         written = _write(out, report)
         stderr().print(f"wrote {', '.join(str(path) for path in written)}")
-
-
-def _results(job: Job, num_processes: int) -> Sequence[Any]:
-    """Every part's result, in the parts' order."""
-    results: list[Any] = [None] * len(job.parts)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Ray and torch are not forked: every process begins anew
-    context = multiprocessing.get_context("spawn")
-    with (
-        Progress(*columns, TimeElapsedColumn(), console=stderr()) as progress,
-        ProcessPoolExecutor(num_processes, context, initializer=_quiet) as pool,
-    ):
-        task = progress.add_task(job.name, total=len(job.parts))
-        places = {pool.submit(_call, part): place for place, part in enumerate(job.parts)}
-        try:
-            for done in as_completed(places):
-                results[places[done]] = done.result()
-                progress.advance(task)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return results
-
-
-def _quiet() -> None:
-    """The dispatch core logs every image; a simulation has too many of them."""
-    logging.disable(logging.WARNING)
-
-
-def _call(part: Callable[[], Any]) -> Any:
-    return part()
 
 
 def _show(console: Console, report: Report) -> None:

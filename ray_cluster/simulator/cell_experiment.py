@@ -59,6 +59,7 @@ class CellExperiment(BaseModel):
     slo_times_alone: _Positive = Field(
         5.0, description="seconds to the deadline, in units of the request's own duration alone"
     )
+    slo_s: _Positive | None = Field(None, description="seconds to the deadline, instead of that")
     replicas: int = Field(4, ge=1, le=4096)
     max_batch: int = Field(12, ge=1, le=1024)
     rates_per_s: tuple[_Positive, ...] = Field(min_length=1)
@@ -198,7 +199,8 @@ class Setting:
             for size in experiment.sizes
         )
         slo_s = {
-            size.name: experiment.slo_times_alone * self.alone_s(size) for size in experiment.sizes
+            size.name: experiment.slo_s or experiment.slo_times_alone * self.alone_s(size)
+            for size in experiment.sizes
         }
         mix = Mix(kinds, lambda kind: slo_s[kind.slo_class])
         curve = constant_rate(rate_per_s, experiment.duration_s)

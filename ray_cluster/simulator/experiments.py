@@ -8,14 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-from pydantic import ValidationError
-
-from ray_cluster.config_problems import describe
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting, run_cell
 from ray_cluster.simulator.cell_report import report_cells
 from ray_cluster.simulator.reports import Report
+from ray_cluster.simulator.task_files import read_mapping, validated
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,8 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
         ConfigError: it can't be read, or says something that is not allowed; the message names the
             key, what was given and what is allowed.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the experiment {path}: {error}") from None
-    kind = content.get("kind") if isinstance(content, dict) else None
+    content = read_mapping(path, "experiment")
+    kind = content.get("kind")
     if kind not in _KINDS:
         raise ConfigError(
             f"the experiment {path}: kind: given {kind!r}; allowed: {', '.join(_KINDS)}"
@@ -56,9 +50,7 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
         content["num_seeds"] = num_seeds
     model, build = _KINDS[kind]
     try:
-        return build(model.model_validate(content))
-    except ValidationError as error:
-        raise ConfigError(f"the experiment {path}: {describe(error, model)}") from None
+        return build(validated(model, content, path, "experiment"))
     except ValueError as error:
         raise ConfigError(f"the experiment {path}: {error}") from None
 

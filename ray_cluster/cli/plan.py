@@ -1,0 +1,36 @@
+"""``ray-cluster plan``: how many devices a workload needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ray_cluster.cli.output import plain_errors
+
+
+def plan(
+    task: Annotated[
+        Path, typer.Argument(help="Workload, deadline and devices (YAML).", show_default=False)
+    ],
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=100, help="Seeds instead of those that the file names.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")
+    ] = None,
+) -> None:
+    """Find the fewest replicas that make a workload in time, and say what binds.
+
+    The service's dispatcher and policies are run on a virtual clock with more and more replicas,
+    on devices as fast as their latency profiles say. Every figure is simulated, and says so.
+
+    [bold]Example[/bold]
+
+      ray-cluster plan benchmarks/policies/plan-sdxl.yaml
+    """
+    with plain_errors():
+        from ray_cluster.cli.plan_run import run_plan
+
+        run_plan(task, num_seeds=seeds, num_processes=processes)

@@ -1,0 +1,56 @@
+"""Processes that parts of a simulation are spread over, with a bar that shows how far they are."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from types import TracebackType
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ray_cluster.cli.output import stderr
+
+
+class Workers:
+    """Processes that live while it is entered; what is interrupted stops them.
+
+    Args:
+        count: as many as there are cores if None.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        # torch and Ray are not forked: every process begins anew
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(count or os.cpu_count() or 1, context, initializer=_quiet)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=error is None, cancel_futures=True)
+
+    def run(self, parts: Sequence[Callable[[], Any]], label: str) -> list[Any]:
+        """Return every part's result, in the parts' order."""
+        results: list[Any] = [None] * len(parts)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=stderr()) as progress:
+            task = progress.add_task(label, total=len(parts))
+            places = {self._pool.submit(part): place for place, part in enumerate(parts)}
+            for done in as_completed(places):
+                results[places[done]] = done.result()
+                progress.advance(task)
+        return results
+
+
+def _quiet() -> None:
+    """The dispatch core logs every image; a simulation has too many of them."""
+    logging.disable(logging.WARNING)

@@ -1,0 +1,160 @@
+"""How many replicas a workload needs: a bound from the cost model, and simulations above it.
+
+The bound says what can't be enough, whatever the policy; the simulation says what is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.policies.cost_model import share_cost, step_s, work_of
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting, SizeShare
+from ray_cluster.simulator.intervals import Mean, mean_of
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_POLICY = "deadline"
+
+Binds = Literal["latency", "throughput", "bursts"]
+"""What keeps a smaller number from being enough: an image alone takes longer than its deadline
+allows; replicas that never idle would not do; or they would, if requests came evenly."""
+
+Evaluate = Callable[[CellExperiment], Sequence[CellRow]]
+"""Runs an experiment's only policy at its only rate with all its seeds."""
+
+
+class Device(BaseModel):
+    """A kind of device that replicas can be on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    profile: str = Field(description="a latency profile, by its name or path")
+    max_batch: int = Field(12, ge=1, le=1024)
+    price_per_hour: float = Field(0.0, ge=0, allow_inf_nan=False, description="of one replica")
+
+
+class SizingTask(BaseModel):
+    """What is wanted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
+    devices: tuple[Device, ...] = Field(min_length=1)
+    sizes: tuple[SizeShare, ...] = Field(min_length=1)
+    steps: int = Field(50, ge=1, le=1000)
+    guidance: bool = True
+    rate_per_s: _Positive = Field(description="at the peak")
+    cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
+    slo_s: _Positive = Field(description="seconds to the deadline")
+    attainment: float = Field(0.99, gt=0, lt=1, description="share that must be done in time")
+    most_replicas: int = Field(1024, ge=1, le=4096)
+    duration_s: _Positive = 300.0
+    first_seed: int = Field(0, ge=0)
+    num_seeds: int = Field(5, ge=1, le=100)
+
+    def experiment(self, device: Device, replicas: int) -> CellExperiment:
+        """The simulation of so many replicas on a device."""
+        return CellExperiment(
+            kind="cell",
+            name=self.name,
+            what=f"{replicas} replicas",
+            profile=device.profile,
+            sizes=self.sizes,
+            steps=self.steps,
+            guidance=self.guidance,
+            slo_s=self.slo_s,
+            replicas=replicas,
+            max_batch=device.max_batch,
+            rates_per_s=(self.rate_per_s,),
+            duration_s=self.duration_s,
+            cv=self.cv,
+            policies=(_POLICY,),
+            first_seed=self.first_seed,
+            num_seeds=self.num_seeds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What a device would need.
+
+    Attributes:
+        least: replicas below which no policy can do it; 0 where no number can.
+        replicas: the fewest that were seen to do it; None where no number up to the most does.
+        attainment: with those, or with the most.
+        binds: what keeps fewer from being enough.
+        tried: replicas that were simulated, with what they attained.
+    """
+
+    device: Device
+    kinds: tuple[str, ...]
+    least: int
+    replicas: int | None
+    attainment: Mean | None
+    binds: Binds
+    tried: tuple[tuple[int, Mean], ...] = ()
+
+
+def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
+    """Find the fewest replicas of a device that attain what is wanted.
+
+    More replicas are taken to attain more, on the same arrivals.
+
+    Raises:
+        ConfigError: the profile can't be used.
+    """
+    try:
+        setting = Setting.of(task.experiment(device, 1))
+    except ValueError as error:
+        raise ConfigError(f"{device.profile}: {error}") from None
+    late = sum(size.share for size in task.sizes if setting.alone_s(size) > task.slo_s)
+    if late > (1 - task.attainment) * sum(size.share for size in task.sizes):
+        return Sizing(device, setting.kinds, 0, None, None, "latency")
+    least = least_replicas(task, setting)
+    if least > task.most_replicas:
+        return Sizing(device, setting.kinds, least, None, None, "throughput")
+    tried: dict[int, Mean] = {}
+
+    def enough(replicas: int) -> bool:
+        rows = evaluate(task.experiment(device, replicas))
+        tried[replicas] = mean_of([row.attainment for row in rows])
+        return tried[replicas].value >= task.attainment
+
+    found = _fewest(least, task.most_replicas, enough)
+    attained = tried[found] if found is not None else tried[max(tried)]
+    binds: Binds = "throughput" if found == least else "bursts"
+    return Sizing(
+        device, setting.kinds, least, found, attained, binds, tuple(sorted(tried.items()))
+    )
+
+
+def least_replicas(task: SizingTask, setting: Setting) -> int:
+    """Return how many replicas have the seconds that the wanted share takes in full batches."""
+    cost = share_cost(setting.cost, setting.experiment.max_batch)
+    shares = sum(size.share for size in task.sizes)
+    image_s = sum(
+        size.share / shares * task.steps * step_s(cost, work_of([example]))
+        for size, example in zip(task.sizes, setting.examples, strict=True)
+    )
+    return max(1, math.ceil(task.attainment * task.rate_per_s * image_s))
+
+
+def _fewest(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
+    """The least number from low to most that is enough: steps that double, then halves."""
+    step, high, below = 1, low, low - 1
+    while not enough(high):
+        if high == most:
+            return None
+        below, high, step = high, min(most, high + step), 2 * step
+    while high - below > 1:
+        middle = (below + high) // 2
+        if enough(middle):
+            high = middle
+        else:
+            below = middle
+    return high

@@ -1,0 +1,42 @@
+"""``ray-cluster plan`` says how many replicas a workload needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tests.cli.conftest import Cli
+
+TASK = {
+    "name": "small",
+    "devices": [{"profile": "sdxl-h100", "price_per_hour": 2.5}],
+    "sizes": [{"width": 512, "height": 512}],
+    "rate_per_s": 1,
+    "slo_s": 10,
+    "duration_s": 10,
+    "num_seeds": 1,
+}
+
+
+def test_it_names_the_fewest_replicas_their_price_and_what_binds(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(TASK))
+    result = cli("plan", path, "--processes", 1)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "(simulated)" in text
+    assert "modelled" in text
+    assert "2.50" in text
+    assert "1: 100.0 %" in text
+
+
+def test_a_task_that_is_wrong_is_refused_in_a_sentence(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump({**TASK, "attainment": 1.5}))
+    result = cli("plan", path)
+    assert result.exit_code == 1
+    assert "attainment" in result.stderr
+    path.write_text("[]")
+    assert "keys and values" in cli("plan", path).stderr
+    assert "cannot read the task" in cli("plan", tmp_path / "none.yaml").stderr

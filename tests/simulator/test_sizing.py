@@ -1,0 +1,91 @@
+"""The fewest replicas that are enough, and why fewer are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, CellRun, run_cell
+from ray_cluster.simulator.sizing import SizingTask, size_device
+
+TASK: dict[str, Any] = {
+    "name": "t",
+    "devices": [{"profile": "sdxl-h100"}],
+    "sizes": [{"width": 512, "height": 512}],
+    "rate_per_s": 8,
+    "slo_s": 8,
+    "attainment": 0.95,
+    "duration_s": 40,
+    "num_seeds": 2,
+}
+
+
+def task_of(**changes: Any) -> SizingTask:
+    return SizingTask.model_validate({**TASK, **changes})
+
+
+def really(experiment: CellExperiment) -> Sequence[CellRow]:
+    return [run_cell(experiment, run) for run in experiment.runs()]
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_the_fewest_that_is_enough_is_found_and_none_below_it_is_missed(
+    needed: int, most: int
+) -> None:
+    tried: list[int] = []
+
+    def evaluate(experiment: CellExperiment) -> Sequence[CellRow]:
+        tried.append(experiment.replicas)
+        share = 1.0 if experiment.replicas >= needed else 0.5
+        return [CellRow(CellRun("deadline", 1.0, 0), 9, share, {}, 0.0, 0.0, "", "")]
+
+    task = task_of(rate_per_s=0.5, most_replicas=most)
+    sizing = size_device(task, task.devices[0], evaluate)
+    assert sizing.least == 1
+    assert sizing.replicas == (needed if needed <= most else None)
+    assert sizing.binds == ("throughput" if needed == 1 else "bursts")
+    assert len(set(tried)) == len(tried) <= 16
+
+
+def test_the_simulation_confirms_what_is_found() -> None:
+    task = task_of()
+    sizing = size_device(task, task.devices[0], really)
+    assert sizing.replicas is not None
+    assert sizing.attainment is not None
+    assert sizing.attainment.value >= 0.95
+    assert sizing.replicas >= sizing.least >= 2
+    if sizing.replicas > sizing.least:
+        fewer = really(task.experiment(task.devices[0], sizing.replicas - 1))
+        assert sum(row.attainment for row in fewer) / len(fewer) < 0.95
+
+
+def test_a_deadline_shorter_than_an_image_takes_is_met_by_no_number() -> None:
+    task = task_of(slo_s=2.0)
+    sizing = size_device(task, task.devices[0], really)
+    assert (sizing.replicas, sizing.binds, sizing.least) == (None, "latency", 0)
+    # a twentieth of the requests may be late
+    rare = [{"width": 256, "height": 256}, {"width": 1024, "height": 1024, "share": 0.04}]
+    task = task_of(sizes=rare, slo_s=2.8, rate_per_s=1)
+    assert size_device(task, task.devices[0], really).binds != "latency"
+
+
+def test_more_than_there_may_be_is_said_without_a_simulation() -> None:
+    task = task_of(rate_per_s=500, most_replicas=20)
+
+    def never(experiment: CellExperiment) -> Sequence[CellRow]:
+        raise AssertionError(experiment)
+
+    sizing = size_device(task, task.devices[0], never)
+    assert (sizing.replicas, sizing.binds) == (None, "throughput")
+    assert sizing.least > 20
+
+
+def test_a_profile_without_steps_on_one_device_cannot_be_used() -> None:
+    task = task_of(devices=[{"profile": "flux-h100-a"}])
+    with pytest.raises(ConfigError, match=r"flux-h100-a.*has no steps"):
+        size_device(task, task.devices[0], really)
