@@ -204,7 +204,7 @@ class Cell:
         replica = SimulatedReplica(
             Registration(
                 name,
-                _profile_of(pool.model),
+                profile_of(pool.model),
                 pool.max_in_flight,
                 pool.max_batch,
                 pool.told_cost or hardware.cost,
@@ -281,7 +281,8 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
     )
 
 
-def _profile_of(model: str) -> ModelProfile:
+def profile_of(model: str) -> ModelProfile:
+    """Return what simulated replicas say of a model: it takes everything."""
     return ModelProfile(
         model=model,
         family="simulated",
