@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from ray_cluster.errors import ConfigError
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.quality.measure import measure_classifier
 from ray_cluster.reference_models.card import write_card
@@ -16,11 +18,13 @@ from ray_cluster.reference_models.evaluate_parts import evaluate_control, evalua
 from ray_cluster.reference_models.export import SHAPES_SD, WEIGHTS, export
 from ray_cluster.reference_models.runs import Run
 from ray_cluster.reference_models.scenes import STYLES
-from ray_cluster.reference_models.stages import CONTROLS
+from ray_cluster.reference_models.stages import CONTROLS, MODEL_STAGES
 from ray_cluster.reference_models.training_log import write_training
 
 CLASSIFIER_SEED = 7002
 CLASSIFIER = "attribute-classifier"
+# enough for one of every size and kind
+_LEAST_RENDERS = 100
 
 
 def measure(
@@ -36,9 +40,7 @@ def measure(
     """
     torch.set_num_threads(1)
     if name == CLASSIFIER:
-        count = int(changes.get("prompts", 3000))
-        seed = int(changes.get("seed", CLASSIFIER_SEED))
-        return measure_classifier(load_classifier(folder), seed=seed, count=count)
+        return _measure_classifier(folder, changes, report)
     options = replace(options_for(name), **changes)
     if name in CONTROLS:
         return evaluate_control(folder, SHAPES_SD, CONTROLS[name], options=options, report=report)
@@ -47,15 +49,55 @@ def measure(
     return evaluate(folder, options=options, report=report)
 
 
+def _measure_classifier(
+    folder: Path, changes: Mapping[str, Any], report: Path | None
+) -> Figures:
+    unused = sorted(changes.keys() - {"prompts", "seed"})
+    if unused or report is not None:
+        raise ConfigError(
+            f"{CLASSIFIER} is measured on renders: only --prompts (at least {_LEAST_RENDERS}) and "
+            "--seed change that, and there is nothing to write with --out"
+        )
+    count = int(changes.get("prompts", 3000))
+    if count < _LEAST_RENDERS:
+        raise ConfigError(f"--prompts must be at least {_LEAST_RENDERS} here; given {count}")
+    seed = int(changes.get("seed", CLASSIFIER_SEED))
+    return measure_classifier(load_classifier(folder), seed=seed, count=count)
+
+
 def publish(name: str, run: Run, target: Path | None = None) -> Figures:
     """Write a run's weights, figures and card to the package's folder of this name, or to another.
+
+    They are made beside it and take its place when all of them are there: an error or a kill leaves
+    what there was.
 
     Raises:
         FileNotFoundError: the run is not finished.
     """
     torch.set_num_threads(1)
-    folder = export(name, run, target or WEIGHTS / name)
-    write_training(name, run, folder)
-    figures = measure(name, folder, changes={}, report=None if name == CLASSIFIER else folder)
-    write_card(name, figures.tables(), folder)
+    target = (target or WEIGHTS / name).absolute()
+    _check_finished(name, run)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as made:
+        folder = export(name, run, Path(made) / target.name)
+        write_training(name, run, folder)
+        figures = measure(name, folder, changes={}, report=None if name == CLASSIFIER else folder)
+        write_card(name, figures.tables(), folder)
+        if target.exists():
+            target.rename(Path(made) / "before")
+        folder.rename(target)
     return figures
+
+
+def _check_finished(name: str, run: Run) -> None:
+    """Refuse a run whose last checkpoints are not those of finished stages."""
+    for stage in MODEL_STAGES[name]:
+        if run.folder.index(stage.name) == 0:
+            continue
+        trainer = stage.build(run)
+        run.folder.restore(trainer)
+        if not trainer.is_finished:
+            raise FileNotFoundError(
+                f"the stage {stage.name!r} in {run.folder.path} is at step {trainer.index} of "
+                f"{trainer.total}; train it to its end"
+            )
