@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from ray_cluster.cli.output import print_table, stderr, stdout
-from ray_cluster.cli.plots import draw_plot
+from ray_cluster.cli.plots import draw_plot, draw_timeline
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import Job, load_experiment
 from ray_cluster.simulator.reports import Report, Table
@@ -99,5 +99,6 @@ def _write(out: Path, report: Report) -> list[Path]:
     figures.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
-    plots = [draw_plot(plot, out / f"{report.name}-{plot.name}.png") for plot in report.plots]
+    plots = [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
+    plots += [draw_timeline(one, out / f"{report.name}-{one.name}.png") for one in report.timelines]
     return [figures, text, *plots]
