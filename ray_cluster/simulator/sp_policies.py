@@ -52,15 +52,17 @@ def planner_of(name: str, menus: Mapping[str, DegreeMenu]) -> Planner:
     family, *values = name.split("/")
     try:
         if family == "fixed" and len(values) == 1:
-            degrees = tuple((one, _degree(values[0], menus)) for one in menus)
+            degrees = tuple((one, _count(values[0], "a degree")) for one in menus)
             return partial(plan_static, options=StaticOptions(degrees, "fcfs", drops=False))
         if family == "static" and len(values) == 2:
-            numbers = [_degree(one, menus) for one in values[0].split("-")]
+            numbers = [_count(one, "a degree") for one in values[0].split("-")]
             degrees = tuple(zip(menus, numbers, strict=True))
             return partial(plan_static, options=StaticOptions(degrees, _discipline(values[1])))
         if family == "knapsack" and len(values) == 2:
             step_s = max(menu.fastest_s for menu in menus.values())
-            options = KnapsackOptions(_count(values[0]) * step_s, _clocking(values[1]))
+            options = KnapsackOptions(
+                _count(values[0], "the steps of a round") * step_s, _clocking(values[1])
+            )
             return partial(plan_knapsack, options=options)
     except ValueError as error:
         raise ValueError(f"cannot read the policy {name!r}: {error}") from None
@@ -95,7 +97,8 @@ def knapsack_names() -> list[str]:
 
 def fixed_names(menus: Mapping[str, DegreeMenu]) -> list[str]:
     """Return the policies of one degree for all."""
-    return [f"fixed/{degree}" for degree in _degrees(menus)]
+    degrees = sorted({degree for menu in menus.values() for degree in menu.degrees})
+    return [f"fixed/{degree}" for degree in degrees]
 
 
 def _worth_trying(menu: DegreeMenu, budget_s: float) -> tuple[int, ...]:
@@ -105,21 +108,9 @@ def _worth_trying(menu: DegreeMenu, budget_s: float) -> tuple[int, ...]:
     return menu.degrees[first:]
 
 
-def _degrees(menus: Mapping[str, DegreeMenu]) -> list[int]:
-    return sorted({degree for menu in menus.values() for degree in menu.degrees})
-
-
-def _degree(value: str, menus: Mapping[str, DegreeMenu]) -> int:
-    """A degree of some class; one whose menu lacks it takes the next smaller that it has."""
-    known = _degrees(menus)
-    if int(value) not in known:
-        raise ValueError(f"a degree is one of {', '.join(map(str, known))}; given {value}")
-    return int(value)
-
-
-def _count(value: str) -> int:
+def _count(value: str, what: str) -> int:
     if int(value) < 1:
-        raise ValueError(f"a round has at least one step; given {value}")
+        raise ValueError(f"{what}: at least 1; given {value}")
     return int(value)
 
 

@@ -91,8 +91,8 @@ def test_a_policy_that_is_not_chosen_and_has_no_such_name_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no policy 'mine'"):
         rows_of(replace(SMALL, policies=("mine",)), {})
     menus = menus_of(PROFILE_A, FLUX_CLASSES, num_gpus=8)
-    wrong = ("static/8-8/edf", "static/8-8-8-8/lifo", "static/8-8-8-3/edf", "fixed/x", "fixed")
-    for name in (*wrong, "fixed/16", "knapsack/1/soon", "knapsack/0/grid"):
+    wrong = ("static/8-8/edf", "static/8-8-8-8/lifo", "static/8-8-8-0/edf", "fixed/x", "fixed")
+    for name in (*wrong, "fixed/0", "knapsack/1/soon", "knapsack/0/grid"):
         with pytest.raises(ValueError, match="policy"):
             planner_of(name, menus)
 
