@@ -11,7 +11,6 @@ from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 
-from benchmarks.policies.sp_experiments import CHOICES
 from ray_cluster.simulator.sp_experiment import TUNING_SEEDS, Cell, SpExperiment
 from ray_cluster.simulator.sp_tuning import (
     BEST_FIXED,
@@ -22,6 +21,7 @@ from ray_cluster.simulator.sp_tuning import (
     save_choices,
 )
 
+CHOICES = Path(__file__).with_name("sp_choices.json")
 A = SpExperiment(seeds=TUNING_SEEDS, rates_per_min=(6.0, 9.0, 12.0, 15.0, 18.0))
 B = SpExperiment(
     profile="flux-h100-b",

@@ -24,10 +24,11 @@ def simulate(
         int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")
     ] = None,
 ) -> None:
-    """Run the policies of the service on a virtual clock, and compare them.
+    """Run policies on a virtual clock, and compare them.
 
-    The dispatcher, its admission and the policies are those of the live service; devices are as
-    fast as a latency profile says. Every figure is simulated, and says so.
+    Replicas of one device are served by the live service's own dispatcher, admission and policies;
+    groups of GPUs are not part of the service yet. Devices are as fast as a latency profile says.
+    Every figure is simulated, and says so.
 
     [bold]Examples[/bold]
 

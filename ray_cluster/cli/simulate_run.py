@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from ray_cluster.cli.output import print_table, stderr, stdout
-from ray_cluster.cli.plots import draw_plot
+from ray_cluster.cli.plots import draw_plot, draw_timeline
 from ray_cluster.cli.workers import Workers
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
@@ -25,36 +27,45 @@ def run_experiments(
     """Run experiments one after the other.
 
     Raises:
-        ConfigError: a file can't be used, or the folder can't be made.
+        ConfigError: a file can't be used, or the folder can't be made or written to.
     """
     jobs = [load_experiment(path, num_seeds=num_seeds) for path in paths]
     names = [job.name for job in jobs]
     if len(set(names)) < len(names):
         raise ConfigError(f"experiments need different names; given {', '.join(names)}")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error}") from None
+    _check_folder(out)
     for job in jobs:
         with Workers(num_processes) as workers:
             report = job.sum_up(workers.run(job.parts, job.name))
         _show(stdout(), report)
-        written = _write(out, report)
-        stderr().print(f"wrote {', '.join(str(path) for path in written)}")
+        try:
+            written = _write(out, report)
+        except OSError as error:
+            raise ConfigError(f"{job.name} has run, but can't be written: {error}") from None
+        stderr().print(f"wrote {', '.join(str(path) for path in written)}", markup=False)
+
+
+def _check_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error}") from None
+    if not os.access(out, os.W_OK):
+        raise ConfigError(f"--out {out}: nothing can be written there")
 
 
 def _show(console: Console, report: Report) -> None:
-    console.print(f"[bold]{report.name}[/bold]: {report.what}")
+    console.print(Text.assemble((report.name, "bold"), f": {report.what}"))
     for table in report.tables:
         print_table(console, _rich(table))
 
 
 def _rich(table: Table) -> RichTable:
-    rich = RichTable(title=table.title)
+    rich = RichTable(title=Text(table.title))
     for column in table.columns:
-        rich.add_column(column)
+        rich.add_column(Text(column))
     for row in table.rows:
-        rich.add_row(*row)
+        rich.add_row(*map(Text, row))
     return rich
 
 
@@ -64,5 +75,6 @@ def _write(out: Path, report: Report) -> list[Path]:
     figures.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
-    plots = [draw_plot(plot, out / f"{report.name}-{plot.name}.png") for plot in report.plots]
+    plots = [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
+    plots += [draw_timeline(one, out / f"{report.name}-{one.name}.png") for one in report.timelines]
     return [figures, text, *plots]

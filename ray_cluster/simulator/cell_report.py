@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting
 from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
@@ -38,16 +37,16 @@ def report_cells(experiment: CellExperiment, found: Sequence[CellRow]) -> Report
             {
                 "policy": policy,
                 "rate_per_s": rate,
-                "attainment": asdict(_mean(rows[policy, rate])),
-                "refused": asdict(mean_of([one.refused for one in rows[policy, rate]])),
-                "broken": asdict(mean_of([one.broken for one in rows[policy, rate]])),
+                "attainment": _mean(rows[policy, rate]).as_figures(),
+                "refused": mean_of([one.refused for one in rows[policy, rate]]).as_figures(),
+                "broken": mean_of([one.broken for one in rows[policy, rate]]).as_figures(),
                 "samples": [round(one.attainment, 5) for one in rows[policy, rate]],
             }
             for policy in experiment.policies
             for rate in experiment.rates_per_s
         ],
     }
-    return Report(experiment.name, what, tables, [_plot(experiment, rows)], figures)
+    return Report(experiment.name, what, tables, [_plot(experiment, rows)], figures=figures)
 
 
 def _mean(rows: Sequence[CellRow]) -> Mean:

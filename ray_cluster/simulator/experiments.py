@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,10 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting, run_cell
 from ray_cluster.simulator.cell_report import report_cells
 from ray_cluster.simulator.reports import Report
+from ray_cluster.simulator.sp_excerpt import excerpt_of, shown_unit
+from ray_cluster.simulator.sp_experiment import run_unit
+from ray_cluster.simulator.sp_file import SpFile, checked_units
+from ray_cluster.simulator.sp_report import report_groups
 from ray_cluster.simulator.task_files import read_mapping, validated
 
 
@@ -42,20 +47,20 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
     """
     content = read_mapping(path, "experiment")
     kind = content.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(
-            f"the experiment {path}: kind: given {kind!r}; allowed: {', '.join(_KINDS)}"
+            f"the experiment {path}: kind: given {kind!r:.80}; allowed: {', '.join(_KINDS)}"
         )
     if num_seeds is not None:
         content["num_seeds"] = num_seeds
     model, build = _KINDS[kind]
     try:
-        return build(validated(model, content, path, "experiment"))
+        return build(validated(model, content, path, "experiment"), path.parent)
     except ValueError as error:
         raise ConfigError(f"the experiment {path}: {error}") from None
 
 
-def _cells(experiment: CellExperiment) -> Job:
+def _cells(experiment: CellExperiment, _folder: Path) -> Job:
     # says at once what is wrong with the profile or the gain
     Setting.of(experiment)
     return Job(
@@ -65,4 +70,19 @@ def _cells(experiment: CellExperiment) -> Job:
     )
 
 
-_KINDS: dict[str, tuple[Any, Callable[[Any], Job]]] = {"cell": (CellExperiment, _cells)}
+def _groups(file: SpFile, folder: Path) -> Job:
+    experiment = file.experiment()
+    units = checked_units(experiment, file.read_choices(folder))
+
+    def sum_up(results: Sequence[Any]) -> Report:
+        *found, excerpt = results
+        return report_groups(file, units, list(chain.from_iterable(found)), excerpt)
+
+    parts: list[Callable[[], Any]] = [partial(run_unit, unit) for unit in units]
+    return Job(file.name, [*parts, partial(excerpt_of, shown_unit(experiment, units))], sum_up)
+
+
+_KINDS: dict[str, tuple[Any, Callable[[Any, Path], Job]]] = {
+    "cell": (CellExperiment, _cells),
+    "sequence-parallel": (SpFile, _groups),
+}

@@ -25,6 +25,11 @@ class Mean:
     half_width: float
     num: int
 
+    def as_figures(self) -> dict[str, float | None]:
+        """As JSON has it: without what is not a number."""
+        half_width = None if math.isnan(self.half_width) else self.half_width
+        return {"value": self.value, "half_width": half_width, "num": self.num}
+
     def as_points(self) -> str:
         """As percentage points, with the interval."""
         if math.isnan(self.half_width):

@@ -1,4 +1,4 @@
-"""What an experiment has to say: tables and plots, before anybody draws them."""
+"""What an experiment has to say: tables, plots and timelines, before anybody draws them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,38 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """Some time of one row of a timeline.
+
+    Attributes:
+        row: its number.
+        label: by which it is coloured.
+    """
+
+    row: int
+    begin_s: float
+    end_s: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What was done where and when.
+
+    Attributes:
+        name: of its file.
+        rows: their names, from the top.
+        labels: of the bars, in the order of the legend.
+    """
+
+    name: str
+    title: str
+    rows: Sequence[str]
+    labels: Sequence[str]
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything that an experiment found.
 
@@ -55,4 +87,5 @@ class Report:
     what: str
     tables: Sequence[Table]
     plots: Sequence[Plot] = ()
+    timelines: Sequence[Timeline] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)

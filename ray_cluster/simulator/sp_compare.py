@@ -1,48 +1,36 @@
-"""What rows of an experiment say: means over seeds, and differences seed by seed."""
+"""What rows of an experiment say: means over cells and seeds, and differences seed by seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-import numpy as np
-from scipy import stats
-
+from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
 from ray_cluster.simulator.sp_experiment import Cell, Row
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over seeds, with half the width of its 95 % interval."""
-
-    mean: float
-    half_width: float
-    num_seeds: int
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per seed, with its 95 % interval by Student's t."""
-    count = len(values)
-    if count < 2:
-        return Estimate(float(np.mean(values)), math.inf, count)
-    half = stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count)
-    return Estimate(float(np.mean(values)), float(half), count)
-
-
-def mean_attainment(rows: Iterable[Row], policy: str, cells: Iterable[Cell]) -> Estimate:
+def mean_attainment(rows: Iterable[Row], policy: str, cells: Iterable[Cell]) -> Mean:
     """Return a policy's attainment, mean over cells, over the seeds that it ran on in all."""
     by_seed = _by_seed(rows, policy, cells)
-    return estimate([by_seed[seed] for seed in sorted(by_seed)])
+    return mean_of([by_seed[seed] for seed in sorted(by_seed)])
 
 
-def paired_difference(
-    rows: Iterable[Row], first: str, second: str, cells: Iterable[Cell]
-) -> Estimate:
-    """Return by how many points the first policy is above the second, paired by seed."""
+def paired_gain(rows: Iterable[Row], first: str, second: str, cells: Iterable[Cell]) -> Mean:
+    """Return by how much the first policy is above the second, paired by seed."""
     rows, cells = list(rows), list(cells)
     ours, theirs = _by_seed(rows, first, cells), _by_seed(rows, second, cells)
-    return estimate([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    seeds = sorted(ours.keys() & theirs.keys())
+    return paired_difference([ours[one] for one in seeds], [theirs[one] for one in seeds])
+
+
+def class_attainment(rows: Iterable[Row], policy: str, cell: Cell) -> dict[str, Mean]:
+    """Return a policy's attainment by class, over the seeds in which requests of it came."""
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        if (row.policy, row.cell) == (policy, cell):
+            for name, share in row.attainment_by_class:
+                shares.setdefault(name, []).append(share)
+    return {name: mean_of(values) for name, values in shares.items()}
 
 
 def _by_seed(rows: Iterable[Row], policy: str, cells: Iterable[Cell]) -> dict[int, float]:

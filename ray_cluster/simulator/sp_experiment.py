@@ -6,7 +6,7 @@ Every number that comes from here is simulated, and as good as its latency profi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -89,7 +89,7 @@ class Row:
 
     Attributes:
         policy: its name in the experiment.
-        attainment: percentage of the requests that were on time.
+        attainment: share of the requests that were on time.
         attainment_by_class: the same of each class, by its name; none for a bound.
         gpu_s: GPU-seconds that requests held, per request.
         num_switches: changes of degree and resumptions, per request.
@@ -113,27 +113,6 @@ class Run:
     num_decisions: int
 
 
-def run_experiment(
-    experiment: SpExperiment,
-    choices: Choices,
-    spread: Callable[[Callable[[Unit], list[Row]], Iterable[Unit]], Iterable[list[Row]]] = map,
-) -> Iterator[Row]:
-    """Run all policies on all workloads.
-
-    Args:
-        experiment: what to run.
-        choices: policies that were chosen for cells, by tuning.
-        spread: maps a function over units, as ``map`` and a pool's ``imap`` do.
-    """
-    units = [
-        Unit(experiment, cell, seed, tuple(_resolved(experiment, cell, choices)))
-        for cell in experiment.cells()
-        for seed in experiment.seeds
-    ]
-    for rows in spread(run_unit, units):
-        yield from rows
-
-
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One workload of an experiment, and the policies to run on it: names, and what they stand for.
@@ -147,6 +126,15 @@ class Unit:
     policies: tuple[tuple[str, str], ...]
 
 
+def units_of(experiment: SpExperiment, choices: Choices) -> list[Unit]:
+    """Return all workloads, with the policies that were chosen for their cells by tuning."""
+    return [
+        Unit(experiment, cell, seed, tuple(_resolved(experiment, cell, choices)))
+        for cell in experiment.cells()
+        for seed in experiment.seeds
+    ]
+
+
 def run_unit(unit: Unit) -> list[Row]:
     """Run every policy on one workload."""
     experiment = unit.experiment
@@ -155,7 +143,7 @@ def run_unit(unit: Unit) -> list[Row]:
     for label, name in unit.policies:
         if name == BOUND:
             bound = bound_on_time(tasks, experiment.num_gpus)
-            share = 100 * bound.num_on_time / len(tasks)
+            share = bound.num_on_time / len(tasks)
             rows.append(Row(label, unit.cell, unit.seed, share))
         else:
             run = run_tasks(
@@ -247,8 +235,8 @@ def _row(label: str, unit: Unit, outcomes: Sequence[Outcome]) -> Row:
         label,
         unit.cell,
         unit.seed,
-        100 * sum(one.is_on_time for one in outcomes) / count,
-        tuple((name, 100 * sum(ends) / len(ends)) for name, ends in by_class.items() if ends),
+        sum(one.is_on_time for one in outcomes) / count,
+        tuple((name, sum(ends) / len(ends)) for name, ends in by_class.items() if ends),
         math.fsum(one.gpu_s for one in outcomes) / count,
         sum(one.num_switches for one in outcomes) / count,
     )

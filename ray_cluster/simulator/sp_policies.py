@@ -52,15 +52,17 @@ def planner_of(name: str, menus: Mapping[str, DegreeMenu]) -> Planner:
     family, *values = name.split("/")
     try:
         if family == "fixed" and len(values) == 1:
-            degrees = tuple((one, int(values[0])) for one in menus)
+            degrees = tuple((one, _count(values[0], "a degree")) for one in menus)
             return partial(plan_static, options=StaticOptions(degrees, "fcfs", drops=False))
         if family == "static" and len(values) == 2:
-            numbers = [int(one) for one in values[0].split("-")]
+            numbers = [_count(one, "a degree") for one in values[0].split("-")]
             degrees = tuple(zip(menus, numbers, strict=True))
             return partial(plan_static, options=StaticOptions(degrees, _discipline(values[1])))
         if family == "knapsack" and len(values) == 2:
             step_s = max(menu.fastest_s for menu in menus.values())
-            options = KnapsackOptions(int(values[0]) * step_s, _clocking(values[1]))
+            options = KnapsackOptions(
+                _count(values[0], "the steps of a round") * step_s, _clocking(values[1])
+            )
             return partial(plan_knapsack, options=options)
     except ValueError as error:
         raise ValueError(f"cannot read the policy {name!r}: {error}") from None
@@ -104,6 +106,12 @@ def _worth_trying(menu: DegreeMenu, budget_s: float) -> tuple[int, ...]:
     in_time = [level for level, seconds in enumerate(menu.step_s) if seconds <= most_s]
     first = max(0, min(in_time, default=len(menu.degrees)) - 1)
     return menu.degrees[first:]
+
+
+def _count(value: str, what: str) -> int:
+    if int(value) < 1:
+        raise ValueError(f"{what}: at least 1; given {value}")
+    return int(value)
 
 
 def _discipline(value: str) -> Discipline:

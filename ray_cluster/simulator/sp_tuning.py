@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
+from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.sp_experiment import (
     Cell,
     Choices,
@@ -26,6 +28,7 @@ from ray_cluster.simulator.sp_policies import fixed_names, knapsack_names, stati
 # how many candidates go on to how many seeds
 _STAGES = ((None, 1), (32, 3), (8, 10))
 BEST_STATIC, BEST_FIXED, BEST_KNAPSACK = "best_static", "best_fixed", "best_knapsack"
+FAMILIES = (BEST_STATIC, BEST_FIXED, BEST_KNAPSACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ def choose(experiment: SpExperiment, cell: Cell, family: str) -> Choice:
             names = sorted(names, key=lambda name: -means[name])[:most]
         means = _means(experiment, cell, names, experiment.seeds[:num_seeds])
     best = max(names, key=lambda name: means[name])
-    return Choice(experiment.profile, family, cell, best, round(means[best], 3), len(tried))
+    points = round(100 * means[best], 3)
+    return Choice(experiment.profile, family, cell, best, points, len(tried))
 
 
 def _means(
@@ -91,10 +95,20 @@ def save_choices(path: Path, choices: Sequence[Choice]) -> None:
 
 
 def load_choices(path: Path, profile: str) -> Choices:
-    """Return the choices of a file for a profile."""
-    read = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        (one["family"], Cell(**one["cell"])): one["policy"]
-        for one in read
-        if one["profile"] == profile
-    }
+    """Return the choices of a file for a profile.
+
+    Raises:
+        ConfigError: it can't be read, or holds something else.
+    """
+    try:
+        read = TypeAdapter(list[Choice]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the choices {path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"the choices {path}: {place}: {first['msg']}; write them with "
+            "python -m benchmarks.policies.sp_tune"
+        ) from None
+    return {(one.family, one.cell): one.policy for one in read if one.profile == profile}

@@ -27,7 +27,10 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise ConfigError(f"cannot read the {what} {path}: it is nested too deeply") from None
+    # ValueError: dates and numbers that there are not
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the {what} {path}: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"the {what} {path} must hold keys and values; given {content!r:.80}")

@@ -24,6 +24,19 @@ duration_s: 5
 policies: [deadline, fcfs]
 num_seeds: 2
 """
+GROUPS = """\
+kind: sequence-parallel
+name: groups
+what: Eight GPUs.
+profile: flux-h100-a
+mixes: [uniform]
+rates_per_min: [12]
+scales: [1.5]
+policies: [rounds/most, widest]
+num_arrivals: 12
+num_gpus: 8
+num_seeds: 2
+"""
 
 
 @pytest.fixture
@@ -45,6 +58,22 @@ def test_it_shows_tables_and_writes_figures_and_plots(
     assert "Done in time" in (out / "tiny.txt").read_text()
     with Image.open(out / "tiny-attainment.png") as plot:
         assert plot.width > 400
+
+
+def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) -> None:
+    path, out = tmp_path / "groups.yaml", tmp_path / "out"
+    path.write_text(GROUPS)
+    result = cli("simulate", path, "--out", out, "--processes", 1)
+    assert result.exit_code == 0, result.output
+    assert "uniform, 12 per minute" in (out / "groups.txt").read_text()
+    figures = json.loads((out / "groups.json").read_text())
+    assert [len(cell["samples"]) for cell in figures["cells"]] == [2] * 2
+    with Image.open(out / "groups-timeline.png") as timeline:
+        counts = {colour: count for count, colour in timeline.convert("RGB").getcolors(1 << 20)}
+    # the smallest and the largest class: in the legend, and the latter in bars of many seconds
+    assert counts[0x00, 0x72, 0xB2] > 50
+    assert counts[0xCC, 0x79, 0xA7] > 5000
+    assert len(list(out.glob("groups-*.png"))) == 3
 
 
 @pytest.mark.parametrize(

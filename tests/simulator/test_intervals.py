@@ -22,6 +22,9 @@ def test_the_interval_is_students() -> None:
 def test_one_value_has_no_interval_and_none_is_no_mean() -> None:
     assert math.isnan(mean_of([0.25]).half_width)
     assert mean_of([0.25]).as_points() == "25.0"
+    # JSON has no word for what is not a number
+    assert mean_of([0.25]).as_figures() == {"value": 0.25, "half_width": None, "num": 1}
+    assert mean_of([0.25, 0.25]).as_figures()["half_width"] == 0.0
     with pytest.raises(ValueError, match="at least one"):
         mean_of([])
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from ray_cluster.profiles.files import load_profile
-from ray_cluster.simulator.sp_compare import estimate, mean_attainment, paired_difference
+from ray_cluster.simulator.sp_compare import class_attainment, mean_attainment, paired_gain
 from ray_cluster.simulator.sp_experiment import (
     Cell,
+    Choices,
     Row,
     SpExperiment,
-    run_experiment,
+    run_unit,
+    units_of,
     workload_of,
 )
 from ray_cluster.simulator.sp_policies import knapsack_names, planner_of, static_names
@@ -30,6 +32,10 @@ CELL = Cell("uniform", 12.0, 1.3)
 SMALL = SpExperiment(
     mixes=("uniform",), rates_per_min=(12.0,), scales=(1.3,), seeds=(0, 1), num_arrivals=50
 )
+
+
+def rows_of(experiment: SpExperiment, choices: Choices) -> list[Row]:
+    return [row for unit in units_of(experiment, choices) for row in run_unit(unit)]
 
 
 def test_menus_are_the_tables_seconds_per_step() -> None:
@@ -71,38 +77,49 @@ def test_deadlines_scale_and_noise_and_error_keep_to_their_side() -> None:
 
 def test_rows_come_for_every_policy_cell_and_seed_and_depend_on_the_seed_alone() -> None:
     experiment = replace(SMALL, policies=("rounds/most", "widest", "mine", "bound"))
-    rows = list(run_experiment(experiment, {("mine", CELL): "static/8-8-8-8/edf"}))
+    rows = rows_of(experiment, {("mine", CELL): "static/8-8-8-8/edf"})
     assert [(one.policy, one.seed) for one in rows] == [
         (policy, seed) for seed in (0, 1) for policy in experiment.policies
     ]
-    assert rows == list(run_experiment(experiment, {("mine", CELL): "static/8-8-8-8/edf"}))
-    assert all(0 < one.attainment <= 100 for one in rows)
+    assert rows == rows_of(experiment, {("mine", CELL): "static/8-8-8-8/edf"})
+    assert all(0 < one.attainment <= 1 for one in rows)
     assert rows[0].attainment <= rows[3].attainment
     assert {name for name, _ in rows[0].attainment_by_class} == {"256", "512", "1024", "2048"}
 
 
 def test_a_policy_that_is_not_chosen_and_has_no_such_name_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no policy 'mine'"):
-        list(run_experiment(replace(SMALL, policies=("mine",)), {}))
+        rows_of(replace(SMALL, policies=("mine",)), {})
     menus = menus_of(PROFILE_A, FLUX_CLASSES, num_gpus=8)
-    for name in ("static/8-8/edf", "static/8-8-8-8/lifo", "knapsack/1/soon", "fixed/x", "fixed"):
+    wrong = ("static/8-8/edf", "static/8-8-8-8/lifo", "static/8-8-8-0/edf", "fixed/x", "fixed")
+    for name in (*wrong, "fixed/0", "knapsack/1/soon", "knapsack/0/grid"):
         with pytest.raises(ValueError, match="policy"):
             planner_of(name, menus)
 
 
 def test_differences_are_paired_and_seeds_that_lack_a_cell_are_left_out() -> None:
     other = replace(CELL, scale=1.5)
-    levels = {0: 50.0, 1: 70.0, 2: 90.0}
+    levels = {0: 0.5, 1: 0.7, 2: 0.9}
     rows = [Row("b", CELL, seed, level) for seed, level in levels.items()]
-    rows += [Row("a", CELL, seed, level + 2 + seed % 2) for seed, level in levels.items()]
-    rows += [Row("a", other, 0, 100.0)]
-    difference = paired_difference(rows, "a", "b", [CELL])
-    assert difference.mean == pytest.approx(2 + 1 / 3)
+    rows += [Row("a", CELL, seed, level + 0.02 + seed % 2 / 100) for seed, level in levels.items()]
+    rows += [Row("a", other, 0, 1.0)]
+    gain = paired_gain(rows, "a", "b", [CELL])
+    assert gain.value == pytest.approx(0.07 / 3)
     # Student's t for three values: 4.30 standard errors
-    assert difference.half_width == pytest.approx(4.303 / 3, abs=0.001)
-    assert mean_attainment(rows, "a", [CELL, other]).num_seeds == 1
-    assert mean_attainment(rows, "a", [CELL, other]).mean == pytest.approx(76.0)
-    assert estimate([1.0]).half_width == float("inf")
+    assert gain.half_width == pytest.approx(0.04303 / 3, abs=1e-5)
+    assert mean_attainment(rows, "a", [CELL, other]).num == 1
+    assert mean_attainment(rows, "a", [CELL, other]).value == pytest.approx(0.76)
+
+
+def test_a_class_counts_in_the_seeds_in_which_it_came() -> None:
+    rows = [
+        Row("a", CELL, 0, 0.5, (("256", 1.0), ("2048", 0.0))),
+        Row("a", CELL, 1, 0.5, (("256", 0.5),)),
+        Row("b", CELL, 1, 0.5, (("256", 0.0),)),
+    ]
+    means = class_attainment(rows, "a", CELL)
+    assert (means["256"].value, means["256"].num) == (0.75, 2)
+    assert (means["2048"].value, means["2048"].num) == (0.0, 1)
 
 
 def test_candidates_are_the_degrees_in_time_and_one_less() -> None:
@@ -125,3 +142,5 @@ def test_choices_are_found_again_in_their_file(tmp_path: Path) -> None:
         ("best_fixed", CELL): chosen.policy
     }
     assert load_choices(tmp_path / "choices.json", "flux-h100-b") == {}
+    (row,) = rows_of(replace(experiment, policies=(chosen.policy,)), {})
+    assert chosen.attainment == pytest.approx(100 * row.attainment)

@@ -1,13 +1,15 @@
-"""What one decision of a sequence-parallel group costs, at 8 GPUs and 64 requests.
+"""What sequence-parallel policies cost: one decision, and the hour of a large fleet.
 
-``python -m benchmarks.policies.sp_decisions`` prints a table: CPU milliseconds of the thread, and
-of the wall clock, over random groups in which up to 8 GPUs run requests and the others wait.
+``python -m benchmarks.policies.costs`` prints both; ``--only decisions`` or ``--only fleet`` one.
+Decisions: CPU milliseconds of the thread, and of the wall clock, over random groups of 64 requests
+in which up to 8 GPUs run some and the others wait. The fleet: 300,000 requests on 128 groups,
+simulated on modelled times.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +17,17 @@ import numpy as np
 from benchmarks.stopwatch import Stopwatch
 from ray_cluster.policies.sp_types import DegreeMenu, GroupRequest, GroupView
 from ray_cluster.profiles.files import load_profile
+from ray_cluster.simulator.sp_experiment import Cell, SpExperiment, workload_of
+from ray_cluster.simulator.sp_fleet import run_fleet
 from ray_cluster.simulator.sp_policies import planner_of
 from ray_cluster.simulator.sp_workload import FLUX_CLASSES, menus_of
 
 NUM_GPUS = 8
 NUM_STEPS = 50
-POLICIES = ("rounds/most", "rounds/large", "widest", "knapsack/5/grid", "static/8-8-8-8/edf")
+OURS = "rounds/most"
+POLICIES = (OURS, "rounds/large", "widest", "knapsack/5/grid", "static/8-8-8-8/edf")
+FLEET_CELL = Cell("uniform", 5000.0, 1.3)
+PARTS = ("decisions", "fleet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +103,45 @@ def measure(policy: str, crowd: Crowd, *, num_groups: int, num_requests: int) ->
     return [float(np.median(cpu_ms)), float(np.quantile(cpu_ms, 0.99)), float(np.median(wall_ms))]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--groups", type=int, default=300, help="decisions of each sort")
-    parser.add_argument("--requests", type=int, default=64, help="of each group")
-    options = parser.parse_args()
+def show_decisions(num_groups: int, num_requests: int) -> None:
     print("CPU ms p50, CPU ms p99, wall ms p50")
     for policy in POLICIES:
         for crowd in CROWDS:
-            times = measure(policy, crowd, num_groups=options.groups, num_requests=options.requests)
+            times = measure(policy, crowd, num_groups=num_groups, num_requests=num_requests)
             print(f"{policy:20} {crowd.name:28}", *(f"{one:7.3f}" for one in times))
+
+
+def show_fleet(num_requests: int, num_groups: int) -> None:
+    experiment = SpExperiment(num_arrivals=num_requests)
+    menus, tasks = workload_of(experiment, FLEET_CELL, seed=1000)
+    with Stopwatch() as watch:
+        fleet = run_fleet(
+            tasks,
+            planner_of(OURS, menus),
+            num_groups=num_groups,
+            num_gpus=experiment.num_gpus,
+            switch_s=experiment.switch_s,
+        )
+    print(
+        f"{fleet.num_requests} requests in {tasks[-1].arrival_s:.0f} simulated s on "
+        f"{num_groups} groups: {watch.cost.cpu_s:.1f} s of CPU, {watch.cost.wall_s:.1f} s of "
+        f"wall; {fleet.num_decisions} decisions, {fleet.num_events} events, "
+        f"{fleet.num_on_time / fleet.num_requests:.1%} on time (simulated)"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--decisions", type=int, default=300, help="of each sort")
+    parser.add_argument("--requests", type=int, default=64, help="of each decision's group")
+    parser.add_argument("--fleet-requests", type=int, default=300_000)
+    parser.add_argument("--fleet-groups", type=int, default=128)
+    options = parser.parse_args(arguments)
+    if options.only in (None, "decisions"):
+        show_decisions(options.decisions, options.requests)
+    if options.only in (None, "fleet"):
+        show_fleet(options.fleet_requests, options.fleet_groups)
 
 
 if __name__ == "__main__":
