@@ -5,7 +5,8 @@ that equal problems give equal plans. Objectives are lexicographic:
 
 1. quality of the cascades, less what each started replica must bring (hysteresis);
 2. deadlines in a surge: requests above the demand that would find no capacity;
-3. cost: GPUs, and those of replicas that load or will have to be loaded again.
+3. cost: GPUs, and again those that load for the time in which they do;
+4. replicas that are stopped without need.
 
 Deadlines under the demand are constraints and not an objective, for quality that comes late is
 none. Where they can't be met the reply says so and holds the plan that leaves the least unserved.

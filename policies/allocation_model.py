@@ -234,17 +234,20 @@ class AllocationModel:
     def _levels(self) -> list[Level]:
         """What is minimised, the most important first."""
         sums = self._sums
-        every = [term.starts for some in self.terms.values() for term in some]
-        starts = [one for one in every if one is not None]
+        counted = [term for some in self.terms.values() for term in some if term.starts is not None]
+        starts, kept = [one.starts for one in counted], [one.kept for one in counted]
         penalty = self.problem.gain_per_start
         most_penalty = penalty * sum(supply.num_gpus for supply in self.problem.supplies)
         unserved = sum(service.weight * var for service, _, var in self.unserved)
         cost, most_cost = self._cost()
+        most_kept = sum(pool.num_replicas for pool in self.problem.pools)
         return [
             Level(unserved, sums.most_unserved),
             Level(penalty * sum(starts) - sum(sums.quality), most_penalty + sums.most_quality),
             Level(sum(sums.surge), sums.most_surge),
             Level(cost, most_cost),
+            # of plans that are as good and as cheap, the one that stops fewest replicas
+            Level(-sum(kept), most_kept),
         ]
 
     def _cost(self) -> tuple[Linear, int]:

@@ -18,8 +18,8 @@ from ray_cluster.policies.allocation_problem import (
     Stage,
 )
 
-# unserved, less quality, requests short in a surge, cost: all better when lower
-Value = tuple[int, int, int, int]
+# unserved, less quality, requests short in a surge, cost, less kept: all better when lower
+Value = tuple[int, int, int, int, int]
 Ints = npt.NDArray[np.int64]
 Share = tuple[int, BatchOption]
 
@@ -135,7 +135,7 @@ class Trial:
             short += np.maximum(0, surge - capacity - lacking) if factor > 1 else 0
         quality = service.weight * gained if service.heavy else 0 * rates
         every = zip(unserved.tolist(), (-quality).tolist(), short.tolist(), strict=True)
-        return [(*one, 0) for one in every]
+        return [(*one, 0, 0) for one in every]
 
     def is_possible(self, *, keeps_young: bool) -> bool:
         for supply in self.problem.supplies:
@@ -158,10 +158,18 @@ class Trial:
             total += price * self.chosen[pool.name][0] + loading * self.starts(pool)
         return total
 
+    def kept(self) -> int:
+        """Replicas that stay, of pools where starting one costs anything."""
+        return sum(
+            min(self.chosen[pool.name][0], pool.num_replicas)
+            for pool in self.problem.pools
+            if pool.lost_share > 0 or self.problem.gain_per_start > 0
+        )
+
     def best(self, *, unserved_allowed: bool) -> Value | None:
         if not self.is_possible(keeps_young=not unserved_allowed):
             return None
-        total: Value = (0, 0, 0, self.cost())
+        total: Value = (0, 0, 0, self.cost(), -self.kept())
         for service in self.problem.services:
             best = self.value(service, unserved_allowed=unserved_allowed)
             if best is None:
@@ -169,7 +177,7 @@ class Trial:
             total = tuple(a + b for a, b in zip(total, best, strict=True))  # type: ignore[assignment]
         started = sum(self.starts(pool) for pool in self.problem.pools)
         penalty = self.problem.gain_per_start * started
-        return total[0], total[1] + penalty, total[2], total[3]
+        return total[0], total[1] + penalty, *total[2:]
 
 
 def whole(number: Fraction) -> int:
