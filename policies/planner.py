@@ -106,7 +106,9 @@ class AllocationPlanner:
 
     def _plan(self, state: ClusterState, memory: Memory, problem: AllocationProblem) -> Plan:
         wanted = allocate(problem)
-        now = allocate(self._with_ready(problem, memory, state, wanted))
+        has_cascade = any(spec.cascade for spec in self.fleet.services)
+        # without a threshold nothing depends on which replicas are ready
+        now = allocate(self._with_ready(problem, memory, state, wanted)) if has_cascade else wanted
         # caps follow the replicas that serve now, counts those that will
         pools = [
             PoolPlan(one.name, one.num_replicas, now.size(one.name).max_batch)

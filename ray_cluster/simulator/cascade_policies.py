@@ -7,6 +7,7 @@ was found; it is searched again with :func:`search`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,64 +58,61 @@ class CascadePolicy:
     candidates: tuple[Settings, ...]
 
 
-def _pairs(*axes: Iterable[float]) -> tuple[Settings, ...]:
-    grid: list[Settings] = [()]
-    for axis in axes:
-        values = list(axis)
-        grid = [(*one, value) for one in grid for value in values]
-    return tuple(grid)
+def grid(*axes: Iterable[float]) -> tuple[Settings, ...]:
+    """Return all combinations of values, the last axis first to change."""
+    return tuple(itertools.product(*axes))
 
 
 OURS = CascadePolicy(
     "ours",
     lambda fleet, _, s: AllocationPlanner(fleet, demand_quantile=s[0], utilisation=s[1]),
-    _pairs((0.6, 0.75), (0.95, 0.9, 1.0)),
+    grid((0.6, 0.75), (0.95, 0.9, 1.0)),
 )
 BASELINES = (
     CascadePolicy(
         "all light",
         lambda fleet, e, s: all_light(fleet, e.num_gpus, max_batch=int(s[0])),
-        _pairs(_LIGHT_BATCHES),
+        grid(_LIGHT_BATCHES),
     ),
     CascadePolicy(
         "all heavy",
         lambda fleet, e, s: all_heavy(fleet, e.num_gpus, max_batch=int(s[0])),
-        _pairs(_HEAVY_BATCHES),
+        grid(_HEAVY_BATCHES),
     ),
     CascadePolicy(
         "random routing (Proteus)",
         lambda fleet, _, s: RandomScalingPlanner(fleet, s[0], s[1]),
-        _pairs((0.5, 0.2, 0.8), _FACTORS),
+        grid((0.5, 0.2, 0.8), _FACTORS),
     ),
     CascadePolicy(
         "static for the peak",
         lambda fleet, e, s: for_the_peak(fleet, e.num_gpus, peak_per_s=s[0] * e.high_per_s),
-        _pairs((1.05, 1.0, 1.1, 1.15, 1.25, 1.4)),
+        grid((1.05, 1.0, 1.1, 1.15, 1.25, 1.4)),
     ),
     CascadePolicy(
         "static threshold",
         lambda fleet, _, s: ThresholdPlanner(fleet, s[0], s[1], fixed_threshold=s[2]),
-        _pairs((0.5, 0.8), _FACTORS, (0.05, 0.08, 0.1, 0.15, 0.2)),
+        grid((0.5, 0.8), _FACTORS, (0.05, 0.08, 0.1, 0.15, 0.2)),
     ),
     CascadePolicy(
         "highest threshold (DiffServe)",
         lambda fleet, _, s: ThresholdPlanner(fleet, s[0], s[1]),
-        _pairs((0.5, 0.2, 0.8), _FACTORS),
+        grid((0.5, 0.2, 0.8), _FACTORS),
     ),
     CascadePolicy(
         "AIMD batches",
         lambda fleet, _, s: ThresholdPlanner(fleet, s[0], s[1], adapts_batches=True),
-        _pairs(_SMOOTHINGS, _FACTORS),
+        grid(_SMOOTHINGS, _FACTORS),
     ),
     CascadePolicy(
         "queue of 2 executions",
         lambda fleet, _, s: ThresholdPlanner(fleet, s[0], s[1], wait_by_execution=2.0),
-        _pairs((0.5,), (1.05,)),
+        grid((0.5,), (1.05,)),
     ),
     CascadePolicy(
         "queue of 1 execution",
         lambda fleet, _, s: ThresholdPlanner(fleet, s[0], s[1], wait_by_execution=1.0),
-        _pairs((0.5, 0.8), _FACTORS),
+        grid((0.5, 0.8), _FACTORS),
     ),
 )
 
