@@ -76,6 +76,7 @@ class AllocationModel:
         deferred: deferral rate of every cascade, in thousandths.
         unserved: of every stage of a service, where demand may stay unserved, in its units.
         units: whole units of every service's rates in one request per second.
+        is_refuted: whether the last search proved that there is no solution.
 
     Args:
         problem: what to allocate.
@@ -91,6 +92,7 @@ class AllocationModel:
         self.deferred: dict[str, cp_model.IntVar] = {}
         self.choices: dict[str, list[Choice]] = {}
         self.unserved: list[tuple[Service, Stage, cp_model.IntVar]] = []
+        self.is_refuted = False
         self._sums = _Sums()
         self.units = {one.name: units_per_s(one, problem) for one in problem.services}
         self._gpus = {one.device: one.num_gpus for one in problem.supplies}
@@ -134,7 +136,8 @@ class AllocationModel:
             self._sums.most_unserved += needed.most * service.weight
             capacity = capacity + unserved
         self._cp.add(capacity >= needed.value)
-        if service.surge_factor > 1:
+        # where demand itself is not met, surges are no question
+        if service.surge_factor > 1 and not self._allows_unserved:
             surge = load.times(service.surge_factor)
             short = self._cp.new_int_var(0, surge.most, f"{stage.model}.short")
             self._cp.add(capacity + short >= surge.value)
@@ -284,6 +287,7 @@ class AllocationModel:
         solver.parameters.linearization_level = 2
         solver.parameters.cp_model_probing_level = 0
         status = solver.solve(self._cp)
+        self.is_refuted = status == cp_model.INFEASIBLE
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         return Solution(solver, status == cp_model.OPTIMAL)

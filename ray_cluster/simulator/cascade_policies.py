@@ -116,6 +116,19 @@ BASELINES = (
     ),
 )
 
+# found by `search` with replicas that change their model at once, as published (load_s = 0)
+TUNED: tuple[tuple[str, Settings], ...] = (
+    ("all light", (4.0,)),
+    ("all heavy", (4.0,)),
+    ("random routing (Proteus)", (0.8, 1.05)),
+    ("static for the peak", (1.0,)),
+    ("static threshold", (0.5, 1.4, 0.1)),
+    ("highest threshold (DiffServe)", (0.2, 1.4)),
+    ("AIMD batches", (0.5, 1.4)),
+    ("queue of 2 executions", (0.5, 1.05)),
+    ("queue of 1 execution", (0.5, 1.25)),
+)
+
 
 def run_policy(
     experiment: CascadeExperiment,

@@ -114,6 +114,9 @@ class Trial:
             if len(some) and self.can_keep(service, defers=defers)
             for way in self.ways(service, some, gained[some])
         ]
+        if unserved_allowed:
+            # where demand itself is not met, surges are no question
+            ways = [(one[0], one[1], 0, *one[3:]) for one in ways]
         return min((one for one in ways if unserved_allowed or one[0] == 0), default=None)
 
     def ways(self, service: Service, rates: Ints, gained: Ints) -> list[Value]:
