@@ -23,7 +23,13 @@ from ray_cluster.simulator.autoscaling_experiment import (
     begin_of,
     run_day,
 )
-from ray_cluster.simulator.cascade_policies import TUNING_SEEDS, Settings, grid
+from ray_cluster.simulator.cascade_policies import (
+    REPORTING_SEEDS,
+    TUNING_SEEDS,
+    Settings,
+    grid,
+)
+from ray_cluster.simulator.comparison import Comparison
 
 LEAST_ATTAINMENT = 0.995
 # batches that keep the deadlines: of 6.8 and 5.5 s
@@ -77,6 +83,9 @@ CLAIRVOYANT = AutoscalingPolicy(
     OURS.candidates,
 )
 
+# found by `search`
+TUNED: tuple[tuple[str, Settings], ...] = ((ONGOING_REQUESTS.name, (2.0, 30.0, 600.0)),)
+
 
 def run_policy(
     experiment: AutoscalingExperiment,
@@ -87,6 +96,23 @@ def run_policy(
     """Return a row per seed."""
     planner = policy.build(experiment.fleet(), experiment, settings)
     return [run_day(experiment, policy.name, planner, seed) for seed in seeds]
+
+
+def compare(
+    experiment: AutoscalingExperiment,
+    seeds: Sequence[int] = REPORTING_SEEDS,
+    settings: Sequence[tuple[str, Settings]] = TUNED,
+) -> Comparison[AutoscalingRow]:
+    """Return rows of every policy on the same seeds; the first candidate where none is given."""
+    chosen = dict(settings)
+    rows = [
+        row
+        for policy in (OURS, ONGOING_REQUESTS, CLAIRVOYANT)
+        for row in run_policy(
+            experiment, policy, chosen.get(policy.name, policy.candidates[0]), seeds
+        )
+    ]
+    return Comparison(tuple(rows))
 
 
 def search(

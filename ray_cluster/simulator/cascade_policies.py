@@ -31,6 +31,7 @@ from ray_cluster.simulator.cascade_experiment import (
     run_cascade,
     two_pools,
 )
+from ray_cluster.simulator.comparison import Comparison
 
 TUNING_SEEDS = tuple(range(10))
 REPORTING_SEEDS = tuple(range(1000, 1030))
@@ -147,6 +148,26 @@ def _initial(experiment: CascadeExperiment) -> Plan:
     """Replicas for the peak by the published sums, which suit every dynamic policy."""
     num_light = max(1, round(experiment.num_gpus / 8))
     return two_pools(num_light, experiment.num_gpus - num_light, light_batch=16, heavy_batch=4)
+
+
+def compare(
+    experiment: CascadeExperiment,
+    seeds: Sequence[int] = REPORTING_SEEDS,
+    settings: Sequence[tuple[str, Settings]] = TUNED,
+) -> Comparison[CascadeRow]:
+    """Return rows of ours and of every policy that settings are given for, on the same seeds.
+
+    Ours runs with its first candidate unless settings are given for it.
+    """
+    chosen = {OURS.name: OURS.candidates[0], **dict(settings)}
+    every = (OURS, *BASELINES)
+    rows = [
+        row
+        for policy in every
+        if policy.name in chosen
+        for row in run_policy(experiment, policy, chosen[policy.name], seeds)
+    ]
+    return Comparison(tuple(rows))
 
 
 def search(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ray_cluster.policies.cascade import deferral_rate
@@ -49,7 +47,7 @@ def state(
 
 
 def run(planner: AllocationPlanner, *states: ClusterState) -> tuple[Plan, Memory]:
-    memory = planner.begin(replace(states[0], now_s=0.0))
+    memory = planner.begin(state(0.0, 0))
     plan = Plan()
     for one in states:
         plan, memory = planner.plan(one, memory)
@@ -57,7 +55,7 @@ def run(planner: AllocationPlanner, *states: ClusterState) -> tuple[Plan, Memory
 
 
 def steady(rate: int, **options: object) -> list[ClusterState]:
-    return [state(2.0 * n, 2 * rate * n, **options) for n in range(1, 40)]  # type: ignore[arg-type]
+    return [state(2.0 * n, 2 * rate * n, **options) for n in range(1, 25)]  # type: ignore[arg-type]
 
 
 def test_little_demand_defers_what_is_best_and_rents_few_gpus() -> None:
@@ -96,7 +94,7 @@ def test_the_threshold_follows_the_confidences_that_are_seen() -> None:
 
 def test_requests_that_skip_the_cascade_take_heavy_replicas() -> None:
     def states(direct: int) -> list[ClusterState]:
-        return [state(2.0 * n, 40 * n, num_direct=direct * n) for n in range(1, 40)]
+        return [state(2.0 * n, 40 * n, num_direct=direct * n) for n in range(1, 25)]
 
     without, _ = run(AllocationPlanner(FLEET), *states(0))
     some, _ = run(AllocationPlanner(FLEET), *states(16))
@@ -118,8 +116,8 @@ def test_models_alone_need_no_cascade() -> None:
         (ServiceSpec("images", "sd-1.5", 10.0),),
     )
     plan, _ = run(AllocationPlanner(fleet), *steady(8))
-    # 8 images in 6.79 s each
-    assert 7 <= plan.pools[0].num_replicas <= 12
+    # 8 images in 6.79 s each, and in the window each serves two thirds of the time
+    assert 7 <= plan.pools[0].num_replicas <= 13
     assert plan.pools[0].max_batch == 8
     assert plan.cascades == ()
 

@@ -123,6 +123,23 @@ def test_pairing_removes_what_seeds_have_in_common() -> None:
         paired_difference(ours, {1: 1.0})
 
 
+def test_a_comparison_has_a_row_per_policy_and_seed_and_differences_to_ours() -> None:
+    settings = (("all light", (4.0,)),)
+    found = cascade_policies.compare(SHORT, (1, 2), settings)
+    assert found.policies == ("ours", "all light")
+    assert [row.seed for row in found.rows] == [1, 2, 1, 2]
+    gained = found.differences("fid")["all light"]
+    estimates = found.estimates("fid")
+    assert gained.mean == pytest.approx(estimates["ours"].mean - 22.77)
+    assert gained.mean < -5
+
+
+def test_a_comparison_of_days_holds_every_policy() -> None:
+    quarter = replace(HOUR, duration_s=200.0)
+    found = autoscaling_policies.compare(quarter, (1,))
+    assert len(found.policies) == len(found.rows) == 3
+
+
 def test_an_interval_is_students() -> None:
     found = estimate([1.0, 2.0, 3.0, 4.0])
     assert found.mean == 2.5
