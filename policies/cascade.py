@@ -120,7 +120,7 @@ def request_threshold(threshold: float, slack_s: float, reserve_s: float) -> flo
         slack_s: seconds; negative if the heavy model would be late.
         reserve_s: slack that is enough for certain; 0 trusts the prediction.
     """
-    if slack_s < 0 or slack_s == -math.inf:
+    if slack_s < 0:
         return 0.0
     if slack_s >= reserve_s:
         return threshold
