@@ -84,7 +84,7 @@ CLAIRVOYANT = AutoscalingPolicy(
 )
 
 # found by `search`
-TUNED: tuple[tuple[str, Settings], ...] = ((ONGOING_REQUESTS.name, (2.0, 30.0, 600.0)),)
+TUNED: tuple[tuple[str, Settings], ...] = ((ONGOING_REQUESTS.name, (1.5, 30.0, 60.0)),)
 
 
 def run_policy(
