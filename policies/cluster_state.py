@@ -1,0 +1,98 @@
+"""What the plan loop knows of a cluster: counters, queues, replicas and GPUs at one instant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """GPUs of one type that can be used, busy or not."""
+
+    device: str
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Replicas of one model on one type of GPU.
+
+    Attributes:
+        num_ready: that serve.
+        num_loading: that will.
+        num_young: of both, those that are younger than the dwell time.
+        pace: observed over expected seconds of a batch.
+    """
+
+    pool: str
+    num_ready: int
+    num_loading: int = 0
+    num_young: int = 0
+    pace: float = 1.0
+
+    @property
+    def num_replicas(self) -> int:
+        """Ready and loading ones."""
+        return self.num_ready + self.num_loading
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The queue of one model, over all of its pools.
+
+    Attributes:
+        num_waiting: images in no batch yet.
+        num_in_batches: images that are being made.
+    """
+
+    model: str
+    num_waiting: int = 0
+    num_in_batches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """Counters of one service since it started, and what came in since the last look.
+
+    Attributes:
+        num_arrived: requests.
+        num_direct: of these, those that skip the cascade.
+        num_missed: requests that ended late or not at all.
+        confidences: of all images of the light model since the last look.
+    """
+
+    service: str
+    num_arrived: int
+    num_direct: int = 0
+    num_missed: int = 0
+    confidences: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A cluster at one instant."""
+
+    now_s: float
+    devices: tuple[DeviceState, ...]
+    pools: tuple[PoolState, ...]
+    models: tuple[ModelState, ...]
+    services: tuple[ServiceState, ...]
+
+    def pool(self, name: str) -> PoolState:
+        """Return a pool's state; one that was never heard of has no replicas."""
+        found = [one for one in self.pools if one.pool == name]
+        return found[0] if found else PoolState(name, 0)
+
+    def model(self, name: str) -> ModelState:
+        """Return a model's queue; one that was never heard of has none."""
+        found = [one for one in self.models if one.model == name]
+        return found[0] if found else ModelState(name)
+
+    def service(self, name: str) -> ServiceState:
+        """Return a service's counters; one that was never heard of has none."""
+        found = [one for one in self.services if one.service == name]
+        return found[0] if found else ServiceState(name, 0)
+
+    def num_gpus(self, device: str) -> int:
+        """Return how many GPUs of a type can be used."""
+        return sum(one.num_gpus for one in self.devices if one.device == device)

@@ -1,0 +1,136 @@
+"""Desired state of a cluster, and the actions that lead from one to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Routing = Literal["confidence", "random"]
+LateAnswer = Literal["light", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """Replicas of a pool, and the most images that each batches."""
+
+    pool: str
+    num_replicas: int
+    max_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan:
+    """How the images of a cascade find their model.
+
+    Attributes:
+        threshold: images of the light model with a lower confidence are deferred.
+        deferral_rate: that the threshold is meant to give.
+        routing: ``confidence`` is a cascade; ``random`` sends a share of the requests straight to
+            the heavy model and defers nothing.
+        heavy_share: that share.
+        reserve_s: slack beyond which a request is treated as any (see ``request_threshold``); None
+            if slack does not matter.
+        when_late: what becomes of a deferred image that can't be in time any more: the light
+            model's answer, or nothing.
+    """
+
+    service: str
+    threshold: float
+    deferral_rate: float = 0.0
+    routing: Routing = "confidence"
+    heavy_share: float = 0.0
+    reserve_s: float | None = None
+    when_late: LateAnswer = "light"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that the plan loop decides.
+
+    Attributes:
+        version: rises with every plan that differs from the one before.
+        infeasible: why demands can't be met, if they can't.
+    """
+
+    pools: tuple[PoolPlan, ...] = ()
+    cascades: tuple[CascadePlan, ...] = ()
+    version: int = 0
+    infeasible: str | None = field(default=None, compare=False)
+
+    def pool(self, name: str) -> PoolPlan | None:
+        """Return the plan of a pool, if it has one."""
+        return next((one for one in self.pools if one.pool == name), None)
+
+    def cascade(self, service: str) -> CascadePlan | None:
+        """Return the plan of a cascade, if it has one."""
+        return next((one for one in self.cascades if one.service == service), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What changes without starting or stopping a replica; one versioned message."""
+
+    version: int
+    max_batches: tuple[tuple[str, int], ...]
+    cascades: tuple[CascadePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A pool's number of replicas, before and after."""
+
+    pool: str
+    num_before: int
+    num_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """Actions between two plans, in the order in which they are to be done.
+
+    Attributes:
+        knobs: None if there is nothing new in them.
+        stops: pools that shrink, first, for their GPUs are needed.
+        starts: pools that grow.
+    """
+
+    knobs: Knobs | None
+    stops: tuple[Scale, ...]
+    starts: tuple[Scale, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.knobs is None and not self.scales
+
+    @property
+    def scales(self) -> tuple[Scale, ...]:
+        """All changes of replica counts, in their order."""
+        return (*self.stops, *self.starts)
+
+
+def knobs_of(plan: Plan) -> Knobs:
+    """Return what a plan says beside replica counts."""
+    batches = tuple((one.pool, one.max_batch) for one in plan.pools)
+    return Knobs(plan.version, batches, plan.cascades)
+
+
+def diff(old: Plan, new: Plan) -> PlanDiff:
+    """Return the actions that make an old plan into a new one.
+
+    A pool that a plan does not name has no replicas in it.
+    """
+    names = dict.fromkeys(one.pool for plan in (old, new) for one in plan.pools)
+    scales = [Scale(name, _num(old, name), _num(new, name)) for name in names]
+    before, after = knobs_of(old), knobs_of(new)
+    is_same = (before.max_batches, before.cascades) == (after.max_batches, after.cascades)
+    return PlanDiff(
+        knobs=None if is_same else after,
+        stops=tuple(one for one in scales if one.num_after < one.num_before),
+        starts=tuple(one for one in scales if one.num_after > one.num_before),
+    )
+
+
+def _num(plan: Plan, name: str) -> int:
+    pool = plan.pool(name)
+    return 0 if pool is None else pool.num_replicas

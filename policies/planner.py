@@ -1,0 +1,233 @@
+"""From what is seen of a cluster to its plan: demand, calibration, allocation, threshold.
+
+Two things are decided at two paces. Replicas take tens of seconds to load, so their number follows
+what demand will be by then. Thresholds and batch caps act at once, so they follow what the replicas
+that are ready now can make of the demand now; else every load would begin with an overload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from ray_cluster.policies.allocation import allocate
+from ray_cluster.policies.allocation_problem import (
+    Allocation,
+    AllocationProblem,
+    BatchOption,
+    Pool,
+    Service,
+    Stage,
+    Supply,
+)
+from ray_cluster.policies.cascade import ConfidenceWindow, observe, threshold_for, window_from
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.demand import (
+    Demand,
+    DemandSmoothing,
+    count,
+    forecast_per_s,
+    quantile_per_s,
+)
+from ray_cluster.policies.fleet import Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
+
+M = TypeVar("M")
+
+
+class Planner(Protocol[M]):
+    """A plan loop's decision, with a memory that the loop keeps."""
+
+    def begin(self, state: ClusterState) -> M:
+        """Return the memory before the first plan."""
+
+    def plan(self, state: ClusterState, memory: M) -> tuple[Plan, M]:
+        """Return the plan, and the memory for the next time; the loop gives plans their version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceMemory:
+    """What was learnt of one service."""
+
+    service: str
+    demand: Demand
+    direct: Demand
+    confidences: ConfidenceWindow | None
+
+
+Memory = tuple[ServiceMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationPlanner:
+    """Plans by exact allocation for a forecast of demand.
+
+    Attributes:
+        window_s: for which a plan is made; a replica that loads serves only the rest of it.
+        drain_s: in which queues must be worked off.
+        demand_quantile: of arrivals within a deadline, that must be served.
+        surge_quantile: that should be, if it costs no quality.
+        utilisation: share of a replica's nominal rate that is counted on; batches are not always
+            full.
+        margin_share: of deadlines, kept for noise.
+        reserve_s: see :class:`CascadePlan`.
+        gain_per_start: see :class:`AllocationProblem`.
+        window_size: confidences that are remembered.
+    """
+
+    fleet: Fleet
+    smoothing: DemandSmoothing = DemandSmoothing()  # noqa: RUF009 - frozen
+    window_s: float = 120.0
+    drain_s: float = 10.0
+    demand_quantile: float = 0.6
+    surge_quantile: float = 0.95
+    utilisation: float = 0.95
+    margin_share: float = 0.04
+    reserve_s: float = 0.3
+    gain_per_start: int = 5
+    window_size: int = 600
+
+    def begin(self, state: ClusterState) -> Memory:
+        """Return a memory that knows the counters, and of confidences the offline curve."""
+        return tuple(
+            ServiceMemory(
+                spec.name,
+                Demand(state.now_s, state.service(spec.name).num_arrived),
+                Demand(state.now_s, state.service(spec.name).num_direct),
+                window_from(spec.cascade.deferral, self.window_size) if spec.cascade else None,
+            )
+            for spec in self.fleet.services
+        )
+
+    def plan(self, state: ClusterState, memory: Memory) -> tuple[Plan, Memory]:
+        """Return the plan for a state."""
+        memory = tuple(self._learn(one, state) for one in memory)
+        return self._plan(state, memory, self.problem(state, memory)), memory
+
+    def _plan(self, state: ClusterState, memory: Memory, problem: AllocationProblem) -> Plan:
+        wanted = allocate(problem)
+        has_cascade = any(spec.cascade for spec in self.fleet.services)
+        # without a threshold nothing depends on which replicas are ready
+        now = allocate(self._with_ready(problem, memory, state, wanted)) if has_cascade else wanted
+        # caps follow the replicas that serve now, counts those that will
+        pools = [
+            PoolPlan(one.name, one.num_replicas, now.size(one.name).max_batch)
+            for one in wanted.sizes
+        ]
+        cascades = [
+            self._cascade(spec, now, memory) for spec in self.fleet.services if spec.cascade
+        ]
+        return Plan(tuple(pools), tuple(cascades), infeasible=wanted.infeasible)
+
+    def _learn(self, memory: ServiceMemory, state: ClusterState) -> ServiceMemory:
+        seen = state.service(memory.service)
+        window = memory.confidences
+        return ServiceMemory(
+            memory.service,
+            count(memory.demand, state.now_s, seen.num_arrived, self.smoothing),
+            count(memory.direct, state.now_s, seen.num_direct, self.smoothing),
+            observe(window, seen.confidences) if window else None,
+        )
+
+    def problem(self, state: ClusterState, memory: Memory) -> AllocationProblem:
+        """Return what is to be allocated: replicas for the time when they will have loaded."""
+        return AllocationProblem(
+            supplies=tuple(
+                Supply(one.device, state.num_gpus(one.device), one.price)
+                for one in self.fleet.devices
+            ),
+            pools=tuple(self._pool(spec, state) for spec in self.fleet.pools),
+            services=tuple(
+                self._service(spec, one, state, ahead_s=self._load_s(spec))
+                for spec, one in zip(self.fleet.services, memory, strict=True)
+            ),
+            drain_s=self.drain_s,
+            gain_per_start=self.gain_per_start,
+        )
+
+    def _pool(self, spec: PoolSpec, state: ClusterState) -> Pool:
+        seen = state.pool(spec.name)
+        return Pool(
+            spec.name,
+            spec.model,
+            spec.device,
+            tuple(BatchOption(one.batch, one.seconds * seen.pace) for one in spec.options),
+            spec.gpus_per_replica,
+            num_replicas=seen.num_replicas,
+            num_young=seen.num_young,
+            lost_share=min(1.0, spec.load_s / self.window_s),
+        )
+
+    def _load_s(self, spec: ServiceSpec) -> float:
+        """How long the slowest replica of the service's models takes to come."""
+        models = (spec.model, *((spec.cascade.heavy_model,) if spec.cascade else ()))
+        return max(pool.load_s for model in models for pool in self.fleet.pools_of(model))
+
+    def _service(
+        self, spec: ServiceSpec, memory: ServiceMemory, state: ClusterState, *, ahead_s: float
+    ) -> Service:
+        direct = forecast_per_s(memory.direct, ahead_s, self.smoothing)
+        entering = max(0.0, forecast_per_s(memory.demand, ahead_s, self.smoothing) - direct)
+        peak = max(entering, memory.demand.recent_peak_per_s)
+        first, heavy = state.model(spec.model), None
+        if spec.cascade:
+            seen = state.model(spec.cascade.heavy_model)
+            heavy = Stage(spec.cascade.heavy_model, seen.num_waiting)
+        return Service(
+            name=spec.name,
+            slo_s=spec.slo_s,
+            demand_per_s=self._headroom(entering, memory, spec, self.demand_quantile),
+            first=Stage(spec.model, first.num_waiting),
+            surge_per_s=self._headroom(peak, memory, spec, self.surge_quantile),
+            heavy=heavy,
+            quality=spec.cascade.quality if spec.cascade else None,
+            overhead_s=spec.cascade.discriminate_s if spec.cascade else 0.0,
+            direct_per_s=self._headroom(direct, memory, spec, self.demand_quantile),
+            margin_s=self.margin_share * spec.slo_s,
+            weight=spec.weight,
+        )
+
+    def _headroom(
+        self, mean_per_s: float, memory: ServiceMemory, spec: ServiceSpec, quantile: float
+    ) -> float:
+        high = quantile_per_s(mean_per_s, memory.demand.dispersion, spec.slo_s, quantile)
+        return high / self.utilisation
+
+    def _with_ready(
+        self,
+        problem: AllocationProblem,
+        memory: Memory,
+        state: ClusterState,
+        wanted: Allocation,
+    ) -> AllocationProblem:
+        """The demand of now for the replicas that are ready and stay, and no others."""
+        services = [
+            self._service(spec, one, state, ahead_s=0.0)
+            for spec, one in zip(self.fleet.services, memory, strict=True)
+        ]
+        pools = []
+        for pool in problem.pools:
+            num = min(state.pool(pool.name).num_ready, wanted.size(pool.name).num_replicas)
+            pools.append(
+                replace(pool, num_replicas=num, num_young=0, lost_share=0.0, max_replicas=num)
+            )
+        supplies = [replace(one, price=0) for one in problem.supplies]
+        return replace(
+            problem,
+            pools=tuple(pools),
+            services=tuple(services),
+            supplies=tuple(supplies),
+            gain_per_start=0,
+        )
+
+    def _cascade(self, spec: ServiceSpec, now: Allocation, memory: Memory) -> CascadePlan:
+        window = next(one.confidences for one in memory if one.service == spec.name)
+        assert window is not None
+        rate = now.deferral_rate(spec.name)
+        return CascadePlan(
+            spec.name,
+            threshold_for(window, rate),
+            rate,
+            reserve_s=self.reserve_s,
+            when_late="light",
+        )

@@ -1,0 +1,185 @@
+"""The plan loop: observe, plan, compare with what is applied, and apply the difference.
+
+Live and simulated clusters run this same code, each behind the protocols below. The loop decides
+nothing: a planner does. The loop owns what lives between rounds: the last state seen, the planner's
+memory and the plan as far as it could be applied. What could not be applied is tried again in the
+next round, whatever the reason was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from ray_cluster.errors import RayClusterError
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.plan import Knobs, Plan, PlanDiff, PoolPlan, diff
+from ray_cluster.policies.planner import Planner
+
+M = TypeVar("M")
+
+# what a cluster may fail with; anything else is a bug and is seen by whoever runs the loop
+FAILURES = (RayClusterError, OSError)
+
+_log = logging.getLogger(__name__)
+
+
+class Timer(Protocol):
+    """Something that will happen once, unless it is called off."""
+
+    def call_off(self) -> None:
+        """Have it not happen."""
+
+
+class Clock(Protocol):
+    """Time, and a way to be called later."""
+
+    def __call__(self) -> float:
+        """Return the present instant in seconds; it never goes back."""
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> Timer:
+        """Have something happen once after a while."""
+
+
+class Cluster(Protocol):
+    """What is planned. Every method may raise `FAILURES`; what was asked for may then be done."""
+
+    def observe(self) -> ClusterState:
+        """Return the state, with the confidences since the last call."""
+
+    def scale(self, pool: str, num_replicas: int) -> None:
+        """Have so many replicas, soon; asking twice for the same is as good as asking once."""
+
+    def turn(self, knobs: Knobs) -> None:
+        """Apply batch caps and thresholds at once; ignored if a later version was applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What one round did.
+
+    Attributes:
+        actions: that were asked for; None if there was no state to plan for.
+        failures: of actions, in words.
+    """
+
+    at_s: float
+    plan: Plan
+    actions: PlanDiff | None
+    failures: tuple[str, ...] = ()
+
+
+class ControlLoop(Generic[M]):
+    """Rounds of planning for one cluster.
+
+    Args:
+        planner: decides.
+        cluster: is observed and changed.
+        clock: tells and gives time.
+        period_s: from round to round.
+        on_round: hears of every round.
+        applied: the plan that the cluster has already, if any.
+    """
+
+    def __init__(
+        self,
+        planner: Planner[M],
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        period_s: float,
+        on_round: Callable[[RoundReport], None] = lambda _: None,
+        applied: Plan | None = None,
+    ) -> None:
+        self._planner = planner
+        self._cluster = cluster
+        self._clock = clock
+        self._period_s = period_s
+        self._on_round = on_round
+        self._applied = applied or Plan()
+        self._wanted = self._applied
+        self._state: ClusterState | None = None
+        self._memory: M | None = None
+        self._timer: Timer | None = None
+
+    @property
+    def applied(self) -> Plan:
+        """The plan as far as it was applied."""
+        return self._applied
+
+    @property
+    def state(self) -> ClusterState | None:
+        """The last state that was observed."""
+        return self._state
+
+    def start(self) -> None:
+        """Run a round now, and one every period."""
+        self._run_and_go_on()
+
+    def stop(self) -> None:
+        """Run no more rounds; the cluster stays as it is."""
+        if self._timer is not None:
+            self._timer.call_off()
+
+    def _run_and_go_on(self) -> None:
+        # first the next one: whatever this round does, the loop goes on
+        self._timer = self._clock.after(self._period_s, self._run_and_go_on)
+        self.run_round()
+
+    def run_round(self) -> RoundReport:
+        """Observe, plan and apply once."""
+        report = self._round()
+        for failure in report.failures:
+            _log.warning("round at %.1f s: %s; it is tried again", report.at_s, failure)
+        self._on_round(report)
+        return report
+
+    def _round(self) -> RoundReport:
+        try:
+            state = self._cluster.observe()
+        except FAILURES as error:
+            return RoundReport(self._clock(), self._wanted, None, (f"cannot observe: {error}",))
+        self._state = state
+        memory = self._planner.begin(state) if self._memory is None else self._memory
+        plan, self._memory = self._planner.plan(state, memory)
+        self._wanted = self._versioned(plan)
+        actions = diff(self._applied, self._wanted)
+        return RoundReport(self._clock(), self._wanted, actions, tuple(self._apply(actions)))
+
+    def _versioned(self, plan: Plan) -> Plan:
+        """The plan with the version of the last one, or the next if anything is different."""
+        same = replace(plan, version=self._wanted.version)
+        return same if same == self._wanted else replace(same, version=same.version + 1)
+
+    def _apply(self, actions: PlanDiff) -> list[str]:
+        """Do the actions, remember those that worked, and return what went wrong."""
+        failures = []
+        if actions.knobs is not None:
+            try:
+                self._cluster.turn(actions.knobs)
+                self._note_knobs(actions.knobs)
+            except FAILURES as error:
+                failures.append(f"cannot turn knobs: {error}")
+        for scale in actions.scales:
+            try:
+                self._cluster.scale(scale.pool, scale.num_after)
+                self._note_count(scale.pool, scale.num_after)
+            except FAILURES as error:
+                failures.append(f"cannot scale {scale.pool} to {scale.num_after}: {error}")
+        return failures
+
+    def _note_knobs(self, knobs: Knobs) -> None:
+        counts = {one.pool: one.num_replicas for one in self._applied.pools}
+        pools = tuple(
+            PoolPlan(pool, counts.get(pool, 0), batch) for pool, batch in knobs.max_batches
+        )
+        self._applied = Plan(pools, knobs.cascades, knobs.version)
+
+    def _note_count(self, pool: str, num_replicas: int) -> None:
+        known = {one.pool: one for one in self._applied.pools}
+        # caps that could not be turned stay unknown, and are asked for again
+        before = known.get(pool, PoolPlan(pool, 0, 0))
+        known[pool] = replace(before, num_replicas=num_replicas)
+        self._applied = replace(self._applied, pools=tuple(known.values()))

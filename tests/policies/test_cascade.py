@@ -1,0 +1,149 @@
+"""Thresholds defer what they are meant to, by rate and by a request's slack."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_cluster.policies.cascade import (
+    ConfidenceWindow,
+    HeavyOutlook,
+    cascade_entry,
+    deferral_rate,
+    heavy_finish_s,
+    observe,
+    request_threshold,
+    threshold_for,
+    window_from,
+)
+from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from tests.policies.cascades import DEFERRALS, FID
+
+shares = st.floats(0, 1)
+windows = st.lists(shares, min_size=1, max_size=40).map(lambda some: ConfidenceWindow((*some,), 40))
+
+
+def test_quality_is_best_between_the_models_and_worse_with_the_heavy_one_alone() -> None:
+    assert FID.best_rate == 0.6
+    assert FID.score_at(0.6) == 16.79
+    assert FID.score_at(1.0) == 18.55
+    assert FID.score_at(0.55) == pytest.approx((16.79 + 16.95) / 2)
+    assert FID.gain_at(0.0) == 0
+    assert FID.gain_at(0.6) == pytest.approx(22.77 - 16.79)
+
+
+def test_a_score_may_rise_with_quality() -> None:
+    curve = QualityCurve((0.0, 0.5, 1.0), (0.2, 0.6, 0.5), lower_is_better=False)
+    assert curve.best_rate == 0.5
+    assert curve.gain_at(1.0) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("rates", "scores"),
+    [((0.0,), (1.0,)), ((0.1, 1.0), (1, 2)), ((0, 0), (1, 2)), ((0, 2), (1, 2))],
+)
+def test_quality_curves_that_are_none_are_refused(
+    rates: tuple[float, ...], scores: tuple[float, ...]
+) -> None:
+    with pytest.raises(ValueError, match="given"):
+        QualityCurve(rates, scores)
+
+
+def test_deferral_curves_that_are_no_distribution_are_refused() -> None:
+    with pytest.raises(ValueError, match="rises from"):
+        DeferralCurve((0.0, 0.5, 1.0), (0.0, 1.2, 1.0))
+
+
+@given(shares)
+def test_thresholds_of_a_curve_are_the_inverse_of_its_rates(rate: float) -> None:
+    assert DEFERRALS.rate_at(DEFERRALS.threshold_for(rate)) == pytest.approx(rate)
+
+
+@given(windows, shares)
+def test_a_threshold_defers_as_much_as_wanted_and_no_more(
+    window: ConfidenceWindow, rate: float
+) -> None:
+    threshold = threshold_for(window, rate)
+    assert deferral_rate(window, threshold) <= rate + 1e-9
+    # the next higher threshold would defer too many
+    above = [one for one in window.confidences if one >= threshold]
+    if above:
+        assert deferral_rate(window, math.nextafter(min(above), 2)) > rate
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 512])
+def test_a_seeded_window_defers_like_its_curve(size: int) -> None:
+    window = window_from(DEFERRALS, size)
+    for threshold in (0.05, 0.2, 0.4):
+        found = deferral_rate(window, threshold)
+        assert found == pytest.approx(DEFERRALS.rate_at(threshold), abs=1 / size)
+    # also when half of it is gone
+    half = ConfidenceWindow(window.confidences[size // 2 :], size)
+    assert deferral_rate(half, 0.1) == pytest.approx(0.449, abs=4 / size + 0.01)
+
+
+def test_the_threshold_follows_prompts_that_become_harder() -> None:
+    rng = random.Random(0)
+    window = window_from(DEFERRALS, 500)
+    before = threshold_for(window, 0.4)
+    harder = [0.5 * DEFERRALS.threshold_for(rng.random()) for _ in range(500)]
+    for start in range(0, 500, 50):
+        window = observe(window, harder[start : start + 50])
+    assert len(window.confidences) == 500
+    # of all harder prompts, and not only of those that were seen
+    assert DEFERRALS.rate_at(2 * threshold_for(window, 0.4)) == pytest.approx(0.4, abs=0.06)
+    assert DEFERRALS.rate_at(2 * before) > 0.45
+
+
+def test_an_empty_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 to 3"):
+        ConfidenceWindow((), 3)
+
+
+@pytest.mark.parametrize(
+    ("num_ahead", "finish_s"), [(0, 4.0), (3, 4.0), (4, 5.0), (8, 8.0), (12, 9.0)]
+)
+def test_the_heavy_model_takes_full_batches_in_turn(num_ahead: int, finish_s: float) -> None:
+    outlook = HeavyOutlook((0.0, 1.0), num_ahead, max_batch=4, batch_s=4.0)
+    assert heavy_finish_s(outlook) == finish_s
+
+
+def test_without_a_heavy_replica_nothing_is_deferred() -> None:
+    finish_s = heavy_finish_s(HeavyOutlook((), 0, 4, 1.0))
+    assert request_threshold(math.inf, 5.0 - finish_s, 0.5) == 0.0
+
+
+@given(shares, st.floats(-10, 10), st.floats(0, 2))
+def test_a_request_without_slack_stays_and_one_with_enough_is_treated_as_any(
+    threshold: float, slack_s: float, reserve_s: float
+) -> None:
+    found = request_threshold(threshold, slack_s, reserve_s)
+    assert 0 <= found <= threshold
+    if slack_s < 0:
+        assert found == 0
+    if slack_s >= reserve_s and slack_s >= 0:
+        assert found == threshold
+
+
+def test_half_the_reserve_halves_the_threshold() -> None:
+    assert request_threshold(0.4, 0.5, 1.0) == pytest.approx(0.2)
+    assert request_threshold(math.inf, 0.5, 1.0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("addons", "is_edit", "supported", "entry"),
+    [
+        ((), False, (), "light"),
+        (("lora-1",), False, (), "heavy"),
+        (("lora-1",), False, ("lora-1",), "light"),
+        (("lora-1", "canny"), False, ("lora-1",), "heavy"),
+        ((), True, (), "heavy"),
+        ((), True, ("mask",), "light"),
+    ],
+)
+def test_only_what_the_light_model_supports_enters_the_cascade(
+    addons: tuple[str, ...], is_edit: bool, supported: tuple[str, ...], entry: str
+) -> None:
+    assert cascade_entry(addons, supported, is_edit=is_edit) == entry

@@ -1,0 +1,129 @@
+"""Plans follow counted arrivals, observed confidences and the replicas that are ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_cluster.policies.cascade import deferral_rate
+from ray_cluster.policies.cluster_state import (
+    ClusterState,
+    DeviceState,
+    ModelState,
+    PoolState,
+    ServiceState,
+)
+from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.plan import Plan
+from ray_cluster.policies.planner import AllocationPlanner, Memory
+from tests.policies.cascades import DEFERRALS, FID, SD15, SD_TURBO
+
+FLEET = Fleet(
+    (DeviceSpec("A100", 1),),
+    (
+        PoolSpec("light", "sd-turbo", "A100", SD_TURBO, load_s=40.0),
+        PoolSpec("heavy", "sd-1.5", "A100", SD15, load_s=40.0),
+    ),
+    (ServiceSpec("images", "sd-turbo", 5.0, CascadeSpec("sd-1.5", FID, DEFERRALS, 0.01)),),
+)
+
+
+def state(
+    now_s: float,
+    num_arrived: int,
+    *,
+    ready: tuple[int, int] = (2, 14),
+    loading: int = 0,
+    in_batches: int = 0,
+    confidences: tuple[float, ...] = (),
+    num_direct: int = 0,
+) -> ClusterState:
+    return ClusterState(
+        now_s,
+        (DeviceState("A100", 16),),
+        (PoolState("light", ready[0]), PoolState("heavy", ready[1], loading)),
+        (ModelState("sd-turbo", 0, in_batches), ModelState("sd-1.5", 0, in_batches)),
+        (ServiceState("images", num_arrived, num_direct, confidences=confidences),),
+    )
+
+
+def run(planner: AllocationPlanner, *states: ClusterState) -> tuple[Plan, Memory]:
+    memory = planner.begin(state(0.0, 0))
+    plan = Plan()
+    for one in states:
+        plan, memory = planner.plan(one, memory)
+    return plan, memory
+
+
+def steady(rate: int, **options: object) -> list[ClusterState]:
+    return [state(2.0 * n, 2 * rate * n, **options) for n in range(1, 25)]  # type: ignore[arg-type]
+
+
+def test_little_demand_defers_what_is_best_and_rents_few_gpus() -> None:
+    plan, _ = run(AllocationPlanner(FLEET), *steady(4))
+    assert plan.cascades[0].deferral_rate == pytest.approx(0.6)
+    assert 3 <= sum(one.num_replicas for one in plan.pools) <= 8
+
+
+def test_much_demand_takes_every_gpu_and_defers_less() -> None:
+    plan, _ = run(AllocationPlanner(FLEET), *steady(30))
+    assert sum(one.num_replicas for one in plan.pools) == 16
+    assert 0.3 < plan.cascades[0].deferral_rate < 0.5
+
+
+def test_requests_in_flight_are_no_demand() -> None:
+    calm, _ = run(AllocationPlanner(FLEET), *steady(10))
+    slow, _ = run(AllocationPlanner(FLEET), *steady(10, in_batches=50))
+    assert calm == slow
+
+
+def test_the_threshold_is_for_the_replicas_that_are_ready() -> None:
+    whole, _ = run(AllocationPlanner(FLEET), *steady(20))
+    half, _ = run(AllocationPlanner(FLEET), *steady(20, ready=(2, 7), loading=7))
+    assert half.pools[1].num_replicas == whole.pools[1].num_replicas
+    assert half.cascades[0].deferral_rate < 0.75 * whole.cascades[0].deferral_rate
+
+
+def test_the_threshold_follows_the_confidences_that_are_seen() -> None:
+    planner = AllocationPlanner(FLEET, window_size=100)
+    low = tuple(0.001 * n for n in range(100))
+    plan, memory = run(planner, *steady(10, confidences=low))
+    assert memory[0].confidences is not None
+    assert plan.cascades[0].threshold == pytest.approx(0.06)
+    assert deferral_rate(memory[0].confidences, plan.cascades[0].threshold) == 0.6
+
+
+def test_requests_that_skip_the_cascade_take_heavy_replicas() -> None:
+    def states(direct: int) -> list[ClusterState]:
+        return [state(2.0 * n, 40 * n, num_direct=direct * n) for n in range(1, 25)]
+
+    without, _ = run(AllocationPlanner(FLEET), *states(0))
+    some, _ = run(AllocationPlanner(FLEET), *states(16))
+    # of 20 requests/s 8 skip it, and the other 12 share what is left
+    assert some.cascades[0].deferral_rate < without.cascades[0].deferral_rate
+
+
+def test_a_plan_depends_on_nothing_but_state_and_memory() -> None:
+    planner = AllocationPlanner(FLEET)
+    _, memory = run(planner, *steady(12))
+    now = state(100.0, 1200)
+    assert planner.plan(now, memory) == planner.plan(now, memory)
+
+
+def test_models_alone_need_no_cascade() -> None:
+    fleet = Fleet(
+        (DeviceSpec("A100", 1),),
+        (PoolSpec("p", "sd-1.5", "A100", SD15, load_s=40.0),),
+        (ServiceSpec("images", "sd-1.5", 10.0),),
+    )
+    plan, _ = run(AllocationPlanner(fleet), *steady(8))
+    # 8 images in 6.79 s each, and in the window each serves two thirds of the time
+    assert 7 <= plan.pools[0].num_replicas <= 13
+    assert plan.pools[0].max_batch == 8
+    assert plan.cascades == ()
+
+
+def test_demand_that_no_gpus_could_meet_is_said_to_be_infeasible() -> None:
+    plan, _ = run(AllocationPlanner(FLEET), *steady(900))
+    assert plan.infeasible is not None
+    assert "sd-turbo of images" in plan.infeasible
+    assert plan.pools[0].num_replicas == 16

@@ -1,0 +1,54 @@
+"""A small cascade's fleet, and clusters behind the control loop's protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
+from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.outcomes import Faults
+
+FLEET = Fleet(
+    (DeviceSpec("gpu"),),
+    (
+        PoolSpec("light", "l", "gpu", (BatchOption(1, 1.0), BatchOption(4, 2.0)), load_s=10.0),
+        PoolSpec("heavy", "h", "gpu", (BatchOption(1, 4.0), BatchOption(2, 6.0)), load_s=20.0),
+    ),
+    (
+        ServiceSpec(
+            "s",
+            "l",
+            slo_s=20.0,
+            cascade=CascadeSpec(
+                "h",
+                QualityCurve((0.0, 0.5, 1.0), (9.0, 5.0, 6.0)),
+                DeferralCurve((0.0, 1.0), (0.0, 1.0)),
+                discriminate_s=0.5,
+            ),
+        ),
+    ),
+)
+
+
+def simulated(
+    num_gpus: int = 4, *, noise_cv: float = 0.0, faults: Faults | None = None, dwell_s: float = 0.0
+) -> tuple[SimulatedCluster, EventQueue]:
+    events = EventQueue()
+    cluster = SimulatedCluster(
+        events,
+        FLEET,
+        {"gpu": num_gpus},
+        np.random.default_rng(0),
+        noise_cv=noise_cv,
+        faults=faults,
+        dwell_s=dwell_s,
+    )
+    return cluster, events
+
+
+def job(number: int, at_s: float, confidence: float = 0.5, slo_s: float = 20.0) -> Job:
+    return Job(number, "s", at_s, at_s + slo_s, confidence, coin=0.5)

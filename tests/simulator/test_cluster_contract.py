@@ -1,0 +1,135 @@
+"""What every cluster behind the control loop must do; one suite for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from ray_cluster.control_loop import Clock, Cluster
+from ray_cluster.policies.plan import CascadePlan, Knobs
+from tests.simulator.clusters import job, simulated
+
+
+@dataclass
+class Harness:
+    """A cluster with 4 GPUs, pools "light" and "heavy" and a service "s".
+
+    Attributes:
+        wait: lets seconds pass.
+        request: sends one request.
+        threshold: that is in force for the service.
+    """
+
+    cluster: Cluster
+    clock: Clock
+    wait: Callable[[float], None]
+    request: Callable[[], None]
+    threshold: Callable[[], float]
+
+
+def simulation() -> Harness:
+    cluster, events = simulated()
+    numbers = iter(range(1000))
+    return Harness(
+        cluster,
+        events,
+        wait=lambda seconds: events.run(events.now_s + seconds),
+        request=lambda: cluster.offer(job(next(numbers), events.now_s)),
+        threshold=lambda: cluster.threshold_of("s"),
+    )
+
+
+@pytest.fixture(params=[simulation])
+def harness(request: pytest.FixtureRequest) -> Harness:
+    made: Harness = request.param()
+    return made
+
+
+def test_the_state_is_that_of_now_and_names_everything(harness: Harness) -> None:
+    harness.wait(3.0)
+    state = harness.cluster.observe()
+    assert state.now_s == harness.clock() == 3.0
+    assert state.num_gpus("gpu") == 4
+    assert {one.pool for one in state.pools} == {"light", "heavy"}
+    assert {one.service for one in state.services} == {"s"}
+
+
+def test_replicas_load_before_they_serve(harness: Harness) -> None:
+    harness.cluster.scale("light", 2)
+    pool = harness.cluster.observe().pool("light")
+    assert (pool.num_ready, pool.num_loading) == (0, 2)
+    harness.wait(60.0)
+    pool = harness.cluster.observe().pool("light")
+    assert (pool.num_ready, pool.num_loading) == (2, 0)
+
+
+def test_asking_twice_is_as_good_as_asking_once(harness: Harness) -> None:
+    for _ in range(3):
+        harness.cluster.scale("heavy", 2)
+    harness.wait(60.0)
+    assert harness.cluster.observe().pool("heavy").num_replicas == 2
+
+
+def test_a_pool_shrinks_and_its_gpus_are_for_others(harness: Harness) -> None:
+    harness.cluster.scale("light", 4)
+    harness.wait(60.0)
+    harness.cluster.scale("light", 1)
+    harness.cluster.scale("heavy", 3)
+    harness.wait(60.0)
+    state = harness.cluster.observe()
+    assert (state.pool("light").num_ready, state.pool("heavy").num_ready) == (1, 3)
+
+
+def test_more_replicas_than_gpus_come_when_there_is_room(harness: Harness) -> None:
+    harness.cluster.scale("light", 3)
+    harness.cluster.scale("heavy", 3)
+    harness.wait(60.0)
+    assert harness.cluster.observe().pool("heavy").num_ready == 1
+    harness.cluster.scale("light", 1)
+    harness.wait(60.0)
+    assert harness.cluster.observe().pool("heavy").num_ready == 3
+
+
+def test_arrivals_are_counted_once_and_stay_counted(harness: Harness) -> None:
+    for _ in range(3):
+        harness.request()
+    assert harness.cluster.observe().service("s").num_arrived == 3
+    harness.wait(100.0)
+    assert harness.cluster.observe().service("s").num_arrived == 3
+
+
+def test_what_waits_is_seen(harness: Harness) -> None:
+    for _ in range(3):
+        harness.request()
+    assert harness.cluster.observe().model("l").num_waiting == 3
+
+
+def test_confidences_are_told_once(harness: Harness) -> None:
+    harness.cluster.scale("light", 1)
+    harness.wait(60.0)
+    harness.request()
+    harness.wait(10.0)
+    assert len(harness.cluster.observe().service("s").confidences) == 1
+    assert harness.cluster.observe().service("s").confidences == ()
+
+
+def test_an_older_version_of_the_knobs_is_ignored(harness: Harness) -> None:
+    def knobs(version: int, threshold: float) -> Knobs:
+        return Knobs(version, (("light", 4), ("heavy", 2)), (CascadePlan("s", threshold),))
+
+    harness.cluster.turn(knobs(5, 0.5))
+    harness.cluster.turn(knobs(4, 0.4))
+    assert harness.threshold() == 0.5
+    harness.cluster.turn(knobs(6, 0.6))
+    assert harness.threshold() == 0.6
+
+
+def test_time_never_goes_back_and_calls_come_when_they_were_asked_for(harness: Harness) -> None:
+    seen: list[float] = []
+    harness.clock.after(2.0, lambda: seen.append(harness.clock()))
+    harness.clock.after(1.0, lambda: seen.append(harness.clock())).call_off()
+    harness.wait(5.0)
+    assert seen == [2.0]
+    assert harness.clock() == 5.0
