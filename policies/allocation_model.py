@@ -127,20 +127,20 @@ class AllocationModel:
         return math.ceil(amount * self.units[service.name] - 1e-6)
 
     def _add_stage(self, service: Service, stage: Stage, load: _Load) -> None:
-        capacity = self._capacity(service, stage)
+        capacity: list[Linear] = [self._capacity(service, stage)]
         draining = self._whole(service, stage.num_waiting / self.problem.drain_s)
         needed = replace(load, fixed=load.fixed + draining)
         if self._allows_unserved:
             unserved = self._cp.new_int_var(0, needed.most, f"{stage.model}.unserved")
             self.unserved.append((service, stage, unserved))
             self._sums.most_unserved += needed.most * service.weight
-            capacity = capacity + unserved
-        self._cp.add(capacity >= needed.value)
+            capacity.append(unserved)
+        self._cp.add(cp_model.LinearExpr.sum(capacity) >= needed.value)
         # where demand itself is not met, surges are no question
         if service.surge_factor > 1 and not self._allows_unserved:
             surge = load.times(service.surge_factor)
             short = self._cp.new_int_var(0, surge.most, f"{stage.model}.short")
-            self._cp.add(capacity + short >= surge.value)
+            self._cp.add(cp_model.LinearExpr.sum([*capacity, short]) >= surge.value)
             self._sums.surge.append(short)
             self._sums.most_surge += surge.most
 
@@ -238,15 +238,18 @@ class AllocationModel:
         """What is minimised, the most important first."""
         sums = self._sums
         counted = [term for some in self.terms.values() for term in some if term.starts is not None]
-        starts, kept = [one.starts for one in counted], [one.kept for one in counted]
+        starts = [one.starts for one in counted if one.starts is not None]
+        kept = [one.kept for one in counted]
         penalty = self.problem.gain_per_start
         most_penalty = penalty * sum(supply.num_gpus for supply in self.problem.supplies)
         unserved = sum(service.weight * var for service, _, var in self.unserved)
+        add = cp_model.LinearExpr.sum
+        worth = cp_model.LinearExpr.weighted_sum([add(starts), add(sums.quality)], [penalty, -1])
         cost, most_cost = self._cost()
         most_kept = sum(pool.num_replicas for pool in self.problem.pools)
         return [
             Level(unserved, sums.most_unserved),
-            Level(penalty * sum(starts) - sum(sums.quality), most_penalty + sums.most_quality),
+            Level(worth, most_penalty + sums.most_quality),
             Level(sum(sums.surge), sums.most_surge),
             Level(cost, most_cost),
             # of plans that are as good and as cheap, the one that stops fewest replicas

@@ -124,7 +124,8 @@ class Level:
     def before(self, after: Level) -> Level:
         """The two as one, in which nothing of the latter outweighs a unit of this one."""
         weight = after.most + 1
-        return Level(weight * self.value + after.value, weight * self.most + after.most)
+        value = cp_model.LinearExpr.weighted_sum([self.value, after.value], [weight, 1])
+        return Level(value, weight * self.most + after.most)
 
 
 def merged(levels: list[Level]) -> list[Level]:

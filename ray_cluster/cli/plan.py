@@ -28,7 +28,7 @@ def plan(
 
     [bold]Example[/bold]
 
-      ray-cluster plan benchmarks/policies/plan-sdxl.yaml
+      ray-cluster plan benchmarks/policies/plans/sdxl-or-sd3.yaml
     """
     with plain_errors():
         from ray_cluster.cli.plan_run import run_plan

@@ -49,9 +49,7 @@ def measure(
     return evaluate(folder, options=options, report=report)
 
 
-def _measure_classifier(
-    folder: Path, changes: Mapping[str, Any], report: Path | None
-) -> Figures:
+def _measure_classifier(folder: Path, changes: Mapping[str, Any], report: Path | None) -> Figures:
     unused = sorted(changes.keys() - {"prompts", "seed"})
     if unused or report is not None:
         raise ConfigError(

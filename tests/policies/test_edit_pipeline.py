@@ -15,7 +15,8 @@ from ray_cluster.policies.edit_pipeline import (
     plan_blocks_greedily,
 )
 
-times = st.integers(0, 40).map(lambda tenths: tenths / 10)
+# sums of eighths are exact, so that equal plans are equal
+times = st.integers(0, 40).map(lambda eighths: eighths / 8)
 some_blocks = st.lists(st.builds(BlockTimes, times, times, times), max_size=9)
 
 
