@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,13 @@ class FixedBatches:
 
     max_batch: int
     wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1 or not (0 <= self.wait_s < math.inf):
+            raise ValueError(
+                "batches need a cap of 1 or more and a finite wait; given "
+                f"{self.max_batch} and {self.wait_s}"
+            )
 
     def __call__(self, sight: ReplicaSight) -> StepDecision:
         """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""

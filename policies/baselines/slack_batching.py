@@ -6,6 +6,7 @@ deadlines as instants, the present instant is what must be subtracted.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,10 @@ class SlackBatches:
 
     predict: StepPredictor
     threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"a threshold must be finite; given {self.threshold}")
 
     def __call__(self, sight: ReplicaSight) -> StepDecision:
         """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""

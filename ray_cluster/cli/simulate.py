@@ -18,7 +18,7 @@ def simulate(
         Path, typer.Option("--out", "-o", help="Folder for JSON, tables and plots.")
     ] = Path("simulated"),
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Run only so many of an experiment's seeds.")
+        int | None, typer.Option(min=1, help="So many seeds instead of what the files say.")
     ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from types import TracebackType
@@ -13,6 +16,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ray_cluster.cli.output import stderr
+
+# of prctl(2)
+_DIE_WITH_PARENT = 1
 
 
 class Workers:
@@ -25,7 +31,9 @@ class Workers:
     def __init__(self, count: int | None = None) -> None:
         # torch and Ray are not forked: every process begins anew
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(count or os.cpu_count() or 1, context, initializer=_quiet)
+        self._pool = ProcessPoolExecutor(
+            count or os.cpu_count() or 1, context, initializer=_begin, initargs=(os.getpid(),)
+        )
 
     def __enter__(self) -> Workers:
         return self
@@ -51,6 +59,12 @@ class Workers:
         return results
 
 
-def _quiet() -> None:
-    """The dispatch core logs every image; a simulation has too many of them."""
+def _begin(parent: int) -> None:
+    """Prepare a worker: it logs no images, leaves Ctrl-C to its parent, and dies with it."""
     logging.disable(logging.WARNING)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        # it was gone before that
+        os._exit(1)

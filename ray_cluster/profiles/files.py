@@ -31,7 +31,7 @@ class ProfileRow(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     operation: Operation
-    seconds: float = Field(gt=0, allow_inf_nan=False, description="of the whole batch")
+    seconds: float = Field(gt=0, le=86400, allow_inf_nan=False, description="of the whole batch")
     width: int = Field(0, ge=0, le=16384, description="pixels")
     height: int = Field(0, ge=0, le=16384, description="pixels")
     batch: int = Field(1, ge=1, le=4096, description="images")
@@ -114,6 +114,8 @@ def load_profile(name_or_path: str | Path) -> LatencyProfile:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         return ProfileFile.model_validate(content).profile(path.stem)
+    except RecursionError:
+        raise ConfigError(f"cannot read the profile {path}: it is nested too deeply") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the profile {path}: {error}") from None
     except ValidationError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ray_cluster.policies.cost_fit import FittedCost, fit_step_cost
 from ray_cluster.policies.cost_model import step_s, work_of
@@ -22,6 +22,8 @@ from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
 
+# of one run, which takes some minutes then
+_MOST_REQUESTS = 2_000_000
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Model = "model"
 
@@ -63,7 +65,7 @@ class CellExperiment(BaseModel):
     replicas: int = Field(4, ge=1, le=4096)
     max_batch: int = Field(12, ge=1, le=1024)
     rates_per_s: tuple[_Positive, ...] = Field(min_length=1)
-    duration_s: _Positive = 300.0
+    duration_s: float = Field(300.0, gt=0, le=30 * 86400)
     cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
     policies: tuple[str, ...] = Field(min_length=1)
     first_seed: int = Field(1000, ge=0)
@@ -80,6 +82,24 @@ class CellExperiment(BaseModel):
         for name in policies:
             cell_policy(name, cost=StepCost(1.0, 1.0), examples=_some_views(), max_batch=2)
         return policies
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CellExperiment:
+        for name in ("policies", "rates_per_s"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ from each other; given {list(values)}")
+        if (self.fewest_steps or 1) > self.steps:
+            raise ValueError(
+                f"fewest_steps must be at most steps, {self.steps}; given {self.fewest_steps}"
+            )
+        most = max(self.rates_per_s) * self.duration_s
+        if most > _MOST_REQUESTS:
+            raise ValueError(
+                f"rates_per_s times duration_s is {most:,.0f} requests a run; at most "
+                f"{_MOST_REQUESTS:,} are possible: lower one of them"
+            )
+        return self
 
     @property
     def seeds(self) -> range:
@@ -147,7 +167,7 @@ def _row(run: CellRun, result: CellResult) -> CellRow:
         num_arrivals=len(fates),
         attainment=result.attainment,
         attainment_by_class=result.attainment_by_class(),
-        refused=1 - len(let_in) / max(1, len(fates)),
+        refused=(len(fates) - len(let_in)) / max(1, len(fates)),
         broken=sum(not fate.is_met for fate in let_in) / max(1, len(let_in)),
         met="".join("01"[fate.is_met] for fate in fates),
         let_in="".join("01"[fate.end != "refused"] for fate in fates),

@@ -53,7 +53,7 @@ class SizingTask(BaseModel):
     slo_s: _Positive = Field(description="seconds to the deadline")
     attainment: float = Field(0.99, gt=0, lt=1, description="share that must be done in time")
     most_replicas: int = Field(1024, ge=1, le=4096)
-    duration_s: _Positive = 300.0
+    duration_s: float = Field(300.0, gt=0, le=30 * 86400)
     first_seed: int = Field(0, ge=0)
     num_seeds: int = Field(5, ge=1, le=100)
 

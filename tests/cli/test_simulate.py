@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from PIL import Image
@@ -96,3 +100,54 @@ def test_experiments_of_one_name_and_a_folder_that_cannot_be_are_refused(
     assert "different names" in cli("simulate", experiment, experiment).stderr
     blocked = experiment / "below"
     assert "--out" in cli("simulate", experiment, "--out", blocked).stderr
+
+
+def test_what_looks_like_markup_is_shown_as_it_stands(
+    cli: Cli, experiment: Path, tmp_path: Path
+) -> None:
+    text = EXPERIMENT.replace("One replica.", "'see [/foo] and [red]this'")
+    experiment.write_text(text.replace("[1, 4]", "[1]"))
+    result = cli("simulate", experiment, "--out", tmp_path / "[b] out", "--processes", 1)
+    assert result.exit_code == 0, result.output
+    assert "see [/foo] and [red]this" in " ".join(result.stdout.split())
+
+
+def test_files_that_cannot_be_written_are_an_error_after_the_tables_were_shown(
+    cli: Cli, experiment: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "tiny.json").mkdir(parents=True)
+    result = cli("simulate", experiment, "--out", tmp_path / "out", "--processes", 1)
+    assert result.exit_code == 1
+    assert "has run, but can't be written" in " ".join(result.stderr.split())
+    assert "Done in time" in result.stdout
+
+
+def test_workers_end_with_the_command_however_it_ends(experiment: Path, tmp_path: Path) -> None:
+    long = EXPERIMENT.replace("duration_s: 5", "duration_s: 20000")
+    experiment.write_text(long)
+    command = [sys.executable, "-m", "ray_cluster.cli", "simulate", str(experiment)]
+    with subprocess.Popen(
+        [*command, "--processes", "1", "--out", str(tmp_path / "out")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            workers = wait_for_workers(process.pid)
+            process.terminate()
+            process.wait(timeout=20)
+            _, alive = psutil.wait_procs(workers, timeout=10)
+            assert alive == []
+        finally:
+            process.kill()
+
+
+def wait_for_workers(pid: int) -> list[psutil.Process]:
+    """The processes below a command, once one of them is a worker that computes."""
+    parent = psutil.Process(pid)
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        below = parent.children(recursive=True)
+        if any("spawn_main" in " ".join(one.cmdline()) for one in below):
+            return below
+        time.sleep(0.2)
+    raise AssertionError("no worker came up")

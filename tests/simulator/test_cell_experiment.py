@@ -67,7 +67,13 @@ def test_every_policy_can_be_named(name: str) -> None:
     assert 0 <= row.attainment <= 1
 
 
-@pytest.mark.parametrize("name", ["deadlines", "static", "static/x", "fcfs/2", "slack/1/2", ""])
+NO_POLICIES = (
+    *("deadlines", "static", "static/x", "static/0", "static/-1", "static/4/inf", "static/4/-3"),
+    *("static/4/nan", "fcfs/2", "fewer/0", "slack/1/2", "slack/nan", ""),
+)
+
+
+@pytest.mark.parametrize("name", NO_POLICIES)
 def test_a_policy_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
     with pytest.raises(ValueError, match=r"there is no policy.*deadline.*slack/THRESHOLD"):
         small(policies=[name])
@@ -119,6 +125,12 @@ def test_a_batching_gain_changes_what_batches_save_and_not_what_a_request_takes_
         with_batching_gain(cost, examples, 3.0)
 
 
+def test_a_run_without_arrivals_refuses_nobody() -> None:
+    experiment = small(rates_per_s=[1e-6], num_seeds=1, policies=["deadline"])
+    row = run_cell(experiment, next(iter(experiment.runs())))
+    assert (row.num_arrivals, row.attainment, row.refused, row.broken) == (0, 1.0, 0.0, 0.0)
+
+
 def written(path: Path, content: Any) -> Path:
     file = path / "experiment.yaml"
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
@@ -142,6 +154,14 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
         ({**SMALL, "policies": ["best"]}, "there is no policy 'best'"),
         ({**SMALL, "profile": "h100"}, "there is no profile 'h100'"),
         ({**SMALL, "batching_gain": 9}, "batching gain of 9"),
+        ({**SMALL, "rates_per_s": [2, 2]}, "rates_per_s"),
+        ({**SMALL, "policies": ["fcfs", "fcfs"]}, "policies"),
+        ({**SMALL, "fewest_steps": 21}, "fewest_steps"),
+        ({**SMALL, "rates_per_s": [1e6], "duration_s": 1e4}, "10,000,000,000 requests"),
+        ({**SMALL, "duration_s": 1e15}, "duration_s"),
+        ("kind: [cell]", "kind: given"),
+        ("kind: cell\nwhat: 2020-99-99", "cannot read"),
+        ("kind: " + "[" * 5000, "nested too deeply"),
         ({**SMALL, "profile": "flux-h100-a"}, "has no steps on one device"),
     ],
 )
