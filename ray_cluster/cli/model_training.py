@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ray_cluster.cli.commands import command
 from ray_cluster.cli.output import stdout
 from ray_cluster.errors import ConfigError
-from ray_cluster.reference_models.registry import builtin_folder, builtin_kinds, weights_folder
+from ray_cluster.reference_models.registry import (
+    BUILTIN_MODELS,
+    builtin_folder,
+    builtin_kinds,
+    weights_folder,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -52,13 +58,16 @@ def train_model(options: TrainingOptions) -> str:
         ConfigError: there is no such model or stage, or a stage lacks the one before it.
     """
     from ray_cluster.reference_models.export import export
-    from ray_cluster.reference_models.runs import open_run
+    from ray_cluster.reference_models.runs import is_run, open_run
     from ray_cluster.reference_models.stages import MODEL_STAGES, train
 
     folder = run_folder(options.name, options.out)
     stages = _stages(options.stages, MODEL_STAGES[options.name])
-    device, base = _device(options.device), options.base or _usual_base(options.name)
-    run = open_run(folder, seed=options.seed, base=base, device=device)
+    if options.export is not None and options.export.is_file():
+        raise ConfigError(f"--export {options.export} is a file; give a folder")
+    # a run that goes on has the base that it began with
+    base = options.base or (None if is_run(folder) else _usual_base(options.name))
+    run = open_run(folder, seed=options.seed, base=base, device=_device(options.device))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         is_finished = train(run, stages, minutes=options.minutes)
@@ -68,9 +77,10 @@ def train_model(options: TrainingOptions) -> str:
         raise ConfigError(str(error)) from error
     if not is_finished:
         return f"stopped; the same command goes on from the checkpoint in {folder}"
-    if options.export is None:
-        return f"finished: {folder}"
-    return f'finished: {command()} generate "a red circle" --model {options.export.absolute()}'
+    if options.export is None or options.name not in BUILTIN_MODELS:
+        return f"finished: {options.export or folder}"
+    model = shlex.quote(str(options.export.absolute()))
+    return f'finished: {command()} generate "a red circle" --model {model}'
 
 
 def steer(name: str, out: Path | None, *, wait: bool) -> str:
@@ -87,9 +97,9 @@ def steer(name: str, out: Path | None, *, wait: bool) -> str:
     pause = run / _PAUSE
     if wait:
         pause.touch()
-        return f"the run in {run} waits from its next step on; --resume-run lets it go on"
+        return f"training in {run} waits from its next step on; --resume-run lets it go on"
     pause.unlink(missing_ok=True)
-    return f"the run in {run} goes on"
+    return f"training in {run} waits no more"
 
 
 def publish_model(name: str, run: Path | None, target: Path | None) -> None:
@@ -126,6 +136,11 @@ def evaluate_model(name: str, options: Mapping[str, Any], report: Path | None) -
                 f"{name!r} is neither built in ({', '.join(builtin_kinds())}) nor a diffusers "
                 "folder"
             )
+    if report is not None:
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {report}: {error}") from None
     measure(name, folder, changes=options, report=report).show()
     if report is not None:
         stdout().print(f"written to {report}", markup=False)

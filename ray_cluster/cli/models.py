@@ -120,7 +120,9 @@ def publish(
 
 @models.command()
 def evaluate(  # noqa: PLR0913, PLR0917 - as above
-    name: Annotated[str, typer.Argument(help="A built-in model, or a folder of its kind.")],
+    name: Annotated[
+        str, typer.Argument(help="Anything that is built in, or a model's diffusers folder.")
+    ],
     prompts: Annotated[
         int | None, typer.Option(min=1, help="Easy and hard prompts at 64 x 64, each so many.")
     ] = None,
@@ -142,7 +144,8 @@ def evaluate(  # noqa: PLR0913, PLR0917 - as above
 ) -> None:
     """Measure how often a model draws what the prompt says, with a classifier of our own.
 
-    What is not given is what the model's card was measured with.
+    What is not given is what the card of what is built in was measured with; for a folder, what
+    that of shapes-sd was.
 
     [bold]Examples[/bold]
 

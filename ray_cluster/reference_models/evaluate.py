@@ -14,8 +14,10 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 from rich.progress import track
+from safetensors import SafetensorError
 from torch import Tensor
 
+from ray_cluster.errors import ConfigError
 from ray_cluster.quality.classifier import AttributeClassifier, load_classifier, read_pictures
 from ray_cluster.quality.distances import FrechetDistance, frechet_distance
 from ray_cluster.reference_models.card_tables import Figures, Rows
@@ -178,11 +180,18 @@ def load_pipeline(folder: Path) -> DiffusionPipeline:
     """Load a folder in diffusers' plain pipeline.
 
     That of Stable Diffusion 3 wants to be told that there is no T5 encoder.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
     """
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    wanted = ("text_encoder_3", "tokenizer_3")
-    absent = {name: None for name in wanted if index.get(name, [""])[0] is None}
-    return DiffusionPipeline.from_pretrained(folder, **absent)
+    try:
+        index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+        wanted = ("text_encoder_3", "tokenizer_3")
+        absent = {name: None for name in wanted if index.get(name, [""])[0] is None}
+        return DiffusionPipeline.from_pretrained(folder, **absent)
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, SafetensorError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"cannot load the model in {folder}: {first}") from None
 
 
 def evaluate(
@@ -196,6 +205,8 @@ def evaluate(
         report: where to write `evaluation.json` and `contact-sheet.png`; nowhere by default.
     """
     options = options or EvaluationOptions()
+    if options.prompts * options.repeats < 2:
+        raise ConfigError("a model is measured on two pictures or more; give more prompts")
     painter = Painter(load_pipeline(folder), options)
     groups: dict[str, dict[str, Share]] = {}
     frechet: dict[str, FrechetDistance] = {}

@@ -65,12 +65,15 @@ def open_run(
         checkpoint_seconds: time between checkpoints.
 
     Raises:
-        ConfigError: the folder's run has another seed or another base.
+        ConfigError: the folder's run has another seed or another base, the base is no diffusers
+            folder, or the folder can't be used.
     """
+    if base is not None and not (base / "model_index.json").is_file():
+        raise ConfigError(f"--base {base} is not a diffusers folder: it has no model_index.json")
     recipe = recipe or Recipe()
     settings, kept = path / _SETTINGS, dict[str, object]()
     if settings.is_file():
-        kept = json.loads(settings.read_text(encoding="utf-8"))
+        kept = _read_settings(settings)
     given = {"seed": seed, "base": None if base is None else str(base.resolve())}
     for name, value in given.items():
         if kept and value is not None and value != kept[name]:
@@ -80,8 +83,26 @@ def open_run(
             )
     if not kept:
         kept = {"seed": recipe.seed if seed is None else seed, "base": given["base"]}
-        path.mkdir(parents=True, exist_ok=True)
-        settings.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        _begin(path, kept)
     chosen = None if kept["base"] is None else Path(str(kept["base"]))
     folder = RunFolder(path, checkpoint_seconds)
     return Run(replace(recipe, seed=int(str(kept["seed"]))), folder, chosen, device)
+
+
+def _read_settings(path: Path) -> dict[str, object]:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {"seed": int(kept["seed"]), "base": kept["base"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"cannot read {path}: {error!r}; give a folder with a run") from None
+
+
+def _begin(path: Path, settings: dict[str, object]) -> None:
+    """Write a new run's settings; a kill leaves all of them or none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        unfinished = path / f"{_SETTINGS}.part"
+        unfinished.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        unfinished.replace(path / _SETTINGS)
+    except OSError as error:
+        raise ConfigError(f"cannot begin a run in {path}: {error}") from None

@@ -5,6 +5,7 @@ recipe's seed, the stage's name and the index. So a resumed run takes exactly th
 unbroken run takes.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -16,11 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ray_cluster.errors import ConfigError
 from ray_cluster.reference_models.recipe_parts import Optimisation
 
 logger = logging.getLogger(__name__)
@@ -147,19 +150,43 @@ class RunFolder:
 
     def restore(self, trainer: Trainer) -> bool:
         """Load the newest checkpoint into the trainer, if there is one."""
-        source = self.checkpoint(trainer.name)
-        if source.is_file():
-            trainer.restore(torch.load(source, weights_only=True, map_location="cpu"))
-        return source.is_file()
+        state = self._load(trainer.name)
+        if state is not None:
+            trainer.restore(state)
+        return state is not None
 
     def index(self, stage: str) -> int:
         """Steps that a stage's newest checkpoint has taken; 0 if there is none."""
+        state = self._load(stage)
+        return 0 if state is None else int(state["index"])
+
+    def _load(self, stage: str) -> dict[str, Any] | None:
         source = self.checkpoint(stage)
-        return (
-            int(torch.load(source, weights_only=True, mmap=True, map_location="cpu")["index"])
-            if source.is_file()
-            else 0
-        )
+        if not source.is_file():
+            return None
+        try:
+            # what is not looked at is not read
+            state = torch.load(source, weights_only=True, mmap=True, map_location="cpu")
+        except (RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+            raise ConfigError(
+                f"the checkpoint {source} is damaged ({type(error).__name__}); delete it to begin "
+                "its stage anew"
+            ) from None
+        return cast(dict[str, Any], state)
+
+    @contextmanager
+    def locked(self, stage: str) -> Iterator[None]:
+        """Keep others from training the stage here; ConfigError if somebody does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / f"{stage}.lock").open("a", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"another training works at the stage {stage!r} in {self.path}; wait for it, "
+                    "or give this one a folder of its own with --out"
+                ) from None
+            yield
 
     def log(self, trainer: Trainer, **values: LogValue) -> None:
         """Add one line to the stage's JSONL log."""
@@ -169,8 +196,15 @@ class RunFolder:
 
     def wait_while_paused(self, stop: threading.Event) -> None:
         """Wait until the file PAUSE is gone or the run is to stop."""
-        while (self.path / "PAUSE").exists() and not stop.is_set():
+        if self.is_paused:
+            logger.info("paused: the file PAUSE is in %s; --resume-run removes it", self.path)
+        while self.is_paused and not stop.is_set():
             stop.wait(2.0)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the file PAUSE asks for no more steps."""
+        return (self.path / "PAUSE").exists()
 
     @property
     def should_finish(self) -> bool:
@@ -204,6 +238,17 @@ def run_stage(
     Returns:
         Whether the stage is finished; a stopped one continues at the next call.
     """
+    with folder.locked(trainer.name):
+        return _run_stage(trainer, folder, stop, deadline, now)
+
+
+def _run_stage(
+    trainer: Trainer,
+    folder: RunFolder,
+    stop: threading.Event,
+    deadline: float | None,
+    now: Callable[[], float],
+) -> bool:
     folder.restore(trainer)
     saved_at, cpu_start, losses = now(), time.process_time(), list[float]()
 
@@ -214,7 +259,9 @@ def run_stage(
         losses.clear()
 
     while not trainer.is_finished and not stop.is_set():
-        folder.wait_while_paused(stop)
+        if folder.is_paused:
+            folder.save(trainer)
+            folder.wait_while_paused(stop)
         if folder.should_finish or (deadline is not None and now() > deadline):
             trainer.begin_decay()
         losses.append(trainer.step())

@@ -113,7 +113,7 @@ def test_a_run_keeps_its_seed_and_its_base(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed 5, not 6; leave --seed out"):
         open_run(tmp_path, seed=6)
     with pytest.raises(ConfigError, match="has base"):
-        open_run(tmp_path, base=tmp_path)
+        open_run(tmp_path, base=SHAPES_SD.with_name("shapes-sd-light"))
 
 
 def placed_scenes(count: int) -> Placed:
