@@ -10,12 +10,14 @@ from pydantic import BaseModel
 
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_policies import KNOWN
+from ray_cluster.simulator.sizing import Device, SizingTask
 from ray_cluster.simulator.sp_experiment import BOUND
 from ray_cluster.simulator.sp_file import SpFile
 from ray_cluster.simulator.sp_tuning import FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
-FIRST, CELL, GROUPS = re.split(r"^## `kind: .*", PAGE, flags=re.MULTILINE)
+EXPERIMENTS, PLANS = PAGE.split("## How many replicas")
+FIRST, CELL, GROUPS = re.split(r"^## `kind: .*", EXPERIMENTS, flags=re.MULTILINE)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -38,6 +40,12 @@ def test_every_key_is_described_with_its_default(schema: type[BaseModel], sectio
         assert key in table, key
         if isinstance(field.default, int | float):
             assert str(field.default).lower().removesuffix(".0") in table[key][2], key
+
+
+def test_every_key_of_a_task_is_described() -> None:
+    assert set(SizingTask.model_fields) <= named(PLANS)
+    for key in Device.model_fields:
+        assert f"`{key}`" in PLANS
 
 
 def test_every_policy_is_described() -> None:
