@@ -61,3 +61,16 @@ def test_the_light_model_keeps_the_layout_of_other_sizes_and_of_combinations_it_
         assert held_out["all"] >= seen["all"] - 0.10
     for size in ("128 x 128", "oblong together"):
         assert light[size]["all"] >= light["easy"]["all"] - 0.10
+
+
+def test_the_transformer_draws_the_shapes_it_is_asked_for() -> None:
+    transformer = shares("shapes-sd3")
+    assert transformer["easy"]["shape"] >= 0.95
+    assert transformer["hard"]["shape"] >= 0.95
+    for kind in ("easy", "hard"):
+        seen, held_out = (
+            transformer[f"{kind}, {which} combinations"] for which in ("seen", "held-out")
+        )
+        assert held_out["all"] >= seen["all"] - 0.10
+    for size in ("128 x 128", "oblong together"):
+        assert transformer[size]["all"] >= transformer["easy"]["all"] - 0.10
