@@ -257,10 +257,9 @@ class DispatchCore:
         Args:
             predicts: whether to predict their ends, too.
         """
-        queue = self.queue if predicts else None
         records = [self._ledger.get(request_id) for request_id in request_ids]
         return tuple(
-            None if one is None else Progress.of(one, self._ledger.queue, queue) for one in records
+            None if one is None else self.queue.progress(one, predicts=predicts) for one in records
         )
 
     def models(self) -> dict[str, ModelProfile]:

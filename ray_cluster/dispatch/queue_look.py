@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.replicas import Replicas
-from ray_cluster.policies.admission import Line
+from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.policies.admission import Line, predict_s
 from ray_cluster.policies.load import Load, load_of
 from ray_cluster.policies.pool import PoolView
 from ray_cluster.policies.prediction_error import PredictionError
@@ -65,3 +67,17 @@ class QueueLook:
     def is_waiting(self, request: RequestView) -> bool:
         """Whether the request waits, and is not in progress."""
         return request.request_id in self._ledger.queue
+
+    def progress(self, record: RequestRecord, *, predicts: bool) -> Progress:
+        """Return how far a request is, and, if its model has replicas, when it will be done."""
+        view, predicted_s = record.view, None
+        if predicts and self.pool(view.model) is not None:
+            predicted_s = predict_s([view], self)
+        return Progress(
+            position=self._ledger.queue.position(view) if record.holder is None else None,
+            steps_done=view.steps_done,
+            num_steps=view.num_steps,
+            attempts=record.num_leases,
+            predicted_s=predicted_s,
+            preview=record.preview,
+        )
