@@ -203,7 +203,7 @@ def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
         raise ValueError(f"there is no replica of {last.model} to predict from")
     own = np.array([amounts_of(load_of(one)) for one in group])
     ahead = amounts_of(queue.ahead_of(last)) + own.sum(axis=0) - amounts_of(load_of(last))
-    return ends_s(own, np.broadcast_to(ahead, own.shape), pool)
+    return ends_s(own, ahead, pool)
 
 
 def _ends_s(num_ends: int, in_flight: Sequence[RequestView], queue: QueueView) -> float:

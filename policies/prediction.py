@@ -41,7 +41,8 @@ def ends_s(own: Amounts, ahead: Amounts, pool: PoolView) -> Floats:
 
     Args:
         own: what is left to do of each request, [..., 5].
-        ahead: what is ahead of it, likewise: in progress, and waiting before it.
+        ahead: what is ahead of it, likewise, or [5] for all alike: in progress, and waiting before
+            it.
         pool: the replicas that share the work.
     """
     num_ahead = ahead[..., _REQUESTS]

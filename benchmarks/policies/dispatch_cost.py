@@ -30,7 +30,7 @@ _IN_FLIGHT, _BATCH = 4, 2
 _COST = StepCost(0.04, 0.017)
 _TURNS = 400
 # of the hour: a request takes 3 s of a replica alone, so that a thousand are busy for a quarter
-_HOUR_REPLICAS, _HOUR_RATE, _HOUR_S, _HOUR_POLL_S = 1024, 84.0, 3600.0, 10.0
+_HOUR_REPLICAS, _HOUR_RATE, _HOUR_S, _HOUR_POLL_S = 1024, 84.0, 3600.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,8 @@ class Replicas:
         """Take in what a replica says of itself."""
         replica.hear(poll, now_s)
         self.note_heard(replica, now_s)
-        pooled = self._pooled_costs.get(replica.replica_id)
-        if pooled is None or differs(replica.step_cost, pooled, by=_POOLED_WITHIN):
+        pooled, cost = self._pooled_costs.get(replica.replica_id), replica.step_cost
+        if pooled is not cost and (pooled is None or differs(cost, pooled, by=_POOLED_WITHIN)):
             self._pools.pop(replica.model, None)
 
     def pop(self, replica_id: str) -> ReplicaRecord | None:
@@ -137,9 +137,9 @@ class Replicas:
 
     def takers(self, model: str, queue: WaitingQueue, heard_after_s: float) -> Iterator[str]:
         """Ids of those with room, by when they would end what waits first of their model."""
-        self._catch_up()
         line, rows = queue.line(model), self._rows.get(model)
         if line and rows is not None:
+            self._catch_up()
             yield from map(rows.id_of, soonest_first(line[0], rows.table(heard_after_s)))
 
     def alert(self, replica: ReplicaRecord | None) -> None:

@@ -72,7 +72,14 @@ class SimulatedDispatcher:
 
     def report(self, replica_id: str, told: Sequence[ReplicaEvent]) -> None:
         """Take in what a replica says, and its next poll."""
-        self._events.after(self._one_way_s, partial(self._hear, replica_id, told))
+        self._send(partial(self._hear, replica_id, told))
+
+    def _send(self, act: Callable[[], None]) -> None:
+        """Have something happen when a message has arrived, which may be at once."""
+        if self._one_way_s:
+            self._events.after(self._one_way_s, act)
+        else:
+            act()
 
     def _hear(self, replica_id: str, told: Sequence[ReplicaEvent]) -> None:
         outcomes, _ = self.core.report(replica_id, told, self._events.now_s)
@@ -106,7 +113,7 @@ class SimulatedDispatcher:
             return
         replica.abort(reply.aborts)
         replica.take(reply.leases)
-        self._events.after(self._one_way_s, partial(self._poll, replica))
+        self._send(partial(self._poll, replica))
 
     def _wake(self) -> None:
         """Ask those that hold a poll, in the core's order, until nobody takes any more."""
