@@ -205,6 +205,7 @@ def _come_back(offer: Offer) -> ApiError:
             code="would_be_late",
             param="when_late",
             retry_after_s=wait_s,
+            retry="asked",
         )
     return ApiError(
         HTTPStatus.TOO_MANY_REQUESTS,

@@ -45,7 +45,7 @@ def run_plan(path: Path, *, num_seeds: int | None, num_processes: int | None) ->
 def _show(task: SizingTask, sizings: Sequence[Sizing]) -> None:
     title = (
         f"{task.name}: {task.rate_per_s:g} requests a second, {task.attainment:.1%} of them within "
-        f"{task.slo_s:g} s (simulated)"
+        f"{task.slo_s:g} s, policy {task.policy} (simulated)"
     )
     table = Table(title=title)
     for column in ("device", "times", "replicas", "per hour", "in time, %", "what binds"):

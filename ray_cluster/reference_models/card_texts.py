@@ -244,8 +244,11 @@ far as the 35 words go.""",
     "shapes-sd-light": """\
 Made for one or two steps: other numbers of steps ask for noise levels that training hardly visited.
 Guidance makes nothing better. Few of its scenes had several objects, which is why it draws them
-worse.""",
+worse. Prompts that name no place or size ("bare prompts" above) are mostly wrong.""",
     "shapes-sd3": """\
+Prompts that name no place or size ("bare prompts" above) are mostly wrong: say where and how large.
+Pictures of one object are farther from renders than those of several by Fréchet distance, though
+their attributes are right; why is not known.
 The pooled encodings are those of the word with the highest number, not of the caption's end:
 transformers reads an end token numbered 2 so.""",
     "shapes-sd-edges": "Hints of other worlds' pictures (curves, thin lines) were never trained.",

@@ -18,7 +18,6 @@ from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setti
 from ray_cluster.simulator.intervals import Mean, mean_of
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_POLICY = "deadline"
 
 Binds = Literal["latency", "throughput", "bursts"]
 """What keeps a smaller number from being enough: an image alone takes longer than its deadline
@@ -51,6 +50,7 @@ class SizingTask(BaseModel):
     rate_per_s: _Positive = Field(description="at the peak")
     cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
     slo_s: _Positive = Field(description="seconds to the deadline")
+    policy: str = Field("deadline/one-size", description="of a cell; what the service does today")
     attainment: float = Field(0.99, gt=0, lt=1, description="share that must be done in time")
     most_replicas: int = Field(1024, ge=1, le=4096)
     duration_s: float = Field(300.0, gt=0, le=30 * 86400)
@@ -73,7 +73,7 @@ class SizingTask(BaseModel):
             rates_per_s=(self.rate_per_s,),
             duration_s=self.duration_s,
             cv=self.cv,
-            policies=(_POLICY,),
+            policies=(self.policy,),
             first_seed=self.first_seed,
             num_seeds=self.num_seeds,
         )
