@@ -10,7 +10,8 @@ from rich.table import Table
 
 from ray_cluster.cli.output import print_table, stdout
 from ray_cluster.cli.workers import Workers
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, run_cell
+from ray_cluster.simulator.cell_experiment import CellExperiment
+from ray_cluster.simulator.cell_runs import CellRow, run_cell
 from ray_cluster.simulator.sizing import Sizing, SizingTask, size_device
 from ray_cluster.simulator.task_files import read_mapping, validated
 

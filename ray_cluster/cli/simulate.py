@@ -26,7 +26,7 @@ def simulate(
 ) -> None:
     """Run policies on a virtual clock, and compare them.
 
-    Replicas of one device are served by the live service's own dispatcher, admission and policies;
+    Replicas of one device are served by the live service's own dispatcher, admission and routing;
     groups of GPUs are not part of the service yet. Devices are as fast as a latency profile says.
     Every figure is simulated, and says so.
 

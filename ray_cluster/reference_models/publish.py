@@ -81,10 +81,21 @@ def publish(name: str, run: Run, target: Path | None = None) -> Figures:
         write_training(name, run, folder)
         figures = measure(name, folder, changes={}, report=None if name == CLASSIFIER else folder)
         write_card(name, figures.tables(), folder)
-        if target.exists():
-            target.rename(Path(made) / "before")
-        folder.rename(target)
+        _swap(folder, target, before=Path(made) / "before")
     return figures
+
+
+def _swap(folder: Path, target: Path, before: Path) -> None:
+    """Put a folder in the place of another, which goes to `before`, or comes back if that fails."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    target.rename(before)
+    try:
+        folder.rename(target)
+    except BaseException:
+        before.rename(target)
+        raise
 
 
 def _check_finished(name: str, run: Run) -> None:

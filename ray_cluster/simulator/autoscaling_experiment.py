@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ray_cluster.control_loop import ControlLoop, RoundReport
 from ray_cluster.policies.allocation import allocate
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cluster_state import ClusterState
@@ -26,6 +25,7 @@ from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
 from ray_cluster.simulator.cascade_experiment import batch_options
 from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.simulator.controlled import run_controlled
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.model_server import Job
 from ray_cluster.simulator.outcomes import Faults
@@ -188,25 +188,17 @@ def run_day(
     cluster.turn(knobs_of(initial))
     for pool in initial.pools:
         cluster.scale(pool.pool, pool.num_replicas)
-    begin_s = begin_of(experiment)
-    events.run(begin_s)
-    hours_before, reports = cluster.gpu_hours, list[RoundReport]()
-    loop = ControlLoop(
-        planner,
-        cluster,
+    events.run(begin_of(experiment))
+    hours_before, jobs = cluster.gpu_hours, experiment.jobs(seed)
+    reports = run_controlled(
         events,
+        cluster,
+        planner,
+        jobs,
+        initial=initial,
         period_s=experiment.period_s,
-        on_round=reports.append,
-        applied=initial,
+        span_s=experiment.duration_s + 60.0,
     )
-    loop.start()
-    jobs = experiment.jobs(seed)
-    for job in jobs:
-        job.arrival_s += begin_s
-        job.deadline_s += begin_s
-        events.at(job.arrival_s, lambda one=job: cluster.offer(one))  # type: ignore[misc]
-    events.run(begin_s + experiment.duration_s + 60.0)
-    loop.stop()
     assert len(cluster.outcomes) + cluster.num_running == len(jobs)
     shares = []
     for one in experiment.workloads:

@@ -8,13 +8,13 @@ of published latency tables: every figure is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ray_cluster.control_loop import ControlLoop, RoundReport
+from ray_cluster.control_loop import RoundReport
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
@@ -24,6 +24,7 @@ from ray_cluster.policies.planner import Planner
 from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import daily_rate, draw_arrivals
 from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.simulator.controlled import run_controlled
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.model_server import Job
 from ray_cluster.simulator.outcomes import Outcome
@@ -166,23 +167,16 @@ def run_cascade(
     # a load, however noisy, is over by then
     begin_s = 3 * experiment.load_s
     events.run(begin_s)
-    reports: list[RoundReport] = []
-    loop = ControlLoop(
-        planner,
-        cluster,
-        events,
-        period_s=experiment.period_s,
-        on_round=reports.append,
-        applied=initial,
-    )
-    loop.start()
     jobs = experiment.jobs(seed)
-    for job in jobs:
-        job.arrival_s += begin_s
-        job.deadline_s += begin_s
-        events.at(job.arrival_s, _offer(cluster, job))
-    events.run(begin_s + experiment.duration_s + 2 * experiment.slo_s)
-    loop.stop()
+    reports = run_controlled(
+        events,
+        cluster,
+        planner,
+        jobs,
+        initial=initial,
+        period_s=experiment.period_s,
+        span_s=experiment.duration_s + 2 * experiment.slo_s,
+    )
     events.run()
     # what nobody serves to the end is late as well
     num_unfinished = len(jobs) - len(cluster.outcomes)
@@ -190,10 +184,6 @@ def run_cascade(
     row = _row(experiment, policy, seed, cluster.outcomes, reports, begin_s)
     num_missed = sum(not one.on_time for one in cluster.outcomes) + num_unfinished
     return replace(row, violations=num_missed / len(jobs), num_requests=len(jobs))
-
-
-def _offer(cluster: SimulatedCluster, job: Job) -> Callable[[], None]:
-    return lambda: cluster.offer(job)
 
 
 def _row(

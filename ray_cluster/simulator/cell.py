@@ -31,7 +31,7 @@ _FAR_S = 1e7
 # most that can wait: a simulation shows what the policies refuse, not what a limit does
 _NUM_QUEUED = 10**6
 
-End = Literal["finished", "refused", "failed", "unfinished"]
+End = Literal["finished", "refused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +252,6 @@ class Cell:
         self._fates[request_id] = Fate(arrival, end, self._last_s, view.num_steps, attempts)
 
     def _result(self, workload: Sequence[Arrival]) -> CellResult:
-        for request_id in list(self._arrivals):
-            self._end(request_id, "unfinished")
         for name, replica in self._live.items():
             self._busy_s[name] += replica.busy_s
         fates = [self._fates[f"{number}"] for number in range(len(workload))]

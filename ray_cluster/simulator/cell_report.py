@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting
+from ray_cluster.simulator.cell_experiment import CellExperiment
+from ray_cluster.simulator.cell_runs import CellRow, Setting
 from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
 from ray_cluster.simulator.reports import Line, Plot, Report, Table
 

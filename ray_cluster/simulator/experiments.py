@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting, run_cell
+from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_report import report_cells
+from ray_cluster.simulator.cell_runs import CellRow, Setting, run_cell
 from ray_cluster.simulator.reports import Report
 from ray_cluster.simulator.sp_excerpt import excerpt_of, shown_unit
 from ray_cluster.simulator.sp_experiment import run_unit
@@ -39,7 +40,7 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
 
     Args:
         path: a YAML file.
-        num_seeds: run only so many of its seeds.
+        num_seeds: as many seeds instead of what the file says.
 
     Raises:
         ConfigError: it can't be read, or says something that is not allowed; the message names the

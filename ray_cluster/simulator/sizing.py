@@ -10,11 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cost_model import share_cost, step_s, work_of
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, Setting, SizeShare
+from ray_cluster.simulator.cell_experiment import (
+    CellExperiment,
+    SizeShare,
+    check_length,
+    check_policy,
+)
+from ray_cluster.simulator.cell_runs import CellRow, Setting
 from ray_cluster.simulator.intervals import Mean, mean_of
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -56,6 +62,12 @@ class SizingTask(BaseModel):
     duration_s: float = Field(300.0, gt=0, le=30 * 86400)
     first_seed: int = Field(0, ge=0)
     num_seeds: int = Field(5, ge=1, le=100)
+
+    @model_validator(mode="after")
+    def _check(self) -> SizingTask:
+        check_policy(self.policy)
+        check_length(self.rate_per_s, self.duration_s)
+        return self
 
     def experiment(self, device: Device, replicas: int) -> CellExperiment:
         """The simulation of so many replicas on a device."""

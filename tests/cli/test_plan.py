@@ -37,6 +37,12 @@ def test_a_task_that_is_wrong_is_refused_in_a_sentence(cli: Cli, tmp_path: Path)
     result = cli("plan", path)
     assert result.exit_code == 1
     assert "attainment" in result.stderr
+    path.write_text(yaml.safe_dump({**TASK, "policy": "best"}))
+    refused = cli("plan", path).stderr
+    assert "there is no policy 'best'" in refused
+    assert "pydantic" not in refused
+    path.write_text(yaml.safe_dump({**TASK, "rate_per_s": 1e6}))
+    assert "10,000,000 a run" in cli("plan", path).stderr
     path.write_text("[]")
     assert "keys and values" in cli("plan", path).stderr
     assert "cannot read the task" in cli("plan", tmp_path / "none.yaml").stderr

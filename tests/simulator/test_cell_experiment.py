@@ -11,14 +11,10 @@ import yaml
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import StepCost
-from ray_cluster.simulator.cell_experiment import (
-    CellExperiment,
-    Setting,
-    run_cell,
-    with_batching_gain,
-)
+from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_policies import KNOWN
 from ray_cluster.simulator.cell_report import report_cells
+from ray_cluster.simulator.cell_runs import Setting, run_cell, with_batching_gain
 from ray_cluster.simulator.experiments import load_experiment
 from tests.fakes import request_view
 
@@ -157,7 +153,7 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
         ({**SMALL, "rates_per_s": [2, 2]}, "rates_per_s"),
         ({**SMALL, "policies": ["fcfs", "fcfs"]}, "policies"),
         ({**SMALL, "fewest_steps": 21}, "fewest_steps"),
-        ({**SMALL, "rates_per_s": [1e6], "duration_s": 1e4}, "10,000,000,000 requests"),
+        ({**SMALL, "rates_per_s": [1e6], "duration_s": 1e4}, "10,000,000,000 a run"),
         ({**SMALL, "duration_s": 1e15}, "duration_s"),
         ("kind: [cell]", "kind: given"),
         ("kind: cell\nwhat: 2020-99-99", "cannot read"),

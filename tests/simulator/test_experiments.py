@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator import autoscaling_policies, cascade_policies
 from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment, Workload
 from ray_cluster.simulator.cascade_experiment import CASCADE_FID, CascadeExperiment, batch_options
-from ray_cluster.simulator.comparison import estimate, paired_difference
+from ray_cluster.simulator.comparison import Comparison
+from ray_cluster.simulator.intervals import Mean
 
 SHORT = CascadeExperiment(duration_s=60.0)
 HOUR = AutoscalingExperiment(
@@ -114,13 +114,20 @@ def test_the_batching_gain_changes_batches_but_no_single_image() -> None:
     assert seconds == sorted(seconds)
 
 
-def test_pairing_removes_what_seeds_have_in_common() -> None:
-    ours = {seed: 100.0 * seed + 1 for seed in range(10)}
-    theirs = {seed: 100.0 * seed for seed in range(10)}
-    found = paired_difference(ours, theirs)
-    assert (found.mean, found.half_width, found.num_seeds) == (1, 0, 10)
+@dataclass(frozen=True)
+class Figure:
+    policy: str
+    seed: int
+    value: float
+
+
+def test_pairing_removes_what_seeds_have_in_common_and_needs_the_same_seeds() -> None:
+    rows = [Figure("ours", seed, 100.0 * seed + 1) for seed in range(10)]
+    rows += [Figure("theirs", seed, 100.0 * seed) for seed in reversed(range(10))]
+    found = Comparison(tuple(rows)).differences("value")
+    assert found == {"theirs": Mean(1.0, 0.0, 10)}
     with pytest.raises(ValueError, match="not the same seeds"):
-        paired_difference(ours, {1: 1.0})
+        Comparison(tuple(rows[:-1])).differences("value")
 
 
 def test_a_comparison_has_a_row_per_policy_and_seed_and_differences_to_ours() -> None:
@@ -130,22 +137,14 @@ def test_a_comparison_has_a_row_per_policy_and_seed_and_differences_to_ours() ->
     assert [row.seed for row in found.rows] == [1, 2, 1, 2]
     gained = found.differences("fid")["all light"]
     estimates = found.estimates("fid")
-    assert gained.mean == pytest.approx(estimates["ours"].mean - 22.77)
-    assert gained.mean < -5
+    assert gained.value == pytest.approx(estimates["ours"].value - 22.77)
+    assert gained.value < -5
 
 
 def test_a_comparison_of_days_holds_every_policy() -> None:
     quarter = replace(HOUR, duration_s=200.0)
     found = autoscaling_policies.compare(quarter, (1,))
     assert len(found.policies) == len(found.rows) == 3
-
-
-def test_an_interval_is_students() -> None:
-    found = estimate([1.0, 2.0, 3.0, 4.0])
-    assert found.mean == 2.5
-    assert found.half_width == pytest.approx(3.182 * math.sqrt(5 / 3) / 2, rel=1e-3)
-    assert estimate([1.0]).half_width == math.inf
-    assert str(found) == "2.5 ± 2.1"
 
 
 def test_planners_are_values() -> None:

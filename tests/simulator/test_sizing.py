@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRow, CellRun, run_cell
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
+from ray_cluster.simulator.cell_runs import CellRow, run_cell
 from ray_cluster.simulator.sizing import SizingTask, size_device
 
 TASK: dict[str, Any] = {
