@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
+
+from benchmarks.verdicts import Aim, at_least, at_most
 
 Figures = dict[str, Any]
 # where the cost of exports can be told from chance; as the policy would have it, it cannot
 TELLING_INTERVAL = "four times as often"
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """One aim beside what was measured.
-
-    Attributes:
-        interval: 95 % bootstrap interval of the median.
-        verdict: ``unsure`` when the interval lies on both sides of the aim.
-    """
-
-    name: str
-    wanted: str
-    measured: float
-    unit: str
-    interval: tuple[float, float]
-    verdict: Literal["yes", "no", "unsure"]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 def check_aims(sections: dict[str, Any]) -> list[Aim]:
@@ -58,7 +38,7 @@ def _speed(section: Figures) -> Iterator[Aim]:
             if is_aim and row["images_equal"]:
                 figures = row["speed_up_cpu"]
                 name = f"engine, 8 in flight, 64 px, guidance {'on' if cell['guidance'] else 'off'}"
-                yield _at_least(name, least, figures["median"], figures["ci95"])
+                yield at_least(name, least, figures["median"], figures["ci95"], "x")
 
 
 def _step(section: Figures) -> Iterator[Aim]:
@@ -66,7 +46,7 @@ def _step(section: Figures) -> Iterator[Aim]:
         if case["batch"] == 8:
             low, high = (100 * (end - 1) for end in case["ratio"]["ci95"])
             name = f"step over bare UNet, batch 8, guidance {'on' if case['guidance'] else 'off'}"
-            yield _at_most(name, 5.0, 100 * case["share"], (low, high), "%")
+            yield at_most(name, 5.0, 100 * case["share"], (low, high), "%")
 
 
 def _exports(section: Figures) -> Iterator[Aim]:
@@ -74,13 +54,13 @@ def _exports(section: Figures) -> Iterator[Aim]:
         if case["interval"] == TELLING_INTERVAL:
             share, low, high = (100 * value for value in case["share_at_policy"])
             name = f"exported states, batch 8, guidance {'on' if case['guidance'] else 'off'}"
-            yield _at_most(name, 1.0, share, (low, high), "%")
+            yield at_most(name, 1.0, share, (low, high), "%")
 
 
 def _family(section: Figures) -> Iterator[Aim]:
     low, high = (100 * end for end in section["ratio"]["ci95"])
     share = 100 * section["ratio"]["median"]
-    yield _at_most(
+    yield at_most(
         "image of the light model, of the heavy one's cost", 12.5, share, (low, high), "%"
     )
 
@@ -91,7 +71,7 @@ def _service(section: Figures) -> Iterator[Aim]:
             figures = case["overhead"]
             low, high = (1e3 * end for end in figures["ci95"])
             name = f"service overhead p50, {run['replicas']} replica(s), {case['num_steps']} steps"
-            yield _at_most(name, 20.0, 1e3 * figures["median"], (low, high), "ms")
+            yield at_most(name, 20.0, 1e3 * figures["median"], (low, high), "ms")
 
 
 def _load(section: Figures) -> Iterator[Aim]:
@@ -99,22 +79,4 @@ def _load(section: Figures) -> Iterator[Aim]:
         row = section["memory"][role]
         name, most = f"memory of the {role} under load", section["max_slope_mib_per_min"]
         low, high = row["slope_ci95"]
-        yield _at_most(name, most, row["slope_mib_per_min"], (low, high), "MiB/min")
-
-
-def _at_least(name: str, least: float, measured: float, interval: list[float]) -> Aim:
-    low, high = interval
-    verdict: Literal["yes", "no", "unsure"] = (
-        "yes" if low >= least else "no" if high < least else "unsure"
-    )
-    return Aim(name, f"at least {least} x", measured, "x", (low, high), verdict)
-
-
-def _at_most(
-    name: str, most: float, measured: float, interval: tuple[float, float], unit: str
-) -> Aim:
-    low, high = interval
-    verdict: Literal["yes", "no", "unsure"] = (
-        "yes" if high <= most else "no" if low > most else "unsure"
-    )
-    return Aim(name, f"at most {most:g} {unit}", measured, unit, interval, verdict)
+        yield at_most(name, most, row["slope_mib_per_min"], (low, high), "MiB/min")

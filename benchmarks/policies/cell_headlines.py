@@ -1,0 +1,63 @@
+"""Headlines of requests of several sizes on replicas of one device each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.policies.figures import Figures, Results, gain, samples_of, stated_mean
+from benchmarks.policies.headlines import Headline, elsewhere, stated
+from benchmarks.verdicts import at_least, at_most
+from ray_cluster.simulator.intervals import Mean, mean_of
+
+_GROUP = "Mixed resolutions"
+_DEADLINE, _FCFS, _ALGORITHM_1 = "deadline", "fcfs", "slack"
+_MIXED = "mixed-sizes"
+_UNLIKE_MIXED = (
+    *("mixed-sizes-sd3", "mixed-sizes-less-gain", "mixed-sizes-more-gain"),
+    *("mixed-sizes-noise", "mixed-sizes-bursts"),
+)
+_FCFS_SATISFIES = 0.6
+
+
+def mixed_sizes_headlines(results: Results) -> Iterator[Headline]:
+    if _MIXED not in results:
+        return
+    figures = results[_MIXED]
+    rate = min(
+        figures["experiment"]["rates_per_s"],
+        key=lambda one: abs(_attainment(figures, _FCFS, one) - _FCFS_SATISFIES),
+    )
+    share = _attainment(figures, _FCFS, rate)
+    found = gain(figures, _DEADLINE, _FCFS, rate_per_s=rate)
+    text = f"over FCFS where it satisfies {share:.0%} ({rate:g}/s)"
+    yield Headline(_GROUP, _MIXED, at_least(text, 30, *stated(found), "points"))
+    others = elsewhere(results, _UNLIKE_MIXED, lambda one: _over_algorithm_1(one)[0])
+    worst, rate = _over_algorithm_1(figures)
+    text = f"over Algorithm 1 at the worst rate ({rate:g}/s)"
+    yield Headline(_GROUP, _MIXED, at_least(text, 0, *stated(worst), "points"), others)
+    others = elsewhere(
+        results, _UNLIKE_MIXED, lambda one: _false_refusals(one)[0], highest_first=True
+    )
+    worst, rate = _false_refusals(figures)
+    text = f"refused though in time if all were let in, % of arrivals, worst rate ({rate:g}/s)"
+    yield Headline(_GROUP, _MIXED, at_most(text, 5, *stated(worst), "%"), others)
+
+
+def _attainment(figures: Figures, policy: str, rate: float) -> float:
+    return mean_of(samples_of(figures, policy=policy, rate_per_s=rate)).value
+
+
+def _over_algorithm_1(figures: Figures) -> tuple[Mean, float]:
+    rates = figures["experiment"]["rates_per_s"]
+    gains = [(gain(figures, _DEADLINE, _ALGORITHM_1, rate_per_s=rate), rate) for rate in rates]
+    return min(gains, key=lambda one: one[0].value)
+
+
+def _false_refusals(figures: Figures) -> tuple[Mean, float]:
+    shares = [
+        (stated_mean(found), rate)
+        for rate, found in zip(
+            figures["experiment"]["rates_per_s"], figures["refused_in_time"], strict=True
+        )
+    ]
+    return max(shares, key=lambda one: one[0].value)
