@@ -102,7 +102,8 @@ def admit(
     """Decide over a group of requests for one model: all of them or none.
 
     A group is refused when it does not fit into the queue, or its client would have too many in
-    flight. Lateness is a reason only if one of the group says so.
+    flight. Lateness is a reason only if one of the group says so. Before that, those who put up
+    with fewer steps get fewer, just as few as are needed.
 
     Args:
         group: arrives now.
@@ -130,17 +131,27 @@ def admit(
     if num_too_many > 0:
         wait_s = drain_s(num_too_many, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
-    if all(one.when_late == "accept" for one in group):
+    if not any(_minds(one) for one in group):
         return Offer(accepted=True, predicted_s=predict_s(group, queue))
     return _admit_in_time(group, queue)
 
 
+def _minds(one: RequestView) -> bool:
+    """Whether it matters for what becomes of a request that it would be late."""
+    return one.when_late == "refuse" or one.fewest_steps is not None
+
+
 def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
-    """Accept with as many steps as can be borne, or refuse until the whole would be in time."""
+    """Accept with as many steps as can be borne.
+
+    If none are, the group is made with the fewest, as well as it goes, unless one would rather be
+    refused.
+    """
     most = max(one.num_steps - (one.fewest_steps or one.num_steps) for one in group)
-    if (late_s := _late_s(_with_fewer_steps(group, most), queue)) > 0:
+    late_s = _late_s(_with_fewer_steps(group, most), queue)
+    if late_s > 0 and any(one.when_late == "refuse" for one in group):
         return Offer(accepted=False, reason="too_late", retry_after_s=late_s)
-    # how many steps each gives up, at the least
+    # how many steps each gives up, at the least; all that it may if even that is too slow
     num_fewer = bisect_left(
         range(most), True, key=lambda num: _late_s(_with_fewer_steps(group, num), queue) <= 0
     )
@@ -164,7 +175,7 @@ def _late_s(group: Sequence[RequestView], queue: QueueView) -> float:
     """Seconds by which one who minds is late, or who waits is made late; 0 or less if nobody is."""
     now_s = group[0].arrival_s
     slacks_s = np.array([one.deadline_s - now_s for one in group])
-    minds = np.array([one.when_late == "refuse" for one in group])
+    minds = np.array([_minds(one) for one in group])
     safe_s = queue.allowance(group[0].model) * _ends_of_group_s(group, queue)
     return max(float((safe_s - slacks_s)[minds].max()), _harm_s(group, queue, now_s))
 

@@ -29,7 +29,8 @@ class RequestView:
         steps_done: denoising steps already taken (kept in an exported state, or in a replica).
         num_previews: how often it is decoded before its last step.
         when_late: whether it is wanted though it will miss its deadline.
-        fewest_steps: how many steps it may be made with, if that brings it in time; None for all.
+        fewest_steps: how many steps it may be made with, where with more it or
+            others would be late; None for all.
     """
 
     request_id: str

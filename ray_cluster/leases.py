@@ -140,12 +140,13 @@ class Preview:
 
     Attributes:
         index: its number, from 0, among the previews that the request may have.
-        steps_done: the denoising steps it rests on.
+        steps_done: the denoising steps it rests on, of ``num_steps``.
         data: the coded image; empty where it went to the result store.
     """
 
     index: int
     steps_done: int
+    num_steps: int
     data: bytes
 
 
@@ -163,6 +164,7 @@ class Completed:
     """What a waiting client gets for a finished request.
 
     Attributes:
+        num_steps: denoising steps that it was made with.
         slo_s: seconds from arrival to the deadline that applied.
         elapsed_s: seconds from arrival to completion.
         attempts: leases it took.
@@ -170,6 +172,7 @@ class Completed:
 
     request_id: str
     result: ImageResult
+    num_steps: int
     slo_s: float
     elapsed_s: float
     attempts: int

@@ -53,7 +53,7 @@ class Previews:
             data = await self._delivery.preview(event, index)
             lease = self._lease_of(request.request_id)
             if lease is not None and lease.request is request:
-                preview = Preview(index, event.steps_done, data)
+                preview = Preview(index, event.steps_done, request.num_steps, data)
                 shown = Shown(request.request_id, lease.fence, preview)
                 await self._link.show(self._replica_id, shown)
         except (RequestFailed, DispatcherUnavailable) as error:

@@ -6,7 +6,8 @@ offered to the dispatcher together.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 from ray_cluster.errors import Stage
@@ -52,7 +53,8 @@ class ImageRequest:
         priority: higher is served first.
         slo_s: seconds from arrival to the deadline; None takes the service's default.
         when_late: whether it is wanted though it will miss its deadline.
-        fewest_steps: how many steps it may be made with, if that brings it in time; None for all.
+        fewest_steps: how many steps it may be made with, where with more it or others would be
+            late; None for all.
         call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
         job_id: the durable job that it belongs to; empty for an attached one.
     """
@@ -127,6 +129,15 @@ class ImageRequest:
         if self.negative_prompt:
             recipe["negative_prompt"] = self.negative_prompt
         return recipe
+
+
+def granted(requests: Sequence[ImageRequest], num_steps: Sequence[int]) -> tuple[ImageRequest, ...]:
+    """Return requests with the steps that admission let them in with; none stands for all."""
+    if not num_steps:
+        return tuple(requests)
+    return tuple(
+        replace(request, num_steps=num) for request, num in zip(requests, num_steps, strict=True)
+    )
 
 
 def state_name(request_id: str) -> str:

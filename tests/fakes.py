@@ -174,7 +174,8 @@ def completed(request: ImageRequest, data: bytes = b"coded pixels") -> Completed
     image_format, num_bytes = request.output.image_format, len(data)
     data = b"" if request.output.is_stored else data
     result = ImageResult(request.request_id, data, image_format, timing, num_bytes)
-    return Completed(request.request_id, result, request.slo_s or 60.0, 1.5, attempts=1)
+    slo_s = request.slo_s or 60.0
+    return Completed(request.request_id, result, request.num_steps, slo_s, 1.5, attempts=1)
 
 
 def memory_results() -> BlobStore:

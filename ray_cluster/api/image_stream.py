@@ -94,7 +94,7 @@ async def _partial(request: ImageRequest, preview: Preview, created_s: int) -> b
     head = _head(request, PARTIAL, created_s) | {
         "partial_image_index": preview.index,
         "step": preview.steps_done,
-        "num_steps": request.num_steps,
+        "num_steps": preview.num_steps,
     }
     return await _event(PARTIAL, head, preview.data)
 

@@ -93,6 +93,7 @@ def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage
     return JobImage(
         url=url_of(image.file_id),
         seed=request.seed,
+        num_inference_steps=request.num_steps,
         num_bytes=image.num_bytes,
         timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
     )

@@ -55,6 +55,7 @@ class JobImage(BaseModel):
 
     url: str = Field(description="Where it is, until it is forgotten with its job.")
     seed: int = Field(description="Makes this image again, with `n: 1`.")
+    num_inference_steps: int = Field(description="Steps that it was made with.")
     num_bytes: int
     timing: ImageTiming | None = Field(
         description="null where a dispatcher died before it could be noted."

@@ -26,6 +26,7 @@ class MadeImage:
     """A finished image as a reply tells of it.
 
     Attributes:
+        request: with the steps that it was made with.
         data: the coded image; empty where the reply links to it.
         timing: None where a dispatcher died before it could be noted.
         slo_s: seconds from arrival to the deadline.
@@ -41,8 +42,8 @@ class MadeImage:
     @classmethod
     def of(cls, request: ImageRequest, item: Completed) -> MadeImage:
         """Return the image of an attached request."""
-        result = item.result
-        return cls(request, result.data, result.timing, item.slo_s, item.elapsed_s)
+        result, made = item.result, replace(request, num_steps=item.num_steps)
+        return cls(made, result.data, result.timing, item.slo_s, item.elapsed_s)
 
     def with_data(self, data: bytes) -> MadeImage:
         """Return it with the image itself."""
@@ -100,7 +101,8 @@ async def append_base64(parts: list[bytes], data: bytes) -> None:
 
 def details_of(image: MadeImage) -> dict[str, Any]:
     """Return what there is to say of one image beside the image itself."""
-    details: dict[str, Any] = {"seed": image.request.seed}
+    request = image.request
+    details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.num_steps}
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
         details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}

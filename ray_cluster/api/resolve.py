@@ -52,6 +52,7 @@ def resolve(
     size = _size(fields, profile, defaults)
     sampler = _sampler(fields, profile, defaults)
     num_steps = _num_steps(fields, profile, defaults, sampler)
+    fewest_steps = _fewest_steps(fields, num_steps)
     guidance_scale = _guidance_scale(fields, profile, defaults)
     output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
     first_seed = _first_seed(fields, num_images)
@@ -70,6 +71,7 @@ def resolve(
             priority=fields.priority or 0,
             slo_s=fields.slo_s,
             when_late=fields.when_late or "accept",
+            fewest_steps=fewest_steps,
             output=output,
         )
         for index in range(num_images)
@@ -165,6 +167,17 @@ def _num_steps(
             f"The parameter 'num_inference_steps' must be from 1 to {most} with sampler "
             f"{sampler!r} on {profile.model}; given {describe(given)}.",
             "num_inference_steps",
+        )
+    return given
+
+
+def _fewest_steps(fields: ImageGenerationRequest, num_steps: int) -> int | None:
+    given = fields.min_inference_steps
+    if given is not None and given > num_steps:
+        raise InvalidRequest(
+            f"The parameter 'min_inference_steps' must be at most the steps of the image, "
+            f"{num_steps}; given {describe(given)}. Lower it, or raise num_inference_steps.",
+            "min_inference_steps",
         )
     return given
 

@@ -113,6 +113,12 @@ class ImageGenerationRequest(BaseModel):
     num_inference_steps: int | None = Field(
         None, ge=1, description="(extension) Denoising steps, within the sampler's bound."
     )
+    min_inference_steps: int | None = Field(
+        None,
+        ge=1,
+        description="(extension) The image may be made with fewer steps, down to this number, "
+        "where it or others who wait would be late otherwise; it says how many it got.",
+    )
     guidance_scale: float | None = Field(
         None,
         ge=0,
@@ -155,6 +161,7 @@ class GeneratedImage(BaseModel):
     b64_json: str | None = Field(None, description="The coded image in base64.")
     url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
     seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
+    num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )
@@ -227,6 +234,7 @@ class CompletedEvent(ImageEvent):
     usage: Usage
     model: str = Field(description="(extension) The model that made the image.")
     seed: int = Field(description="(extension) Makes this image again.")
+    num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )

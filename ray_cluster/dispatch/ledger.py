@@ -219,6 +219,7 @@ class Ledger:
         completed = Completed(
             request_id=event.request_id,
             result=event.result,
+            num_steps=record.view.num_steps,
             slo_s=record.slo_s,
             elapsed_s=now_s - record.view.arrival_s,
             attempts=record.num_leases,

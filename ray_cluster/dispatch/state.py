@@ -9,19 +9,16 @@ from ray_cluster.leases import Fence, Poll, Preview, Registration
 from ray_cluster.policies.cost_model import share_cost
 from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import ImageRequest, granted
 
 
 def as_offered(
     requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
 ) -> Iterator[tuple[ImageRequest, RequestView]]:
     """Requests and their views, with the steps that they were accepted with."""
-    num_steps = offer.num_steps or [request.num_steps for request in requests]
-    for request, view, num in zip(requests, views, num_steps, strict=True):
-        if num == request.num_steps:
-            yield request, view
-        else:
-            yield replace(request, num_steps=num), replace(view, num_steps=num)
+    for request, view in zip(granted(requests, offer.num_steps), views, strict=True):
+        is_whole = view.num_steps == request.num_steps
+        yield request, view if is_whole else replace(view, num_steps=request.num_steps)
 
 
 @dataclass(slots=True)

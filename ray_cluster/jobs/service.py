@@ -30,6 +30,7 @@ from ray_cluster.jobs.sweeper import JobSweeper
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.leases import Outcome
 from ray_cluster.policies.types import Offer
+from ray_cluster.requests import granted
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,9 @@ class JobService:
         offer = await self._dispatch.offer_durable(job.requests, keeper)
         if not offer.accepted:
             return Creation(None, False, offer)
+        # what is kept is what will be made, by this dispatcher or the next one
+        job = replace(job, requests=granted(job.requests, offer.num_steps))
+        open_job.job = job
         self._add(open_job)
         try:
             await visit.write(self._store.insert, job)

@@ -172,6 +172,7 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("seed", 2**63, f"at most {2**63 - 1}"),
         ("num_inference_steps", 0, "at least 1"),
         ("num_inference_steps", 101, "from 1 to 100 with sampler 'ddim' on shapes; given 101"),
+        ("min_inference_steps", 0, "at least 1"),
         ("guidance_scale", -0.5, "at least 0"),
         ("guidance_scale", 30.5, "at most 30"),
         ("guidance_scale", True, "a number; given true"),
@@ -208,6 +209,7 @@ async def test_a_wrong_value_is_refused_by_name(
         ("output_compression", {"output_compression": 100, "output_format": "png"}),
         ("output_compression", {"output_compression": 101, "output_format": "jpeg"}),
         ("num_inference_steps", {"num_inference_steps": 51, "sampler": "lcm"}),
+        ("min_inference_steps", {"num_inference_steps": 5, "min_inference_steps": 6}),
         ("seed", {"seed": 2**63 - 2, "n": 3}),
     ],
 )

@@ -167,9 +167,38 @@ async def test_an_attached_call_may_ask_for_links(
     (lease,) = (await replica.poll()).values()
     await replica.finish(lease, b"image")
     data = (await call).json()["data"]
-    assert data[0].keys() == {"url", "seed", "timing"}
+    assert data[0].keys() == {"url", "seed", "num_inference_steps", "timing"}
     assert (await calls.get(data[0]["url"])).content == b"image"
     assert (await calls.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_a_job_is_made_with_fewer_steps_where_that_is_allowed_and_needed(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    first = (await calls.post("/v1/jobs", json=BODY)).json()
+    whole_s = first["predicted_finish"] - first["created"]
+    body = {**BODY, "slo_s": whole_s, "min_inference_steps": 3}
+    job = (await calls.post("/v1/jobs", json=body)).json()
+    assert 3 <= job["num_steps"] < first["num_steps"] == 10
+    assert [one.num_steps for one in replica.cell.store.unfinished()[1].requests] == [
+        job["num_steps"]
+    ]
+    leases = {lease.request.slo_s: lease for lease in (await replica.poll()).values()}
+    assert leases[whole_s].request.num_steps == job["num_steps"]
+    await replica.finish(leases[whole_s], b"short")
+    job = await ended(calls, job["id"])
+    assert [one["num_inference_steps"] for one in job["data"]] == [job["num_steps"]]
+
+
+async def test_an_attached_call_says_with_how_few_steps_its_images_were_made(
+    calls: httpx.AsyncClient, replica: Replica
+) -> None:
+    body = {**BODY, "slo_s": 1e-3, "min_inference_steps": 4, "n": 2}
+    call = asyncio.create_task(calls.post("/v1/images/generations", json=body))
+    await until(lambda: replica.cell.core.num_waiting == 2)
+    for lease in list((await replica.poll()).values()):
+        await replica.finish(lease, b"image")
+    assert [one["num_inference_steps"] for one in (await call).json()["data"]] == [4, 4]
 
 
 async def test_cancelling(calls: httpx.AsyncClient, replica: Replica) -> None:

@@ -196,7 +196,11 @@ class Replica:
         if request.output.is_stored:
             self.cell.results.put(request.preview_file_id(index), data)
             data = b""
-        shown = Shown(request.request_id, lease.fence, Preview(index, self.steps_done, data))
+        shown = Shown(
+            request.request_id,
+            lease.fence,
+            Preview(index, self.steps_done, request.num_steps, data),
+        )
         await self.cell.dispatch.show(self.replica_id, shown)
 
     async def fail(self, lease: Lease, stage: Stage = "denoise") -> None:

@@ -64,6 +64,11 @@ def test_fewer_steps_are_taken_as_far_as_they_are_needed_and_allowed() -> None:
     assert offer.predicted_s == pytest.approx(7.7)
     assert admit([replace(willing, fewest_steps=8)], queue_of()).reason == "too_late"
     assert admit([replace(willing, deadline_s=30.0)], queue_of()).num_steps == ()
+    # whoever would rather not be refused gets the same, and at worst the fewest
+    patient = replace(willing, when_late="accept")
+    assert admit([patient], queue_of()).num_steps == (7,)
+    assert admit([replace(patient, deadline_s=3.0)], queue_of()).num_steps == (4,)
+    assert admit([replace(patient, deadline_s=30.0)], queue_of()).num_steps == ()
     # of a group each gives up as many, but no more than it may: 11 steps and 20 rows are 21.1 s
     group = [
         replace(willing, request_id="a", fewest_steps=9, deadline_s=21.5),
