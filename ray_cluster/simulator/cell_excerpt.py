@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,6 @@ _MOST_REPLICAS = 16
 _MOST_SIZES = 7
 _OTHERS = "other sizes"
 _NUM_BINS = 60
-
-Runs = Sequence[tuple[str, Run]]
-"""Batches' runs of steps, each with its replica's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +53,46 @@ def shown_runs(experiment: CellExperiment) -> list[CellRun]:
 def excerpt_of(experiment: CellExperiment, run: CellRun, folder: Path) -> CellExcerpt:
     """Simulate a run and note what is shown of it."""
     setting = Setting.of(experiment, folder)
-    runs: list[tuple[str, Run]] = []
-    fates = simulate_cell(setting, run, lambda name, one: runs.append((name, one))).fates
-    times_s, waiting = waiting_of(fates, runs)
+    workload = setting.workload(run.load, run.seed)
     replicas = _replicas(setting)
-    sizes = _sizes([fate.arrival for fate in fates])
-    bars = _bars(replicas, fates, runs, sizes)
+    notes = Notes(replicas, _busiest_s(np.array([one.arrival_s for one in workload])))
+    fates = simulate_cell(setting, run, notes).fates
+    times_s, waiting = waiting_of(fates, notes.began_s)
+    sizes = _sizes(workload)
+    bars = _bars(notes, workload, sizes)
     return CellExcerpt(run, times_s, waiting, tuple(replicas), sizes, bars)
 
 
-def waiting_of(fates: Sequence[Fate], runs: Runs) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the middles of the parts of a run's time, and how many wait in each on average."""
-    began_s: dict[str, float] = {}
-    for _, run in runs:
+class Notes:
+    """Takes down of all runs of steps when each request began, and the runs that are shown.
+
+    Args:
+        replicas: those that are shown, with the most that each steps together.
+        begin_s: of the time that is shown.
+    """
+
+    def __init__(self, replicas: Mapping[str, int], begin_s: float) -> None:
+        self.replicas = replicas
+        self.begin_s, self.end_s = begin_s, begin_s + SHOWN_S
+        self.began_s: dict[str, float] = {}
+        self.shown: list[tuple[str, Run]] = []
+
+    def __call__(self, name: str, run: Run) -> None:
         for request_id in run.request_ids:
-            began_s.setdefault(request_id, run.start_s)
+            self.began_s.setdefault(request_id, run.start_s)
+        if name in self.replicas and run.ends_s[-1] > self.begin_s and run.start_s < self.end_s:
+            self.shown.append((name, run))
+
+
+def waiting_of(
+    fates: Sequence[Fate], began_s: Mapping[str, float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the middles of the parts of a run's time, and how many wait in each on average.
+
+    Args:
+        fates: of all requests.
+        began_s: instants of their first steps, by their numbers.
+    """
     let_in = [(f"{n}", one) for n, one in enumerate(fates) if one.end != "refused"]
     came = np.array([one.arrival.arrival_s for _, one in let_in])
     went = np.array([began_s.get(request_id, one.end_s) for request_id, one in let_in])
@@ -111,23 +133,17 @@ def _sizes(workload: Sequence[Arrival]) -> tuple[str, ...]:
     return (*names, _OTHERS) if len(counts) > len(most) else names
 
 
-def _bars(
-    replicas: dict[str, int], fates: Sequence[Fate], runs: Runs, sizes: Sequence[str]
-) -> tuple[Bar, ...]:
-    begin_s = _busiest_s(np.array([fate.arrival.arrival_s for fate in fates]))
-    end_s = begin_s + SHOWN_S
-    rows = {name: row for row, name in enumerate(replicas)}
+def _bars(notes: Notes, workload: Sequence[Arrival], sizes: Sequence[str]) -> tuple[Bar, ...]:
+    rows = {name: row for row, name in enumerate(notes.replicas)}
     bars = []
-    for name, run in runs:
-        if name not in replicas or run.ends_s[-1] <= begin_s or run.start_s >= end_s:
-            continue
-        counts = Counter(_label(fates[int(one)].arrival, sizes) for one in run.request_ids)
-        span = max(run.start_s, begin_s), min(run.ends_s[-1], end_s)
-        num = 0
+    for name, run in notes.shown:
+        counts = Counter(_label(workload[int(one)], sizes) for one in run.request_ids)
+        span = max(run.start_s, notes.begin_s), min(run.ends_s[-1], notes.end_s)
+        most, num = notes.replicas[name], 0
         for size in sizes:
-            low, num = num / replicas[name], num + counts[size]
+            low, num = num / most, num + counts[size]
             if counts[size]:
-                bars.append(Bar(rows[name], *span, size, low, num / replicas[name]))
+                bars.append(Bar(rows[name], *span, size, low, num / most))
     return tuple(bars)
 
 

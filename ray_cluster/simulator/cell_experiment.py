@@ -159,7 +159,9 @@ class CellExperiment(BaseModel):
     def _check_sizes(self) -> None:
         seen: set[tuple[object, ...]] = set()
         for one in self.sizes:
-            like = (one.width, one.height, one.steps, one.guidance, one.priority, one.name)
+            steps = one.steps or self.steps
+            guidance = self.guidance if one.guidance is None else one.guidance
+            like = (one.width, one.height, steps, guidance, one.priority, one.name)
             if like in seen:
                 raise ValueError(
                     f"sizes: given {one.name} twice; allowed are sizes that differ in width, "

@@ -135,7 +135,9 @@ class ReplayedWorkload:
         """What it is, for readers of the report."""
         span_s = self.trace[-1].arrival_s
         pace = f", {len(self.trace) / span_s:.3g} per second at speed 1" if span_s > 0 else ""
-        return f"{len(self.trace)} requests in {span_s:g} s of {self.experiment.trace}{pace}"
+        num_edits = sum(one.mask_ratio is not None for one in self.trace)
+        edits = f", {num_edits} of them edits, made as whole images" if num_edits else ""
+        return f"{len(self.trace)} requests in {span_s:g} s of {self.experiment.trace}{pace}{edits}"
 
     def arrivals(self, speed: float, _seed: int, alone_s: AloneS) -> list[Arrival]:
         """Replay the trace; all seeds are alike."""

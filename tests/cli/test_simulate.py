@@ -123,7 +123,14 @@ def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"kind": "cellar"}, "kind"), ({"rates_per_s": []}, "rates_per_s"), ({"cv": -1}, "cv")],
+    [
+        ({"kind": "cellar"}, "kind"),
+        ({"rates_per_s": []}, "rates_per_s"),
+        ({"cv": -1}, "cv"),
+        ({"night": 2}, "night: "),
+        ({"trace": "t.csv"}, "sizes: given"),
+        ({"repair_s": 3}, "allowed only with mtbf_s"),
+    ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_sentence(
     cli: Cli, experiment: Path, changes: dict[str, object], message: str

@@ -9,6 +9,7 @@ import pytest
 from ray_cluster.simulator.cell import Fate
 from ray_cluster.simulator.cell_excerpt import (
     SHOWN_S,
+    Notes,
     excerpt_of,
     shown_runs,
     timeline_of,
@@ -27,14 +28,19 @@ def fate(at_s: float, end: str = "finished", end_s: float = 60.0) -> Fate:
 def test_who_waits_is_let_in_and_has_not_begun() -> None:
     # one begins at once, one after 30 s, one never, one is refused; the last comes at 60 s
     fates = [fate(0.0), fate(10.0), fate(10.0, "failed", 30.0), fate(5.0, "refused"), fate(60.0)]
-    begun = [Run(0.0, ("0",), (1.0,)), Run(40.0, ("0", "1"), (41.0,)), Run(60.0, ("4",), (61.0,))]
-    times_s, means = waiting_of(fates, [("r", run) for run in begun])
+    notes = Notes({"r": 2}, 30.0)
+    runs = [Run(0.0, ("0",), (1.0,)), Run(40.0, ("0", "1"), (41.0,)), Run(60.0, ("4",), (61.0,))]
+    for name, run in zip("rrq", runs, strict=True):
+        notes(name, run)
+    # neither what is over before the time that is shown, nor another replica's
+    assert notes.shown == [("r", runs[1])]
+    times_s, means = waiting_of(fates, notes.began_s)
     waiting = dict(zip(times_s, means, strict=True))
     assert [waiting[at_s] for at_s in (0.5, 9.5, 10.5, 29.5, 30.5, 39.5, 40.5, 59.5)] == (
         pytest.approx([0, 0, 2, 2, 1, 1, 0, 0])
     )
     assert sum(means) == pytest.approx(30 + 20)
-    assert waiting_of([], [])[1] == (0.0,) * 60
+    assert waiting_of([], {})[1] == (0.0,) * 60
 
 
 def test_a_timeline_shows_batches_as_high_as_they_are_full() -> None:

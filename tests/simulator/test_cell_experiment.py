@@ -225,7 +225,10 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
             "pools: given profiles of sd3 and sdxl; allowed are profiles of one model",
         ),
         (sizes({"slo_s": 3, "slo_times_alone": 2}), "slo_s or slo_times_alone; given 3 and 2"),
-        (sizes({}, {}), "sizes: given 512x512 twice; allowed are sizes that differ"),
+        (
+            sizes({}, {"steps": 20, "slo_s": 3}),
+            "sizes: given 512x512 twice; allowed are sizes that differ",
+        ),
         (sizes({"steps": 10}, fewest_steps=15), "at most steps, 10 of 512x512; given 15"),
         (sizes({"stepz": 10}), "sizes.0.stepz: there is no such key; did you mean 'steps'"),
         (sizes({"priority": 101}), "sizes.0.priority: .*given 101"),

@@ -131,6 +131,18 @@ def test_of_a_trace_of_several_models_one_is_named(tmp_path: Path) -> None:
             Setting.of(replay(model=model), folder)
 
 
+def test_the_report_says_what_is_replayed(tmp_path: Path) -> None:
+    whole = [Arrival(5.0 * n, "m", 512, 512, 10) for n in range(5)]
+    edit = Arrival(7.0, "m", 512, 512, 10, mask_ratio=0.2, template="t")
+    words = Setting.of(replay(), trace_of(tmp_path, *whole, edit)).source.words
+    assert words == (
+        "6 requests in 20 s of trace.csv, 0.3 per second at speed 1, 1 of them edits, made as "
+        "whole images"
+    )
+    lonely = Setting.of(replay(), trace_of(tmp_path, whole[0])).source.words
+    assert lonely == "1 requests in 0 s of trace.csv"
+
+
 def test_what_nothing_is_drawn_for_runs_once(tmp_path: Path) -> None:
     trace_of(tmp_path, Arrival(0.0, "m", 512, 512, 10), Arrival(3.0, "m", 768, 512, 10))
     job = load_experiment(written(tmp_path, {**REPLAY, "speeds": [1, 2]}))
