@@ -41,8 +41,8 @@ def report_cells(
     tables.append(_classes(experiment, rows, classes))
     if _REFUSING in experiment.policies:
         tables.append(_refusals(experiment, rows))
-    if shares := _add_on_shares(setting):
-        tables.append(shares)
+    shares = _add_on_shares(setting)
+    tables += [shares] if shares else []
     plots = [attainment_plot(experiment, rows), classes_plot(experiment, rows, classes)]
     plots.append(waiting_plot(experiment, excerpts))
     timeline = timeline_of(experiment, excerpts)
@@ -51,21 +51,25 @@ def report_cells(
         "profile_kinds": list(setting.kinds),
         "cells": _figures(experiment, rows),
     }
-    return Report(experiment.name, _what(setting), tables, plots, [timeline], figures)
+    what = _what(setting, has_add_ons=shares is not None)
+    return Report(experiment.name, what, tables, plots, [timeline], figures)
 
 
-def _what(setting: Setting) -> str:
+def _what(setting: Setting, *, has_add_ons: bool) -> str:
     experiment, seeds = setting.experiment, setting.experiment.seeds
     pools = "; ".join(_pool_words(pool) for pool in setting.pools)
     failures = ""
     if experiment.mtbf_s is not None:
         failures = f" that fail every {experiment.mtbf_s:g} s on average"
+    add_ons = ""
+    if has_add_ons:
+        add_ons = " Add-ons cost what is published of SDXL, carried over to batches by a model."
     runs = f"seeds {seeds[0]} to {seeds[-1]}, means with 95 % intervals"
     if not experiment.is_drawn:
         runs = "one run, as nothing is drawn"
     return (
         f"{experiment.what} Simulated, {', '.join(setting.kinds)} times; replicas{failures}: "
-        f"{pools}. {setting.source.words}; {runs}."
+        f"{pools}. {setting.source.words}; {runs}.{add_ons}"
     )
 
 

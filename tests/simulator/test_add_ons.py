@@ -14,7 +14,7 @@ from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
 from tests.fakes import request_view
 from tests.simulator.checked import simulate
-from tests.simulator.test_cell_experiment import small
+from tests.simulator.test_cell_experiment import reported, small
 
 COST = StepCost(fixed_s=0.05, per_megapixel_s=0.1)
 ADDED = AddOnCost(controlnet_share=0.5, controlnet_fetch_s=3.0, lora_fetch_s=0.4, num_kept=2)
@@ -105,6 +105,20 @@ def test_a_service_with_add_ons_attains_less_and_its_dispatcher_knows_the_mean()
     assert pool.told_cost is not None
     factor = pool.told_cost.fixed_s / pool.hardware.cost.fixed_s
     assert factor == pytest.approx(1 + nets * AddOnCost().controlnet_share)
+
+
+def test_the_report_says_who_has_add_ons_and_where_their_cost_is_from() -> None:
+    report = reported(
+        small(policies=["fcfs"], rates_per_s=[4], num_seeds=1, duration_s=60, add_ons="service-b")
+    )
+    assert "Add-ons cost what is published of SDXL" in report.what
+    nets, loras = report.tables[-1].rows
+    assert [len(nets), nets[0], loras[0]] == [5, "ControlNets", "LoRAs"]
+    assert [float(one) for one in nets[1:]] == pytest.approx([1.9, 25.1, 69.9, 3.1], abs=6)
+    assert sum(float(one) for one in loras[1:]) == pytest.approx(100, abs=0.2)
+    plain = reported(small(policies=["fcfs"], rates_per_s=[2], num_seeds=1, duration_s=10))
+    assert "Add-ons" not in plain.what
+    assert "ControlNets" not in str(plain.tables)
 
 
 def test_who_keeps_more_fetches_less() -> None:

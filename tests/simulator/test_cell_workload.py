@@ -13,7 +13,7 @@ from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
 from ray_cluster.simulator.cell_runs import Setting, run_cell
 from ray_cluster.simulator.experiments import first_workload, load_experiment
-from ray_cluster.simulator.traces import write_trace
+from ray_cluster.simulator.traces import read_trace, write_trace
 from ray_cluster.simulator.workload import Arrival
 from tests.simulator.test_cell_experiment import SMALL, small, written
 
@@ -165,6 +165,11 @@ def test_a_trace_that_cannot_be_read_is_said_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_experiment(written(tmp_path, {**REPLAY, "trace": trace}))
+
+
+def test_the_trace_that_comes_along_is_what_its_experiment_draws() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "policies"
+    assert read_trace(folder / "trace-replay.csv") == first_workload(folder / "day-of-images.yaml")
 
 
 def test_traces_are_written_of_cells_only(tmp_path: Path) -> None:
