@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray_cluster.simulator.reports import Plot, Timeline
+from ray_cluster.simulator.reports import Bar, Plot, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +19,12 @@ _COLOURS = (
 )
 # one fewer than colours, so that no two of 56 lines look alike
 _MARKERS = "osv^DPX"
+# of a line with more points than can be marked
+_MOST_MARKED = 40
+_MOST_INSIDE = 6
+# of a timeline, for which a bar's edges would hide it if it were shorter
+_EDGED = 0.004
+_STYLES = ("-", "--", ":", "-.")
 _DPI = 110
 
 
@@ -27,34 +33,46 @@ def draw_plot(plot: Plot, path: Path) -> Path:
     figure, axes = _canvas(8, 5)
     for number, (label, line) in enumerate(plot.lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
-        marker = _MARKERS[number % len(_MARKERS)]
-        axes.plot(line.x, line.y, label=label, color=colour, marker=marker)
+        is_marked = len(line.x) <= _MOST_MARKED
+        axes.plot(
+            line.x,
+            line.y,
+            label=label,
+            color=colour,
+            marker=_MARKERS[number % len(_MARKERS)] if is_marked else None,
+            linestyle="-" if is_marked else _STYLES[number // len(_COLOURS) % len(_STYLES)],
+        )
         if line.half_widths and not any(map(math.isnan, line.half_widths)):
             low = [y - half for y, half in zip(line.y, line.half_widths, strict=True)]
             high = [y + half for y, half in zip(line.y, line.half_widths, strict=True)]
             axes.fill_between(line.x, low, high, color=colour, alpha=0.15)
     axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
     axes.grid(alpha=0.3)
-    axes.legend()
+    _legend(axes, len(plot.lines))
     figure.savefig(path, dpi=_DPI)
     return path
 
 
 def draw_timeline(timeline: Timeline, path: Path) -> Path:
     """Draw a timeline as PNG, and return its file."""
+    from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
-    figure, axes = _canvas(12, 1.5 + 0.35 * len(timeline.rows))
+    figure, axes = _canvas(12, 1.5 + 0.45 * len(timeline.rows))
     colour_by_label = dict(zip(timeline.labels, cycle(_COLOURS), strict=False))
-    for row in range(len(timeline.rows)):
-        own = [bar for bar in timeline.bars if bar.row == row]
-        axes.broken_barh(
-            [(bar.begin_s, bar.end_s - bar.begin_s) for bar in own],
-            (row - 0.45, 0.9),
-            facecolors=[colour_by_label[bar.label] for bar in own],
+    begin_s = min((bar.begin_s for bar in timeline.bars), default=0.0)
+    end_s = max((bar.end_s for bar in timeline.bars), default=1.0)
+    edged_s = _EDGED * (end_s - begin_s)
+    axes.add_collection(
+        PolyCollection(
+            [_corners(bar) for bar in timeline.bars],
+            facecolors=[colour_by_label[bar.label] for bar in timeline.bars],
             edgecolors="white",
-            linewidth=0.5,
+            linewidths=[0.5 if bar.end_s - bar.begin_s > edged_s else 0 for bar in timeline.bars],
         )
+    )
+    axes.set_xlim(begin_s, end_s)
+    axes.set_ylim(-0.5, len(timeline.rows) - 0.5)
     axes.set(title=timeline.title, xlabel="seconds")
     axes.set_yticks(range(len(timeline.rows)), timeline.rows)
     axes.invert_yaxis()
@@ -62,6 +80,20 @@ def draw_timeline(timeline: Timeline, path: Path) -> Path:
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=_DPI)
     return path
+
+
+def _legend(axes: Axes, num_lines: int) -> None:
+    """Show which line is which: beside the lines where there are too many to leave room."""
+    if num_lines > _MOST_INSIDE:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    elif num_lines > 1:
+        axes.legend()
+
+
+def _corners(bar: Bar) -> list[tuple[float, float]]:
+    """Return a bar's corners; rows are numbered from above, a bar's height from below."""
+    top, bottom = (bar.row + 0.45 - 0.9 * share for share in (bar.high, bar.low))
+    return [(bar.begin_s, top), (bar.end_s, top), (bar.end_s, bottom), (bar.begin_s, bottom)]
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:

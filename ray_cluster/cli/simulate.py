@@ -23,6 +23,13 @@ def simulate(
     processes: Annotated[
         int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")
     ] = None,
+    write_trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Simulate nothing, but write an experiment's requests to this file (.csv or "
+            ".jsonl): those of its first load and seed."
+        ),
+    ] = None,
 ) -> None:
     """Run policies on a virtual clock, and compare them.
 
@@ -35,8 +42,13 @@ def simulate(
       ray-cluster simulate benchmarks/policies/mixed-sizes.yaml
 
       ray-cluster simulate benchmarks/policies/*.yaml --seeds 3 --out /tmp/simulated
+
+      ray-cluster simulate benchmarks/policies/day-of-images.yaml --write-trace day.csv
     """
     with plain_errors():
-        from ray_cluster.cli.simulate_run import run_experiments
+        from ray_cluster.cli.simulate_run import run_experiments, write_workload
 
+        if write_trace is not None:
+            write_workload(experiments, write_trace)
+            return
         run_experiments(experiments, out, num_seeds=seeds, num_processes=processes)

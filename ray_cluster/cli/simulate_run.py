@@ -15,8 +15,9 @@ from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.plots import draw_plot, draw_timeline
 from ray_cluster.cli.workers import Workers
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.experiments import load_experiment
+from ray_cluster.simulator.experiments import first_workload, load_experiment
 from ray_cluster.simulator.reports import Report, Table
+from ray_cluster.simulator.traces import write_trace
 
 _FILE_WIDTH = 140
 
@@ -43,6 +44,25 @@ def run_experiments(
         except OSError as error:
             raise ConfigError(f"{job.name} has run, but can't be written: {error}") from None
         stderr().print(f"wrote {', '.join(str(path) for path in written)}", markup=False)
+
+
+def write_workload(paths: Sequence[Path], trace: Path) -> None:
+    """Write the requests of an experiment's first load and seed as a trace.
+
+    Raises:
+        ConfigError: there are several experiments, theirs is not such a kind, or the trace can't be
+            written.
+    """
+    if len(paths) > 1:
+        raise ConfigError(
+            f"--write-trace writes the requests of one experiment; given {len(paths)}"
+        )
+    workload = first_workload(paths[0])
+    try:
+        write_trace(trace, workload)
+    except OSError as error:
+        raise ConfigError(f"--write-trace {trace}: {error}") from None
+    stderr().print(f"wrote {len(workload)} requests to {trace}", markup=False)
 
 
 def _check_folder(out: Path) -> None:

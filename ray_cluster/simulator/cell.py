@@ -209,7 +209,7 @@ class Cell:
                 pool.max_batch,
                 pool.told_cost or hardware.cost,
             ),
-            Device(hardware, seed),
+            Device(hardware, seed, self._arrivals.__getitem__),
             pool.policy,
             self.events,
             view_of=self._views.__getitem__,

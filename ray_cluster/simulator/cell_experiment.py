@@ -12,26 +12,61 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.simulator.add_ons import MixName
 from ray_cluster.simulator.cell_policies import cell_policy
 
 # of one run, which takes some minutes then
-_MOST_REQUESTS = 2_000_000
+MOST_REQUESTS = 2_000_000
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# what requests are like, which a trace says for each of them
+_OF_DRAWN = (
+    *("sizes", "rates_per_s", "duration_s", "night", "cv", "steps", "fewest_steps", "guidance"),
+    "add_ons",
+)
+_OF_TRACES = ("speeds", "model")
+_OF_FAILURES = ("repair_s", "load_s")
+_OF_ONE_POOL = ("profile", "replicas", "max_batch")
 
 
 class SizeShare(BaseModel):
-    """Requests of one size."""
+    """Requests of one size; what it leaves out is the experiment's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     width: int = Field(ge=8, le=16384)
     height: int = Field(ge=8, le=16384)
     share: _Positive = 1.0
+    steps: int | None = Field(None, ge=1, le=1000)
+    guidance: bool | None = None
+    slo_s: _Positive | None = Field(None, description="seconds to the deadline")
+    slo_times_alone: _Positive | None = Field(None, description="durations alone, instead of that")
+    priority: int = Field(0, ge=-100, le=100)
+    slo_class: str | None = Field(None, min_length=1, description="under which it is counted")
+
+    @model_validator(mode="after")
+    def _check_deadline(self) -> SizeShare:
+        if self.slo_s is not None and self.slo_times_alone is not None:
+            raise ValueError(
+                f"a size has slo_s or slo_times_alone; given {self.slo_s:g} and "
+                f"{self.slo_times_alone:g}"
+            )
+        return self
 
     @property
     def name(self) -> str:
         """Its service class."""
-        return f"{self.width}x{self.height}"
+        return self.slo_class or f"{self.width}x{self.height}"
+
+
+class CellPool(BaseModel):
+    """Replicas on one kind of device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    profile: str = Field(description="a latency profile, by its name or path")
+    replicas: int = Field(4, ge=1, le=4096)
+    max_batch: int = Field(12, ge=1, le=1024)
+    times: _Positive = Field(1.0, le=100, description="what a step takes, over the profile")
 
 
 class CellExperiment(BaseModel):
@@ -42,8 +77,11 @@ class CellExperiment(BaseModel):
     kind: Literal["cell"]
     name: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
     what: str = Field(min_length=1, description="for readers of the report")
-    profile: str = Field(description="a latency profile, by its name or path")
-    sizes: tuple[SizeShare, ...] = Field(min_length=1)
+    profile: str | None = Field(None, description="a latency profile, by its name or path")
+    replicas: int = Field(4, ge=1, le=4096)
+    max_batch: int = Field(12, ge=1, le=1024)
+    pools: tuple[CellPool, ...] = Field((), description="instead of the three before")
+    sizes: tuple[SizeShare, ...] = ()
     steps: int = Field(50, ge=1, le=1000)
     fewest_steps: int | None = Field(
         None, ge=1, description="with how many steps clients put up, to be in time; all if absent"
@@ -53,11 +91,23 @@ class CellExperiment(BaseModel):
         5.0, description="seconds to the deadline, in units of the request's own duration alone"
     )
     slo_s: _Positive | None = Field(None, description="seconds to the deadline, instead of that")
-    replicas: int = Field(4, ge=1, le=4096)
-    max_batch: int = Field(12, ge=1, le=1024)
-    rates_per_s: tuple[_Positive, ...] = Field(min_length=1)
+    rates_per_s: tuple[_Positive, ...] = ()
+    night: float | None = Field(
+        None, ge=0, le=1, description="of the rate, its share at night; the same all day if absent"
+    )
     duration_s: float = Field(300.0, gt=0, le=30 * 86400)
     cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
+    add_ons: MixName = Field("none", description="the mix of ControlNets and LoRAs")
+    trace: str | None = Field(None, min_length=1, description="beside the file: replayed instead")
+    model: str | None = Field(None, min_length=1, description="whose requests are replayed")
+    speeds: tuple[_Positive, ...] = Field((1.0,), min_length=1, description="of the replay")
+    kept_add_ons: int = Field(10, ge=0, le=10_000, description="of each sort by a replica")
+    mtbf_s: float | None = Field(
+        None, ge=10, allow_inf_nan=False, description="mean seconds between a replica's failures"
+    )
+    repair_s: float = Field(0.0, ge=0, le=1e6, description="from a failure until it starts to load")
+    load_s: float | None = Field(None, ge=0, le=1e6, description="until it serves again")
+    one_way_s: float = Field(0.0, ge=0, le=10, description="of a message to or from a replica")
     policies: tuple[str, ...] = Field(min_length=1)
     first_seed: int = Field(1000, ge=0)
     num_seeds: int = Field(30, ge=1, le=1000)
@@ -76,35 +126,110 @@ class CellExperiment(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> CellExperiment:
-        for name in ("policies", "rates_per_s"):
+        for name in ("policies", "rates_per_s", "speeds"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must differ from each other; given {list(values)}")
-        if (self.fewest_steps or 1) > self.steps:
-            raise ValueError(
-                f"fewest_steps must be at most steps, {self.steps}; given {self.fewest_steps}"
-            )
-        check_length(max(self.rates_per_s), self.duration_s)
+        self._check_source()
+        self._check_devices()
+        self._check_sizes()
+        if not self.trace:
+            check_length(max(self.rates_per_s), self.duration_s)
         return self
+
+    def _check_source(self) -> None:
+        """A trace, or what requests are drawn from."""
+        if self.trace is not None:
+            self._refuse(_OF_DRAWN, "a trace says that itself: leave it out, or the trace")
+            return
+        self._refuse(_OF_TRACES, "allowed only with a trace")
+        for name in ("sizes", "rates_per_s"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: given none; at least one is needed, or a trace")
+
+    def _check_devices(self) -> None:
+        """One pool or a list of them, and failures."""
+        if self.pools:
+            self._refuse(_OF_ONE_POOL, "each of the pools says that itself")
+        elif self.profile is None:
+            raise ValueError("profile: given none; a latency profile is needed, or pools")
+        if self.mtbf_s is None:
+            self._refuse(_OF_FAILURES, "allowed only with mtbf_s: without it no replica fails")
+
+    def _check_sizes(self) -> None:
+        seen: set[tuple[object, ...]] = set()
+        for one in self.sizes:
+            steps = one.steps or self.steps
+            guidance = self.guidance if one.guidance is None else one.guidance
+            like = (one.width, one.height, steps, guidance, one.priority, one.name)
+            if like in seen:
+                raise ValueError(
+                    f"sizes: given {one.name} twice; allowed are sizes that differ in width, "
+                    "height, steps, guidance, priority or slo_class"
+                )
+            seen.add(like)
+        for size in self.sizes:
+            steps = size.steps or self.steps
+            if (self.fewest_steps or 1) > steps:
+                raise ValueError(
+                    f"fewest_steps must be at most steps, {steps} of {size.name}; given "
+                    f"{self.fewest_steps}"
+                )
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if name in self.model_fields_set:
+                given = self.model_dump(mode="json")[name]
+                raise ValueError(f"{name}: given {given!r:.60}; {why}")
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Over which policies are compared: rates per second, or speeds of the replay."""
+        return self.rates_per_s if self.trace is None else self.speeds
+
+    @property
+    def load_words(self) -> str:
+        """What a load is, for the heads of tables."""
+        return "per second" if self.trace is None else "speed"
+
+    def load_name(self, load: float) -> str:
+        """Return a load in words."""
+        return f"{load:g} per second" if self.trace is None else f"speed {load:g}"
+
+    @property
+    def all_pools(self) -> tuple[CellPool, ...]:
+        """The pools, also where the file says only one."""
+        if self.profile is None:
+            return self.pools
+        return (CellPool(profile=self.profile, replicas=self.replicas, max_batch=self.max_batch),)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether seeds differ: a replay without noise and failures is always the same."""
+        return self.trace is None or self.step_noise > 0 or self.mtbf_s is not None
 
     @property
     def seeds(self) -> range:
         """Those that are run."""
-        return range(self.first_seed, self.first_seed + self.num_seeds)
+        return range(self.first_seed, self.first_seed + (self.num_seeds if self.is_drawn else 1))
 
     def runs(self) -> Iterator[CellRun]:
-        """Every simulation of the experiment; those of one seed and rate have equal arrivals."""
-        for rate in self.rates_per_s:
+        """Every simulation of the experiment; those of one seed and load have equal arrivals."""
+        for load in self.loads:
             for seed in self.seeds:
                 for policy in self.policies:
-                    yield CellRun(policy, rate, seed)
+                    yield CellRun(policy, load, seed)
 
 
 class CellRun(NamedTuple):
-    """One simulation."""
+    """One simulation.
+
+    Attributes:
+        load: the rate per second, or the speed of the replay.
+    """
 
     policy: str
-    rate_per_s: float
+    load: float
     seed: int
 
 
@@ -116,10 +241,10 @@ def check_policy(name: str) -> None:
 def check_length(rate_per_s: float, duration_s: float) -> None:
     """Refuse a simulation of more requests than it could bear; ValueError."""
     most = rate_per_s * duration_s
-    if most > _MOST_REQUESTS:
+    if most > MOST_REQUESTS:
         raise ValueError(
             f"{rate_per_s:g} requests a second for {duration_s:g} s are {most:,.0f} a run; at most "
-            f"{_MOST_REQUESTS:,} are possible: lower the rate or the duration"
+            f"{MOST_REQUESTS:,} are possible: lower the rate or the duration"
         )
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from ray_cluster.policies.cost_fit import FittedCost, fit_step_cost
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.profiles.files import load_profile
-from ray_cluster.simulator.arrivals import constant_rate
+from ray_cluster.policies.types import RequestView
+from ray_cluster.simulator.add_ons import AddOnCost, mean_step_factor
 from ray_cluster.simulator.cell import Cell, CellResult, CellSpec, PoolSpec
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun, SizeShare
 from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
+from ray_cluster.simulator.cell_pools import PricedPool, priced_pools, times
+from ray_cluster.simulator.cell_workload import (
+    MODEL,
+    CellWorkload,
+    DrawnWorkload,
+    example_of,
+    workload_of,
+)
 from ray_cluster.simulator.noise import Hardware
-from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
+from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.workload import Arrival
 
-_MODEL = "model"
+Watch = Callable[[str, Run], None]
+_HERE = Path()
 
 
 @dataclass(frozen=True)
@@ -42,18 +52,21 @@ class CellRow:
     let_in: str
 
 
-def run_cell(experiment: CellExperiment, run: CellRun) -> CellRow:
-    """Simulate one policy, rate and seed."""
-    setting = Setting.of(experiment)
-    workload = setting.workload(run.rate_per_s, run.seed)
-    policy = cell_policy(
-        run.policy,
-        cost=setting.cost,
-        examples=setting.examples,
-        max_batch=experiment.max_batch,
-    )
-    result = Cell(setting.spec(policy, run.seed)).run(workload)
-    return _row(run, result)
+def run_cell(experiment: CellExperiment, run: CellRun, folder: Path = _HERE) -> CellRow:
+    """Simulate one policy, load and seed.
+
+    Args:
+        experiment: what is simulated.
+        run: which of its simulations.
+        folder: of its file, beside which a trace lies.
+    """
+    return _row(run, simulate_cell(Setting.of(experiment, folder), run))
+
+
+def simulate_cell(setting: Setting, run: CellRun, watch: Watch | None = None) -> CellResult:
+    """Simulate one policy, load and seed; `watch` is told of every run of steps."""
+    workload = setting.workload(run.load, run.seed)
+    return Cell(setting.spec(run.policy, run.seed, workload), watch).run(workload)
 
 
 def _row(run: CellRun, result: CellResult) -> CellRow:
@@ -76,116 +89,87 @@ class Setting:
     """An experiment's costs, requests and cells.
 
     Attributes:
-        fitted: the profile's cost, with its error.
-        cost: what a step takes in the simulation.
+        source: what comes.
+        pools: with what steps take there in the simulation.
         examples: a request of each size.
     """
 
     experiment: CellExperiment
-    fitted: FittedCost
-    kinds: tuple[str, ...]
-    cost: StepCost
+    source: CellWorkload
+    pools: tuple[PricedPool, ...]
     examples: tuple[RequestView, ...]
 
     @classmethod
-    def of(cls, experiment: CellExperiment) -> Setting:
-        """Work out a setting; ConfigError if the profile can't be read."""
-        profile = load_profile(experiment.profile)
-        fitted = fit_step_cost(profile)
-        examples = tuple(_example(size, experiment) for size in experiment.sizes)
-        cost = with_batching_gain(fitted.cost, examples, experiment.batching_gain)
-        return cls(experiment, fitted, profile.kinds, cost, examples)
+    def of(cls, experiment: CellExperiment, folder: Path = _HERE) -> Setting:
+        """Work out a setting.
 
-    def alone_s(self, size: SizeShare) -> float:
-        """Seconds of an image of a size with the device for itself."""
-        return self.experiment.steps * step_s(self.cost, work_of([_example(size, self.experiment)]))
+        Raises:
+            ConfigError: a profile or the trace can't be used.
+            ValueError: a profile has no steps, or the batching gain leaves nothing of them.
+        """
+        source = workload_of(experiment, folder)
+        examples = source.examples
+        return cls(experiment, source, priced_pools(experiment, examples), examples)
 
-    def workload(self, rate_per_s: float, seed: int) -> Sequence[Arrival]:
-        """Draw the arrivals of a seed."""
-        experiment = self.experiment
-        kinds = tuple(
-            Kind(
-                size.share,
-                _MODEL,
-                size.width,
-                size.height,
-                experiment.steps,
-                uses_guidance=experiment.guidance,
-                slo_class=size.name,
-            )
-            for size in experiment.sizes
-        )
-        slo_s = {
-            size.name: experiment.slo_s or experiment.slo_times_alone * self.alone_s(size)
-            for size in experiment.sizes
-        }
-        mix = Mix(kinds, lambda kind: slo_s[kind.slo_class])
-        curve = constant_rate(rate_per_s, experiment.duration_s)
-        drawn = draw_workload(mix, curve, seed=seed, cv=experiment.cv)
-        return [replace(one, fewest_steps=experiment.fewest_steps) for one in drawn]
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the profiles' figures."""
+        return tuple(sorted({kind for pool in self.pools for kind in pool.profile.kinds}))
 
-    def spec(self, policy: CellPolicy, seed: int) -> CellSpec:
+    def alone_s(self, one: RequestView) -> float:
+        """Seconds of an image with a device of the first pool for itself, without add-ons."""
+        return one.num_steps * step_s(self.pools[0].cost, work_of([one]))
+
+    def is_in_time(self, size: SizeShare) -> bool:
+        """Whether an image of a size is in time with a device for itself."""
+        drawn = DrawnWorkload(self.experiment)
+        alone_s = self.alone_s(example_of(drawn.kind_of(size)))
+        return alone_s <= drawn.slo_s(size, self.alone_s)
+
+    def workload(self, load: float, seed: int) -> Sequence[Arrival]:
+        """Return the arrivals of a seed."""
+        return self.source.arrivals(load, seed, self.alone_s)
+
+    def spec(self, policy: str, seed: int, workload: Sequence[Arrival]) -> CellSpec:
         """Return the cell that runs a policy."""
-        experiment = self.experiment
-        pool = PoolSpec(
-            name="pool",
-            model=_MODEL,
-            num_replicas=experiment.replicas,
-            hardware=Hardware(self.cost, noise_cv=experiment.step_noise),
-            max_batch=experiment.max_batch,
-            max_in_flight=policy.max_in_flight or experiment.max_batch,
-            told_cost=_times(self.cost, experiment.told_times),
-            policy=policy.steps,
-        )
+        policies = [self._policy(policy, pool) for pool in self.pools]
         return CellSpec(
-            (pool,),
+            tuple(
+                self._pool(pool, own, workload)
+                for pool, own in zip(self.pools, policies, strict=True)
+            ),
             seed=seed,
-            promises_deadlines=policy.promises_deadlines,
-            when_late=policy.when_late,
-            most_steps=policy.most_steps,
+            promises_deadlines=policies[0].promises_deadlines,
+            when_late=policies[0].when_late,
+            most_steps=policies[0].most_steps,
+            one_way_s=self.experiment.one_way_s,
         )
 
-
-def with_batching_gain(cost: StepCost, examples: Sequence[RequestView], gain: float) -> StepCost:
-    """Return a cost whose shared part is so many times as large.
-
-    What a request takes alone stays the same on average over the examples: a larger shared part
-    means that batches save more.
-    """
-    alone_s = sum(step_s(cost, work_of([one])) for one in examples) / len(examples)
-    own_s = alone_s - cost.fixed_s
-    if gain * cost.fixed_s >= alone_s or own_s <= 0:
-        raise ValueError(
-            f"a batching gain of {gain:g} leaves nothing of a step to each request; at most "
-            f"{alone_s / cost.fixed_s:.2f} is possible here"
+    def _policy(self, name: str, pool: PricedPool) -> CellPolicy:
+        return cell_policy(
+            name, cost=pool.cost, examples=self.examples, max_batch=pool.asked.max_batch
         )
-    factor = (alone_s - gain * cost.fixed_s) / own_s
-    return replace(
-        _times(cost, factor),
-        fixed_s=gain * cost.fixed_s,
-        decode_per_megapixel_s=cost.decode_per_megapixel_s,
-    )
 
-
-def _times(cost: StepCost, factor: float) -> StepCost:
-    return replace(
-        cost,
-        fixed_s=factor * cost.fixed_s,
-        per_megapixel_s=factor * cost.per_megapixel_s,
-        per_squared_megapixel_s=factor * cost.per_squared_megapixel_s,
-        per_further_size_s=factor * cost.per_further_size_s,
-    )
-
-
-def _example(size: SizeShare, experiment: CellExperiment) -> RequestView:
-    return RequestView(
-        request_id=size.name,
-        model=_MODEL,
-        width_px=size.width,
-        height_px=size.height,
-        num_steps=experiment.steps,
-        uses_guidance=experiment.guidance,
-        priority=0,
-        arrival_s=0.0,
-        deadline_s=float("inf"),
-    )
+    def _pool(self, pool: PricedPool, policy: CellPolicy, workload: Sequence[Arrival]) -> PoolSpec:
+        """Return a pool whose replicas know of add-ons what their steps take on average."""
+        experiment, asked = self.experiment, pool.asked
+        add_ons = AddOnCost(num_kept=experiment.kept_add_ons)
+        factor = mean_step_factor(add_ons, [len(one.controlnets) for one in workload])
+        has_add_ons = any(one.controlnets or one.loras for one in workload)
+        return PoolSpec(
+            name=pool.name,
+            model=MODEL,
+            num_replicas=asked.replicas,
+            hardware=Hardware(
+                pool.cost,
+                noise_cv=experiment.step_noise,
+                load_s=pool.load_s,
+                add_ons=add_ons if has_add_ons else None,
+            ),
+            max_batch=asked.max_batch,
+            max_in_flight=policy.max_in_flight or asked.max_batch,
+            told_cost=times(pool.cost, experiment.told_times * factor),
+            policy=policy.steps,
+            mtbf_s=math.inf if experiment.mtbf_s is None else experiment.mtbf_s,
+            repair_s=experiment.repair_s,
+        )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ray_cluster.errors import ConfigError
+from ray_cluster.simulator.cell_excerpt import excerpt_of, shown_runs
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_report import report_cells
-from ray_cluster.simulator.cell_runs import CellRow, Setting, run_cell
+from ray_cluster.simulator.cell_runs import Setting, run_cell
 from ray_cluster.simulator.reports import Report
-from ray_cluster.simulator.sp_excerpt import excerpt_of, shown_unit
+from ray_cluster.simulator.sp_excerpt import excerpt_of as sp_excerpt_of
+from ray_cluster.simulator.sp_excerpt import shown_unit
 from ray_cluster.simulator.sp_experiment import run_unit
 from ray_cluster.simulator.sp_file import SpFile, checked_units
 from ray_cluster.simulator.sp_report import report_groups
 from ray_cluster.simulator.task_files import read_mapping, validated
+from ray_cluster.simulator.workload import Arrival
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,7 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
         ConfigError: it can't be read, or says something that is not allowed; the message names the
             key, what was given and what is allowed.
     """
-    content = read_mapping(path, "experiment")
-    kind = content.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise ConfigError(
-            f"the experiment {path}: kind: given {kind!r:.80}; allowed: {', '.join(_KINDS)}"
-        )
+    content, kind = _read(path)
     if num_seeds is not None:
         content["num_seeds"] = num_seeds
     model, build = _KINDS[kind]
@@ -61,14 +59,47 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
         raise ConfigError(f"the experiment {path}: {error}") from None
 
 
-def _cells(experiment: CellExperiment, _folder: Path) -> Job:
-    # says at once what is wrong with the profile or the gain
-    Setting.of(experiment)
-    return Job(
-        experiment.name,
-        [partial(run_cell, experiment, run) for run in experiment.runs()],
-        lambda rows: report_cells(experiment, cast(Sequence[CellRow], rows)),
-    )
+def first_workload(path: Path) -> Sequence[Arrival]:
+    """Return the requests of an experiment's first load and seed, of the model of its profile.
+
+    Raises:
+        ConfigError: as :func:`load_experiment`, or the experiment is of another kind than ``cell``.
+    """
+    content, kind = _read(path)
+    if kind != "cell":
+        raise ConfigError(f"the experiment {path}: kind: given {kind}; traces are written of: cell")
+    experiment = validated(CellExperiment, content, path, "experiment")
+    try:
+        setting = Setting.of(experiment, path.parent)
+    except ValueError as error:
+        raise ConfigError(f"the experiment {path}: {error}") from None
+    model = setting.pools[0].profile.model
+    workload = setting.workload(experiment.loads[0], experiment.seeds[0])
+    return [replace(one, model=model) for one in workload]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """A file's keys and values, and its kind."""
+    content = read_mapping(path, "experiment")
+    kind = content.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ConfigError(
+            f"the experiment {path}: kind: given {kind!r:.80}; allowed: {', '.join(_KINDS)}"
+        )
+    return content, kind
+
+
+def _cells(experiment: CellExperiment, folder: Path) -> Job:
+    # says at once what is wrong with the profile, the gain or the trace
+    setting = Setting.of(experiment, folder)
+    runs = list(experiment.runs())
+    parts: list[Callable[[], Any]] = [partial(run_cell, experiment, run, folder) for run in runs]
+    parts += [partial(excerpt_of, experiment, run, folder) for run in shown_runs(experiment)]
+
+    def sum_up(results: Sequence[Any]) -> Report:
+        return report_cells(setting, results[: len(runs)], results[len(runs) :])
+
+    return Job(experiment.name, parts, sum_up)
 
 
 def _groups(file: SpFile, folder: Path) -> Job:
@@ -80,7 +111,7 @@ def _groups(file: SpFile, folder: Path) -> Job:
         return report_groups(file, units, list(chain.from_iterable(found)), excerpt)
 
     parts: list[Callable[[], Any]] = [partial(run_unit, unit) for unit in units]
-    return Job(file.name, [*parts, partial(excerpt_of, shown_unit(experiment, units))], sum_up)
+    return Job(file.name, [*parts, partial(sp_excerpt_of, shown_unit(experiment, units))], sum_up)
 
 
 _KINDS: dict[str, tuple[Any, Callable[[Any, Path], Job]]] = {

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.cost_model import StepWork, step_s, work_of
+from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore
 from ray_cluster.simulator.arrivals import Floats
+from ray_cluster.simulator.workload import ArrivalOf
 
 # steps after which a device's luck repeats itself
 _PERIOD = 4096
@@ -24,12 +26,14 @@ class Hardware:
         encode_s: seconds from the lease of a request to the moment when it can step.
         noise_cv: standard deviation over the mean of the seconds of equal steps.
         load_s: seconds from the start of a replica to its registration.
+        add_ons: what ControlNets and LoRAs cost; None if nothing.
     """
 
     cost: StepCost
     encode_s: float = 0.0
     noise_cv: float = 0.0
     load_s: float = 0.0
+    add_ons: AddOnCost | None = None
 
 
 class Device:
@@ -41,10 +45,16 @@ class Device:
     Args:
         hardware: its kind.
         seed: of its luck.
+        arrival_of: a request, by its id; needed where add-ons cost something.
     """
 
-    def __init__(self, hardware: Hardware, seed: Sequence[int]) -> None:
+    def __init__(
+        self, hardware: Hardware, seed: Sequence[int], arrival_of: ArrivalOf | None = None
+    ) -> None:
         self.hardware = hardware
+        self._add_ons: AddOnStore | None = None
+        if hardware.add_ons is not None and arrival_of is not None:
+            self._add_ons = AddOnStore(hardware.add_ons, arrival_of)
         self._num_steps = 0
         self._luck: Floats | None = None
         if hardware.noise_cv > 0:
@@ -53,12 +63,18 @@ class Device:
             rng = np.random.default_rng(list(seed))
             self._luck = rng.lognormal(-variance / 2, variance**0.5, _PERIOD)
 
+    def prepare_s(self, request_id: str, now_s: float) -> float:
+        """Return the seconds from the lease of a request until it can step."""
+        encode_s = self.hardware.encode_s
+        if self._add_ons is None:
+            return encode_s
+        return max(encode_s, self._add_ons.ready_s(request_id, now_s) - now_s)
+
     def step_ends_s(self, requests: Sequence[RequestView], count: int) -> list[float]:
         """Return the seconds from now until each of the next equal steps ends, [count]."""
-        return self._ends_s(work_of(requests), count)
-
-    def _ends_s(self, work: StepWork, count: int) -> list[float]:
-        each_s = step_s(self.hardware.cost, work)
+        each_s = step_s(self.hardware.cost, work_of(requests))
+        if self._add_ons is not None:
+            each_s += self._add_ons.step_s(self.hardware.cost, requests)
         if self._luck is None:
             return [each_s * number for number in range(1, count + 1)]
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD

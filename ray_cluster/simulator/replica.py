@@ -114,7 +114,8 @@ class SimulatedReplica:
         for lease in leases:
             request_id = lease.request.request_id
             self._rows[request_id] = Row(lease, self._view_of(request_id))
-            self._events.after(self._device.hardware.encode_s, partial(self._ready, lease))
+            prepare_s = self._device.prepare_s(request_id, self._events.now_s)
+            self._events.after(prepare_s, partial(self._ready, lease))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop rows; a step that they are in goes on without an effect on them."""

@@ -48,12 +48,16 @@ class Bar:
     Attributes:
         row: its number.
         label: by which it is coloured.
+        low: share of the row's height at which it begins, from below.
+        high: share at which it ends.
     """
 
     row: int
     begin_s: float
     end_s: float
     label: str
+    low: float = 0.0
+    high: float = 1.0
 
 
 @dataclass(frozen=True)

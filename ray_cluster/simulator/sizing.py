@@ -124,7 +124,7 @@ def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
         setting = Setting.of(task.experiment(device, 1))
     except ValueError as error:
         raise ConfigError(f"{device.profile}: {error}") from None
-    late = sum(size.share for size in task.sizes if setting.alone_s(size) > task.slo_s)
+    late = sum(size.share for size in task.sizes if not setting.is_in_time(size))
     if late > (1 - task.attainment) * sum(size.share for size in task.sizes):
         return Sizing(device, setting.kinds, 0, None, None, "latency")
     least = least_replicas(task, setting)
@@ -147,10 +147,11 @@ def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
 
 def least_replicas(task: SizingTask, setting: Setting) -> int:
     """Return how many replicas have the seconds that the wanted share takes in full batches."""
-    cost = share_cost(setting.cost, setting.experiment.max_batch)
+    (pool,) = setting.pools
+    cost = share_cost(pool.cost, pool.asked.max_batch)
     shares = sum(size.share for size in task.sizes)
     image_s = sum(
-        size.share / shares * task.steps * step_s(cost, work_of([example]))
+        size.share / shares * example.num_steps * step_s(cost, work_of([example]))
         for size, example in zip(task.sizes, setting.examples, strict=True)
     )
     return max(1, math.ceil(task.attainment * task.rate_per_s * image_s))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ray_cluster.config_problems import describe
 from ray_cluster.errors import ConfigError
@@ -46,10 +46,19 @@ class TraceRow(BaseModel):
     slo_s: _Finite | None = Field(None, gt=0, description="seconds to the deadline; none if absent")
     slo_class: str = Field("default", min_length=1, description="under which it is counted")
     priority: int = Field(0, ge=-100, le=100)
+    fewest_steps: int | None = Field(None, ge=1, description="if that brings it in time; all")
     controlnets: Names = ()
     loras: Names = ()
     mask_ratio: _Finite | None = Field(None, ge=0, le=1, description="of an edit")
     template: str | None = Field(None, min_length=1, description="of an edit: its image")
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> TraceRow:
+        if (self.fewest_steps or 1) > self.steps:
+            raise ValueError(
+                f"fewest_steps must be at most steps, {self.steps}; given {self.fewest_steps}"
+            )
+        return self
 
     def arrival(self) -> Arrival:
         """The same as a workload's request."""
@@ -67,6 +76,7 @@ class TraceRow(BaseModel):
             loras=self.loras,
             mask_ratio=self.mask_ratio,
             template=self.template,
+            fewest_steps=self.fewest_steps,
         )
 
     @classmethod
@@ -86,6 +96,7 @@ class TraceRow(BaseModel):
             loras=arrival.loras,
             mask_ratio=arrival.mask_ratio,
             template=arrival.template,
+            fewest_steps=arrival.fewest_steps,
         )
 
 

@@ -48,6 +48,10 @@ class Arrival:
     template: str | None = None
 
 
+ArrivalOf = Callable[[str], Arrival]
+"""A request of a workload, by its id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of request, and its share of a mix (shares need not add up to 1)."""

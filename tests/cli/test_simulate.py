@@ -60,8 +60,49 @@ def test_it_shows_tables_and_writes_figures_and_plots(
     figures = json.loads((out / "tiny.json").read_text())
     assert [len(cell["samples"]) for cell in figures["cells"]] == [2] * 4
     assert "Done in time" in (out / "tiny.txt").read_text()
-    with Image.open(out / "tiny-attainment.png") as plot:
-        assert plot.width > 400
+    for name in ("attainment", "classes", "waiting"):
+        with Image.open(out / f"tiny-{name}.png") as plot:
+            assert plot.width > 400
+    with Image.open(out / "tiny-timeline.png") as timeline:
+        counts = {colour: count for count, colour in timeline.convert("RGB").getcolors(1 << 20)}
+    # the only size there is, in bars and not in the legend alone
+    assert counts[0x00, 0x72, 0xB2] > 2000
+
+
+def test_the_requests_of_an_experiment_are_written_as_a_trace_and_replayed(
+    cli: Cli, experiment: Path, tmp_path: Path
+) -> None:
+    trace, out = tmp_path / "tiny.csv", tmp_path / "out"
+    result = cli("simulate", experiment, "--out", out, "--write-trace", trace)
+    assert result.exit_code == 0, result.output
+    rows = trace.read_text().splitlines()
+    assert rows[0] == "arrival_s,model,width,height,steps,slo_s,slo_class"
+    assert f"wrote {len(rows) - 1} requests" in result.stderr
+    assert not out.exists()
+    drawn = ("sizes", "steps", "rates_per_s", "duration_s")
+    content = {**yaml.safe_load(EXPERIMENT), "trace": "tiny.csv", "speeds": [1, 2]}
+    experiment.write_text(
+        yaml.safe_dump({key: value for key, value in content.items() if key not in drawn})
+    )
+    assert cli("simulate", experiment, "--out", out, "--processes", 1).exit_code == 0
+    assert f"{len(rows) - 1} requests in" in (out / "tiny.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "trace", "message"),
+    [
+        (1, "tiny.txt", "ends in .csv or .jsonl; given 'tiny.txt'"),
+        (1, "none/tiny.csv", "--write-trace"),
+        (2, "tiny.csv", "one experiment; given 2"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_refused(
+    cli: Cli, experiment: Path, tmp_path: Path, files: int, trace: str, message: str
+) -> None:
+    result = cli("simulate", *[experiment] * files, "--write-trace", tmp_path / trace)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
 
 
 def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) -> None:
@@ -82,7 +123,14 @@ def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"kind": "cellar"}, "kind"), ({"rates_per_s": []}, "rates_per_s"), ({"cv": -1}, "cv")],
+    [
+        ({"kind": "cellar"}, "kind"),
+        ({"rates_per_s": []}, "rates_per_s"),
+        ({"cv": -1}, "cv"),
+        ({"night": 2}, "night: "),
+        ({"trace": "t.csv"}, "sizes: given"),
+        ({"repair_s": 3}, "allowed only with mtbf_s"),
+    ],
 )
 def test_a_file_that_is_wrong_is_refused_in_a_sentence(
     cli: Cli, experiment: Path, changes: dict[str, object], message: str

@@ -11,11 +11,14 @@ import yaml
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import StepCost
+from ray_cluster.simulator.cell_excerpt import excerpt_of, shown_runs
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_policies import KNOWN
+from ray_cluster.simulator.cell_pools import with_batching_gain
 from ray_cluster.simulator.cell_report import report_cells
-from ray_cluster.simulator.cell_runs import Setting, run_cell, with_batching_gain
+from ray_cluster.simulator.cell_runs import Setting, run_cell
 from ray_cluster.simulator.experiments import load_experiment
+from ray_cluster.simulator.reports import Report
 from tests.fakes import request_view
 
 SMALL: dict[str, Any] = {
@@ -33,6 +36,19 @@ SMALL: dict[str, Any] = {
     "first_seed": 0,
     "num_seeds": 2,
 }
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in SMALL.items() if name != key}
+
+
+def pools(*given: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in SMALL.items() if key not in ("replicas", "max_batch")}
+    return {**{key: value for key, value in kept.items() if key != "profile"}, "pools": given}
+
+
+def sizes(*given: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**SMALL, **changes, "sizes": [{"width": 512, "height": 512, **one} for one in given]}
 
 
 def small(**changes: Any) -> CellExperiment:
@@ -88,9 +104,9 @@ def test_fewer_steps_count_only_where_clients_put_up_with_them() -> None:
 
 
 def test_the_report_says_simulated_and_compares_pairs() -> None:
-    experiment = small()
-    report = report_cells(experiment, [run_cell(experiment, run) for run in experiment.runs()])
-    assert "Simulated, modelled times (sdxl-h100" in report.what
+    report = reported(small())
+    assert "Simulated, modelled times" in report.what
+    assert "2 as sdxl-h100" in report.what
     assert all("simulated" in table.title for table in report.tables)
     assert report.figures["profile_kinds"] == ["modelled"]
     cells = {(one["policy"], one["rate_per_s"]): one for one in report.figures["cells"]}
@@ -99,11 +115,40 @@ def test_the_report_says_simulated_and_compares_pairs() -> None:
     assert busy["attainment"]["num"] == 2
     assert busy["attainment"]["value"] > alone["attainment"]["value"] + 0.3
     assert busy["refused"]["value"] > 0.1
-    (plot,) = report.plots
+    plot, by_class, _ = report.plots
     assert list(plot.lines["fcfs"].x) == [2.0, 12.0]
     assert plot.lines["fcfs"].y == pytest.approx(
         [100 * cells["fcfs", rate]["attainment"]["value"] for rate in (2.0, 12.0)]
     )
+    assert list(by_class.lines) == ["512x512", "1024x1024"]
+    assert by_class.lines["512x512"].y[1] == pytest.approx(
+        100 * busy["by_class"]["512x512"]["value"]
+    )
+
+
+def reported(experiment: CellExperiment) -> Report:
+    setting, here = Setting.of(experiment), Path()
+    rows = [run_cell(experiment, run) for run in experiment.runs()]
+    return report_cells(
+        setting, rows, [excerpt_of(experiment, run, here) for run in shown_runs(experiment)]
+    )
+
+
+def test_false_refusals_are_shown_as_shares_of_the_arrivals_and_of_the_refused() -> None:
+    report = reported(small(policies=["deadline", "deadline/open"]))
+    table = next(one for one in report.tables if one.title.startswith("Refusals"))
+    quiet, busy = table.rows
+    assert len(table.columns) == len(busy) == 5
+    assert quiet[-1] == ""
+    refused, false, share = (float(busy[n].split(" ")[0]) for n in (1, 3, 4))
+    assert 0 < false < refused < 100
+    # means over seeds of ratios are about the ratio of the means
+    assert share == pytest.approx(100 * false / refused, rel=0.3)
+    alone = reported(small(policies=["deadline"], rates_per_s=[12]))
+    assert [len(one.columns) for one in alone.tables] == [2, 4, 3]
+    assert not any("gains" in one.title for one in alone.tables)
+    without = reported(small(policies=["fcfs"], rates_per_s=[2]))
+    assert not any("Refusals" in one.title for one in without.tables)
 
 
 def test_a_batching_gain_changes_what_batches_save_and_not_what_a_request_takes_alone() -> None:
@@ -135,8 +180,9 @@ def written(path: Path, content: Any) -> Path:
 
 def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: Path) -> None:
     job = load_experiment(written(tmp_path, SMALL))
-    assert (job.name, len(job.parts)) == ("small", 2 * 2 * 4)
-    assert len(load_experiment(written(tmp_path, SMALL), num_seeds=1).parts) == 8
+    # and one more part for each load, which is shown
+    assert (job.name, len(job.parts)) == ("small", 2 * 2 * 4 + 2)
+    assert len(load_experiment(written(tmp_path, SMALL), num_seeds=1).parts) == 8 + 2
 
 
 @pytest.mark.parametrize(
@@ -159,6 +205,33 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
         ("kind: cell\nwhat: 2020-99-99", "cannot read"),
         ("kind: " + "[" * 5000, "nested too deeply"),
         ({**SMALL, "profile": "flux-h100-a"}, "has no steps on one device"),
+        ({**SMALL, "night": 1.5}, "night: .*less than or equal to 1 .given 1.5"),
+        ({**SMALL, "add_ons": "service-c"}, "add_ons: .*'service-a'.*given 'service-c'"),
+        ({**SMALL, "mtbf_s": 5}, "mtbf_s: .*greater than or equal to 10 .given 5"),
+        ({**SMALL, "repair_s": 5}, "repair_s: given 5.0; allowed only with mtbf_s"),
+        ({**SMALL, "load_s": 5}, "load_s: given 5.0; allowed only with mtbf_s"),
+        ({**SMALL, "one_way_s": -1}, "one_way_s: .*given -1"),
+        ({**SMALL, "speeds": [2]}, r"speeds: given \[2.0\]; allowed only with a trace"),
+        ({**SMALL, "model": "sdxl"}, "model: given 'sdxl'; allowed only with a trace"),
+        ({**SMALL, "trace": "t.csv"}, "sizes: given .*; a trace says that itself"),
+        ({**SMALL, "pools": [{"profile": "sdxl-h100"}]}, "profile: given 'sdxl-h100'; each of the"),
+        (without("profile"), "profile: given none; a latency profile is needed, or pools"),
+        (without("sizes"), "sizes: given none; at least one is needed, or a trace"),
+        (without("rates_per_s"), "rates_per_s: given none"),
+        (pools({"profile": "sdxl-h100", "times": 0}), "pools.0.times: .*given 0"),
+        (pools({"profile": "a", "speed": 1}), "pools.0.speed: there is no such key.*allowed: prof"),
+        (
+            pools({"profile": "sdxl-h100"}, {"profile": "sd3-h100"}),
+            "pools: given profiles of sd3 and sdxl; allowed are profiles of one model",
+        ),
+        (sizes({"slo_s": 3, "slo_times_alone": 2}), "slo_s or slo_times_alone; given 3 and 2"),
+        (
+            sizes({}, {"steps": 20, "slo_s": 3}),
+            "sizes: given 512x512 twice; allowed are sizes that differ",
+        ),
+        (sizes({"steps": 10}, fewest_steps=15), "at most steps, 10 of 512x512; given 15"),
+        (sizes({"stepz": 10}), "sizes.0.stepz: there is no such key; did you mean 'steps'"),
+        (sizes({"priority": 101}), "sizes.0.priority: .*given 101"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: Any, message: str) -> None:

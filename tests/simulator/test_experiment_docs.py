@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import BaseModel
 
-from ray_cluster.simulator.cell_experiment import CellExperiment
+from ray_cluster.simulator.add_ons import MIXES, AddOnCost, MixName
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellPool, SizeShare
 from ray_cluster.simulator.cell_policies import KNOWN
 from ray_cluster.simulator.sizing import Device, SizingTask
 from ray_cluster.simulator.sp_experiment import BOUND
 from ray_cluster.simulator.sp_file import SpFile
 from ray_cluster.simulator.sp_tuning import FAMILIES
+from ray_cluster.simulator.traces import TraceRow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
 EXPERIMENTS, PLANS = PAGE.split("## How many replicas")
 FIRST, CELL, GROUPS = re.split(r"^## `kind: .*", EXPERIMENTS, flags=re.MULTILINE)
+KEYS, TRACES, ADD_ONS = re.split(r"^### .*", CELL, flags=re.MULTILINE)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -33,13 +37,52 @@ def named(text: str) -> set[str]:
     return {name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-@pytest.mark.parametrize(("schema", "section"), [(CellExperiment, CELL), (SpFile, GROUPS)])
+@pytest.mark.parametrize(
+    ("schema", "section"), [(CellExperiment, KEYS), (SpFile, GROUPS)], ids=["cell", "sp"]
+)
 def test_every_key_is_described_with_its_default(schema: type[BaseModel], section: str) -> None:
     table = {name: row for row in rows(FIRST + section) for name in re.findall(r"`(.+?)`", row[0])}
     for key, field in schema.model_fields.items():
         assert key in table, key
         if isinstance(field.default, int | float):
             assert str(field.default).lower().removesuffix(".0") in table[key][2], key
+
+
+@pytest.mark.parametrize("schema", [SizeShare, CellPool])
+def test_every_key_of_a_size_and_a_pool_is_described(schema: type[BaseModel]) -> None:
+    for key, field in schema.model_fields.items():
+        shown = re.search(rf"`{key}`(?: \((\S+)\))?", KEYS[KEYS.index("A size is") :])
+        assert shown is not None, key
+        if isinstance(field.default, int | float):
+            assert shown[1] == str(field.default).removesuffix(".0"), key
+
+
+def test_every_column_of_a_trace_is_described() -> None:
+    table = {name: row for row in rows(TRACES) for name in re.findall(r"`(.+?)`", row[0])}
+    assert set(table) == set(TraceRow.model_fields)
+    for key, field in TraceRow.model_fields.items():
+        assert field.is_required() == (table[key][-1] == ""), key
+
+
+def test_what_add_ons_cost_is_what_is_described() -> None:
+    assert named(ADD_ONS) - {"add_ons"} == set(MIXES) - {"none"}
+    for row in rows(ADD_ONS)[1:]:
+        mix = MIXES[cast(MixName, row[0].strip("`"))]
+        for add_ons, cell in zip((mix.controlnets, mix.loras), row[1:], strict=True):
+            if add_ons is None:
+                assert cell == "none"
+                continue
+            shares = [float(one) / 100 for one in cell.split(" %")[0].split(",")]
+            given = [*add_ons.count_shares, *(0.0,) * (len(shares) - len(add_ons.count_shares))]
+            assert shares == pytest.approx(given)
+            assert cell.endswith(f"of {add_ons.num_distinct}")
+    cost = AddOnCost()
+    for figure in (
+        f"takes {cost.controlnet_share:.3f} of",
+        f"{cost.controlnet_fetch_s:g} s for a",
+        f"{cost.lora_fetch_s:.2f} s for a LoRA",
+    ):
+        assert figure in " ".join(ADD_ONS.split()), figure
 
 
 def test_every_key_of_a_task_is_described() -> None:

@@ -27,6 +27,7 @@ arrivals = st.builds(
     loras=st.lists(names, max_size=2).map(tuple),
     mask_ratio=st.one_of(st.none(), st.floats(0, 1)),
     template=st.one_of(st.none(), names),
+    fewest_steps=st.one_of(st.none(), st.just(1)),
 )
 
 
@@ -66,6 +67,11 @@ HEADER = "arrival_s,model,width,height,steps"
         ("a.csv", f"{HEADER}\n1,m,64,64,5,6\n", ("line 2", "more cells than the header")),
         ("a.csv", f"{HEADER}\n", ("no requests",)),
         ("a.csv", "", ("no requests",)),
+        (
+            "a.csv",
+            f"{HEADER},fewest_steps\n1,m,64,64,5,6\n",
+            ("line 2", "fewest_steps must be at most steps, 5; given 6"),
+        ),
         ("a.jsonl", "{}\n", ("line 1", "arrival_s", "required")),
         ("a.jsonl", "\n[1]\n", ("line 2", "not an object")),
         ("a.jsonl", "{\n", ("line 1", "not JSON")),

@@ -1,0 +1,118 @@
+"""What the pools of an experiment cost: their profiles, fitted, and changed as its file says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.policies.cost_fit import FittedCost, fit_step_cost
+from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.latency import LatencyProfile
+from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.profiles.files import load_profile
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellPool
+
+
+@dataclass(frozen=True, slots=True)
+class PricedPool:
+    """A pool with its costs.
+
+    Attributes:
+        name: begins its replicas' names.
+        fitted: the profile's cost, with its error.
+        cost: what a step takes in the simulation.
+        load_s: seconds that a replica loads after a failure.
+    """
+
+    name: str
+    asked: CellPool
+    profile: LatencyProfile
+    fitted: FittedCost
+    cost: StepCost
+    load_s: float
+
+
+def priced_pools(
+    experiment: CellExperiment, examples: Sequence[RequestView]
+) -> tuple[PricedPool, ...]:
+    """Return an experiment's pools with their costs.
+
+    Args:
+        experiment: what is simulated.
+        examples: a request of each sort, over which a batching gain keeps the mean.
+
+    Raises:
+        ConfigError: a profile can't be read, or profiles are of several models.
+        ValueError: a profile has no steps, or the gain leaves nothing of them.
+    """
+    pools = []
+    for asked, name in zip(experiment.all_pools, _names(experiment), strict=True):
+        profile = load_profile(asked.profile)
+        fitted = fit_step_cost(profile)
+        cost = with_batching_gain(fitted.cost, examples, experiment.batching_gain)
+        pools.append(
+            PricedPool(
+                name, asked, profile, fitted, times(cost, asked.times), _load_s(experiment, profile)
+            )
+        )
+    models = {pool.profile.model for pool in pools}
+    if len(models) > 1:
+        raise ConfigError(
+            f"pools: given profiles of {' and '.join(sorted(models))}; allowed are profiles of one "
+            "model on several devices"
+        )
+    return tuple(pools)
+
+
+def _names(experiment: CellExperiment) -> list[str]:
+    if not experiment.pools:
+        return ["pool"]
+    seen: Counter[str] = Counter()
+    names = []
+    for pool in experiment.pools:
+        seen[pool.profile] += 1
+        number = seen[pool.profile]
+        names.append(pool.profile if number == 1 else f"{pool.profile}/{number}")
+    return names
+
+
+def _load_s(experiment: CellExperiment, profile: LatencyProfile) -> float:
+    """As the experiment says, or the profile."""
+    if experiment.load_s is not None:
+        return experiment.load_s
+    rows = profile.of("load")
+    return rows[0].seconds if rows else 0.0
+
+
+def with_batching_gain(cost: StepCost, examples: Sequence[RequestView], gain: float) -> StepCost:
+    """Return a cost whose shared part is so many times as large.
+
+    What a request takes alone stays the same on average over the examples: a larger shared part
+    means that batches save more.
+    """
+    alone_s = sum(step_s(cost, work_of([one])) for one in examples) / len(examples)
+    own_s = alone_s - cost.fixed_s
+    if gain * cost.fixed_s >= alone_s or own_s <= 0:
+        raise ValueError(
+            f"a batching gain of {gain:g} leaves nothing of a step to each request; at most "
+            f"{alone_s / cost.fixed_s:.2f} is possible here"
+        )
+    factor = (alone_s - gain * cost.fixed_s) / own_s
+    return replace(
+        times(cost, factor),
+        fixed_s=gain * cost.fixed_s,
+        decode_per_megapixel_s=cost.decode_per_megapixel_s,
+    )
+
+
+def times(cost: StepCost, factor: float) -> StepCost:
+    """Return a cost whose steps take so many times as long."""
+    return replace(
+        cost,
+        fixed_s=factor * cost.fixed_s,
+        per_megapixel_s=factor * cost.per_megapixel_s,
+        per_squared_megapixel_s=factor * cost.per_squared_megapixel_s,
+        per_further_size_s=factor * cost.per_further_size_s,
+    )

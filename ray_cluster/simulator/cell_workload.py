@@ -1,0 +1,182 @@
+"""What comes in an experiment: drawn from its sizes, or replayed from a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.policies.types import RequestView
+from ray_cluster.simulator.add_ons import MIXES
+from ray_cluster.simulator.arrivals import RateCurve, constant_rate, daily_rate
+from ray_cluster.simulator.cell_experiment import MOST_REQUESTS, CellExperiment, SizeShare
+from ray_cluster.simulator.traces import read_trace
+from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
+
+MODEL = "model"
+
+AloneS = Callable[[RequestView], float]
+"""Seconds of a request with a device for itself."""
+
+
+@dataclass(frozen=True)
+class DrawnWorkload:
+    """Requests of an experiment's sizes, at random instants."""
+
+    experiment: CellExperiment
+
+    @property
+    def examples(self) -> tuple[RequestView, ...]:
+        """A request of each size."""
+        return tuple(example_of(self.kind_of(size)) for size in self.experiment.sizes)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Service classes, in the order of the file."""
+        return tuple(dict.fromkeys(size.name for size in self.experiment.sizes))
+
+    @property
+    def words(self) -> str:
+        """What it is, for readers of the report."""
+        experiment = self.experiment
+        night = experiment.night
+        course = "" if night is None else f" over a day, at night {night:g} of the peak's rate"
+        add_ons = "" if experiment.add_ons == "none" else f", add-ons as of {experiment.add_ons}"
+        return f"{experiment.duration_s:g} s of arrivals{course}{add_ons}"
+
+    def kind_of(self, size: SizeShare) -> Kind:
+        """Return a size's requests; what it leaves out is the experiment's."""
+        guidance = self.experiment.guidance if size.guidance is None else size.guidance
+        return Kind(
+            size.share,
+            MODEL,
+            size.width,
+            size.height,
+            size.steps or self.experiment.steps,
+            uses_guidance=guidance,
+            slo_class=size.name,
+            priority=size.priority,
+        )
+
+    def slo_s(self, size: SizeShare, alone_s: AloneS) -> float:
+        """Return the seconds to the deadline of a size's requests."""
+        if size.slo_s is not None:
+            return size.slo_s
+        if size.slo_times_alone is None and self.experiment.slo_s is not None:
+            return self.experiment.slo_s
+        times = size.slo_times_alone or self.experiment.slo_times_alone
+        return times * alone_s(example_of(self.kind_of(size)))
+
+    def arrivals(self, rate_per_s: float, seed: int, alone_s: AloneS) -> list[Arrival]:
+        """Draw the requests of a seed."""
+        experiment = self.experiment
+        kinds = {self.kind_of(size): self.slo_s(size, alone_s) for size in experiment.sizes}
+        add_ons = MIXES[experiment.add_ons]
+        mix = Mix(tuple(kinds), kinds.__getitem__, add_ons.controlnets, add_ons.loras)
+        drawn = draw_workload(mix, self._curve(rate_per_s), seed=seed, cv=experiment.cv)
+        if experiment.fewest_steps is None:
+            return drawn
+        return [replace(one, fewest_steps=experiment.fewest_steps) for one in drawn]
+
+    def _curve(self, rate_per_s: float) -> RateCurve:
+        experiment = self.experiment
+        if experiment.night is None:
+            return constant_rate(rate_per_s, experiment.duration_s)
+        return daily_rate(experiment.night * rate_per_s, rate_per_s, experiment.duration_s)
+
+
+@dataclass(frozen=True)
+class ReplayedWorkload:
+    """Requests of a trace, at their instants or faster."""
+
+    experiment: CellExperiment
+    trace: tuple[Arrival, ...]
+
+    @classmethod
+    def of(cls, experiment: CellExperiment, path: Path) -> ReplayedWorkload:
+        """Read a trace.
+
+        Raises:
+            ConfigError: it can't be read, has too many requests, or those of several models of
+                which the experiment names none.
+        """
+        trace = read_trace(path)
+        models = sorted({one.model for one in trace})
+        if experiment.model not in models and (experiment.model or len(models) > 1):
+            raise ConfigError(
+                f"model: given {experiment.model!r}; the trace {path} has {', '.join(models)}"
+            )
+        trace = [one for one in trace if experiment.model in (None, one.model)]
+        if len(trace) > MOST_REQUESTS:
+            raise ConfigError(
+                f"the trace {path} has {len(trace):,} requests; at most {MOST_REQUESTS:,} are "
+                "possible"
+            )
+        return cls(experiment, tuple(replace(one, model=MODEL) for one in trace))
+
+    @property
+    def examples(self) -> tuple[RequestView, ...]:
+        """A request of each size, the largest first."""
+        by_size = {(one.width_px, one.height_px): one for one in self.trace}
+        return tuple(
+            example_of(by_size[size])
+            for size in sorted(by_size, key=lambda size: (-size[0] * size[1], size))
+        )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Service classes in alphabetical order."""
+        return tuple(sorted({one.slo_class for one in self.trace}))
+
+    @property
+    def words(self) -> str:
+        """What it is, for readers of the report."""
+        span_s = self.trace[-1].arrival_s
+        pace = f", {len(self.trace) / span_s:.3g} per second at speed 1" if span_s > 0 else ""
+        num_edits = sum(one.mask_ratio is not None for one in self.trace)
+        edits = f", {num_edits} of them edits, made as whole images" if num_edits else ""
+        return f"{len(self.trace)} requests in {span_s:g} s of {self.experiment.trace}{pace}{edits}"
+
+    def arrivals(self, speed: float, _seed: int, alone_s: AloneS) -> list[Arrival]:
+        """Replay the trace; all seeds are alike."""
+        experiment = self.experiment
+        found = []
+        for one in self.trace:
+            slo_s = one.slo_s
+            if math.isinf(slo_s):
+                times = experiment.slo_times_alone
+                slo_s = experiment.slo_s or times * alone_s(example_of(one))
+            found.append(replace(one, arrival_s=one.arrival_s / speed, slo_s=slo_s))
+        return found
+
+
+CellWorkload = DrawnWorkload | ReplayedWorkload
+
+
+def workload_of(experiment: CellExperiment, folder: Path) -> CellWorkload:
+    """Return what comes; ConfigError if a trace can't be used.
+
+    Args:
+        experiment: what is simulated.
+        folder: of its file, beside which a trace lies.
+    """
+    if experiment.trace is None:
+        return DrawnWorkload(experiment)
+    return ReplayedWorkload.of(experiment, folder / experiment.trace)
+
+
+def example_of(one: Kind | Arrival) -> RequestView:
+    """Return a request that never is late."""
+    return RequestView(
+        request_id=one.slo_class,
+        model=MODEL,
+        width_px=one.width_px,
+        height_px=one.height_px,
+        num_steps=one.num_steps,
+        uses_guidance=one.uses_guidance,
+        priority=0,
+        arrival_s=0.0,
+        deadline_s=float("inf"),
+    )

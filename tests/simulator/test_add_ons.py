@@ -1,0 +1,132 @@
+"""ControlNets and LoRAs cost what was published, and are fetched where they are not kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore, mean_step_factor
+from ray_cluster.simulator.cell import CellSpec, PoolSpec
+from ray_cluster.simulator.cell_experiment import CellRun
+from ray_cluster.simulator.cell_runs import Setting, run_cell
+from ray_cluster.simulator.noise import Hardware
+from ray_cluster.simulator.workload import Arrival
+from tests.fakes import request_view
+from tests.simulator.checked import simulate
+from tests.simulator.test_cell_experiment import reported, small
+
+COST = StepCost(fixed_s=0.05, per_megapixel_s=0.1)
+ADDED = AddOnCost(controlnet_share=0.5, controlnet_fetch_s=3.0, lora_fetch_s=0.4, num_kept=2)
+
+
+def arrival(
+    at_s: float = 0.0, controlnets: tuple[str, ...] = (), loras: tuple[str, ...] = ()
+) -> Arrival:
+    size = 1000, 1000, 10
+    return Arrival(at_s, "m", *size, uses_guidance=False, controlnets=controlnets, loras=loras)
+
+
+def store_of(**arrivals: Arrival) -> AddOnStore:
+    return AddOnStore(ADDED, arrivals.__getitem__)
+
+
+def views(*names: str) -> list[RequestView]:
+    return [request_view(name) for name in names]
+
+
+def test_images_with_controlnets_take_what_was_published() -> None:
+    share = AddOnCost().controlnet_share
+    # H800, 1024 px: without, with one, with three
+    assert 2.88 * (1 + 3 * share) == pytest.approx(7.09)
+    assert 2.88 * (1 + share) == pytest.approx(4.26, rel=0.01)
+    assert mean_step_factor(ADDED, [0, 1, 2, 1]) == 1.5
+    assert mean_step_factor(ADDED, []) == 1
+
+
+def test_rows_with_the_same_controlnet_go_through_it_together() -> None:
+    store = store_of(
+        a=arrival(controlnets=("x",)), b=arrival(controlnets=("x", "y")), c=arrival(loras=("z",))
+    )
+    for name in "abc":
+        store.ready_s(name, 0.0)
+    one, two = (step_s(COST, work_of(views(*"ab"[:num]))) for num in (1, 2))
+    assert store.step_s(COST, views("a", "b", "c")) == pytest.approx(0.5 * two + 0.5 * one)
+    assert store.step_s(COST, views("c")) == 0
+
+
+def test_what_is_lacking_is_fetched_one_after_the_other_and_what_is_kept_is_not() -> None:
+    store = store_of(
+        a=arrival(loras=("x", "y")),
+        b=arrival(loras=("y",)),
+        c=arrival(loras=("z",)),
+        d=arrival(loras=("x",)),
+        e=arrival(controlnets=("n",), loras=("x",)),
+        f=arrival(),
+    )
+    assert store.ready_s("a", 10.0) == pytest.approx(10.8)
+    # on its way
+    assert store.ready_s("b", 10.1) == pytest.approx(10.8)
+    assert store.ready_s("b", 11.0) == 11.0
+    assert store.ready_s("c", 11.0) == pytest.approx(11.4)
+    # two are kept, and x was used before both
+    assert store.ready_s("d", 20.0) == pytest.approx(20.4)
+    assert store.ready_s("e", 20.1) == pytest.approx(23.4)
+    assert store.ready_s("f", 20.1) == 20.1
+
+
+def test_an_image_waits_for_its_add_ons_and_its_controlnets_take_part_in_each_step() -> None:
+    hardware = Hardware(COST, encode_s=0.1, add_ons=ADDED)
+    spec = CellSpec((PoolSpec("p", "m", 1, hardware, max_batch=4, max_in_flight=4),))
+    wanted = arrival(0.0, controlnets=("x",), loras=("y",))
+    result, _ = simulate(spec, [wanted, arrival(20.0, controlnets=("x",)), arrival(40.0)])
+    took_s = [fate.end_s - fate.arrival.arrival_s for fate in result.fates]
+    assert took_s == pytest.approx([3.4 + 15 * 0.15, 0.1 + 15 * 0.15, 0.1 + 10 * 0.15])
+
+
+def test_others_step_while_add_ons_are_fetched() -> None:
+    hardware = Hardware(COST, add_ons=ADDED)
+    spec = CellSpec((PoolSpec("p", "m", 1, hardware, max_batch=4, max_in_flight=4),))
+    result, _ = simulate(spec, [arrival(0.0, controlnets=("x",)), arrival(0.1)])
+    assert result.fates[1].end_s == pytest.approx(0.1 + 1.5)
+
+
+def test_a_service_with_add_ons_attains_less_and_its_dispatcher_knows_the_mean() -> None:
+    changes = {"policies": ["deadline"], "rates_per_s": [5], "num_seeds": 1}
+    plain = small(**changes)
+    loaded = small(**changes, add_ons="service-a")
+    run = CellRun("deadline", 5.0, 0)
+    assert run_cell(loaded, run).attainment < run_cell(plain, run).attainment - 0.1
+    setting = Setting.of(loaded)
+    workload = setting.workload(5.0, 0)
+    (pool,) = setting.spec("deadline", 0, workload).pools
+    nets = sum(len(one.controlnets) for one in workload) / len(workload)
+    assert 1.6 < nets < 1.8
+    assert pool.told_cost is not None
+    factor = pool.told_cost.fixed_s / pool.hardware.cost.fixed_s
+    assert factor == pytest.approx(1 + nets * AddOnCost().controlnet_share)
+
+
+def test_the_report_says_who_has_add_ons_and_where_their_cost_is_from() -> None:
+    report = reported(
+        small(policies=["fcfs"], rates_per_s=[4], num_seeds=1, duration_s=60, add_ons="service-b")
+    )
+    assert "Add-ons cost what is published of SDXL" in report.what
+    nets, loras = report.tables[-1].rows
+    assert [len(nets), nets[0], loras[0]] == [5, "ControlNets", "LoRAs"]
+    assert [float(one) for one in nets[1:]] == pytest.approx([1.9, 25.1, 69.9, 3.1], abs=6)
+    assert sum(float(one) for one in loras[1:]) == pytest.approx(100, abs=0.2)
+    plain = reported(small(policies=["fcfs"], rates_per_s=[2], num_seeds=1, duration_s=10))
+    assert "Add-ons" not in plain.what
+    assert "ControlNets" not in str(plain.tables)
+
+
+def test_who_keeps_more_fetches_less() -> None:
+    rows = [
+        run_cell(
+            small(policies=["fcfs"], add_ons="service-a", kept_add_ons=kept, slo_times_alone=4),
+            CellRun("fcfs", 0.3, 0),
+        )
+        for kept in (0, 1000)
+    ]
+    assert rows[0].attainment < rows[1].attainment

@@ -1,0 +1,101 @@
+"""Several devices, failures and slow messages, as an experiment's file says them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ray_cluster.profiles.files import load_profile
+from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
+from ray_cluster.simulator.cell_runs import Setting, run_cell, simulate_cell
+from ray_cluster.simulator.replica import Run
+from tests.simulator.test_cell_experiment import pools, small
+
+RUN = CellRun("deadline/one-size", 4.0, 0)
+
+
+def of(**changes: Any) -> CellExperiment:
+    given = {"policies": ["deadline/one-size"], "rates_per_s": [4], "duration_s": 60}
+    return small(**given, **changes)
+
+
+def test_a_list_of_one_pool_is_what_the_short_form_is() -> None:
+    listed = pools({"profile": "sdxl-h100", "replicas": 2, "max_batch": 6})
+    long = CellExperiment.model_validate({**listed, "policies": ["fcfs"]})
+    short = small(policies=["fcfs"])
+    for load in short.loads:
+        run = CellRun("fcfs", load, 1)
+        assert run_cell(long, run) == run_cell(short, run)
+
+
+def made_by(setting: Setting, run: CellRun) -> Counter[str]:
+    """How many requests each pool stepped."""
+    pool_by_request: dict[str, str] = {}
+
+    def watch(name: str, steps: Run) -> None:
+        pool_by_request.update(dict.fromkeys(steps.request_ids, name.rsplit("-", 1)[0]))
+
+    simulate_cell(setting, run, watch)
+    return Counter(pool_by_request.values())
+
+
+def test_fast_devices_make_more_and_none_of_a_sort_is_left_out() -> None:
+    experiment = CellExperiment.model_validate(
+        {
+            **pools(
+                {"profile": "sdxl-h100", "replicas": 2},
+                {"profile": "sdxl-h100", "replicas": 2, "times": 3},
+            ),
+            "duration_s": 60,
+        }
+    )
+    setting = Setting.of(experiment)
+    assert [pool.name for pool in setting.pools] == ["sdxl-h100", "sdxl-h100/2"]
+    fast, slow = (pool.cost for pool in setting.pools)
+    assert slow.fixed_s == pytest.approx(3 * fast.fixed_s)
+    for policy in ("deadline", "deadline/one-size"):
+        made = made_by(setting, CellRun(policy, 6.0, 0))
+        assert made["sdxl-h100"] > 1.5 * made["sdxl-h100/2"] > 0
+
+
+def test_failures_and_slow_messages_cost_deadlines_and_come_as_the_seed_says() -> None:
+    safe, failing = run_cell(of(), RUN), of(mtbf_s=30, repair_s=10, load_s=20)
+    row = run_cell(failing, RUN)
+    assert row == run_cell(failing, RUN)
+    assert row.attainment < safe.attainment
+    tight = {"slo_times_alone": 1.2, "rates_per_s": [0.2], "duration_s": 100}
+    near, far = (
+        run_cell(small(one_way_s=way_s, **tight), CellRun("deadline/open", 0.2, 0))
+        for way_s in (0.0, 0.5)
+    )
+    assert far.attainment < near.attainment
+
+
+def test_replicas_load_as_long_as_the_file_or_else_the_profile_says(tmp_path: Path) -> None:
+    def load_s(experiment: CellExperiment) -> float:
+        return Setting.of(experiment).spec("fcfs", 0, []).pools[0].hardware.load_s
+
+    assert load_s(of(mtbf_s=100, load_s=7)) == 7
+    assert load_s(of(mtbf_s=100)) == 0
+    shipped = load_profile("sdxl-h100")
+    content = {
+        "format": "ray-cluster latency profile 1",
+        "model": "sdxl",
+        "device": "H100",
+        "kind": "modelled",
+        "source": "for a test of load times",
+        "guidance": True,
+        "rows": [
+            {"operation": "step", "width": row.key.width_px, "height": row.key.height_px}
+            | {"batch": row.key.batch, "seconds": row.seconds}
+            for row in shipped.of("step")
+        ]
+        + [{"operation": "load", "seconds": 41.0}],
+    }
+    path = tmp_path / "slow.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert load_s(of(mtbf_s=100, profile=str(path))) == 41
