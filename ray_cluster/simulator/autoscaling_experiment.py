@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -25,7 +25,7 @@ from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
 from ray_cluster.simulator.batch_tables import image_options, step_options
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.control_course import Course, course_of
+from ray_cluster.simulator.control_course import Run, course_of
 from ray_cluster.simulator.control_experiment import (
     ControlExperiment,
     GapCv,
@@ -128,8 +128,8 @@ class AutoscalingExperiment(ControlExperiment):
         return tuple(load_profile(one.profile) for one in self.workloads)
 
     @property
-    def num_gpus(self) -> dict[str, int]:
-        """Of every type."""
+    def gpus_by_type(self) -> dict[str, int]:
+        """How many each service has."""
         return {_device(one): one.num_gpus for one in self.workloads}
 
     def fleet(self) -> Fleet:
@@ -205,16 +205,9 @@ class AutoscalingRow:
     num_requests: int
 
 
-class AutoscalingRun(NamedTuple):
-    """What one run showed; its course only if it is to be seen."""
-
-    row: AutoscalingRow
-    course: Course | None
-
-
 def run_day(
     experiment: AutoscalingExperiment, policy: str, planner: Planner[Any], seed: int
-) -> AutoscalingRun:
+) -> Run[AutoscalingRow]:
     """Simulate one policy on one seed, from a few replicas that are loaded already."""
     events = EventQueue()
     fleet = experiment.fleet()
@@ -251,7 +244,7 @@ def run_day(
     assert len(cluster.outcomes) + cluster.num_running == len(jobs)
     row = _row(policy, seed, jobs, cluster.outcomes, rounds)
     course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_of(experiment), bin_s=BIN_S)
-    return AutoscalingRun(replace(row, gpu_hours=cluster.gpu_hours - hours_before), course)
+    return Run(replace(row, gpu_hours=cluster.gpu_hours - hours_before), course)
 
 
 def _row(

@@ -7,6 +7,7 @@ GPU-hours; if there are none, those with most in time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from ray_cluster.policies.fleet import Fleet
 from ray_cluster.policies.planner import AllocationPlanner, Planner
 from ray_cluster.simulator.autoscaling_experiment import (
     AutoscalingExperiment,
-    AutoscalingRun,
+    AutoscalingRow,
     begin_of,
     run_day,
 )
 from ray_cluster.simulator.clairvoyant import ClairvoyantPlanner
+from ray_cluster.simulator.control_course import Run
 from ray_cluster.simulator.control_experiment import (
     TUNING_SEEDS,
     ControlPolicy,
@@ -78,16 +80,16 @@ POLICIES: tuple[AutoscalingPolicy, ...] = (
 
 def run_one(
     experiment: AutoscalingExperiment, policy: AutoscalingPolicy, settings: Settings, seed: int
-) -> AutoscalingRun:
+) -> Run[AutoscalingRow]:
     """Simulate a policy on a seed."""
     planner = policy.build(experiment.fleet(), experiment, settings)
     return run_day(experiment, policy.name, planner, seed)
 
 
-def run_part(experiment: AutoscalingExperiment, run: ControlRun) -> AutoscalingRun:
+def run_part(experiment: AutoscalingExperiment, run: ControlRun) -> Run[AutoscalingRow]:
     """Simulate a run of an experiment's file."""
     found = run_one(experiment, policy_named(POLICIES, run.policy), run.settings, run.seed)
-    return found if experiment.shows(run.policy, run.seed) else found._replace(course=None)
+    return found if experiment.shows(run.policy, run.seed) else replace(found, course=None)
 
 
 def search(

@@ -1,18 +1,13 @@
-"""Tables and plots of experiments with a day of autoscaling."""
+"""What reports of experiments with a day of autoscaling say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
-
-from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment, AutoscalingRun
-from ray_cluster.simulator.comparison import Comparison
-from ray_cluster.simulator.control_choices import Choice
+from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment
 from ray_cluster.simulator.control_course import Course
-from ray_cluster.simulator.control_report import Figure, figures_of, preface, tables_of, trade_off
-from ray_cluster.simulator.control_timeline import gpu_timeline
-from ray_cluster.simulator.reports import Line, Panel, Report, Stack
+from ray_cluster.simulator.control_report import Figure, Form
+from ray_cluster.simulator.reports import Line, Panel, Stack
 
 _ATTAINMENT = Figure("attainment", "on time, %", 100, 2)
 _HOURS = Figure("gpu_hours", "GPU-hours", 1, 1)
@@ -23,44 +18,6 @@ _FIGURES = (
     Figure("num_plan_changes", "changes", 1, 1),
     Figure("num_starts", "starts", 1, 1),
 )
-
-
-def report_autoscaling(
-    experiment: AutoscalingExperiment, choices: Sequence[Choice], runs: Sequence[AutoscalingRun]
-) -> Report:
-    """Sum up all simulations of an experiment."""
-    found = Comparison(tuple(run.row for run in runs))
-    mean_requests = float(np.mean([run.row.num_requests for run in runs]))
-    what = (
-        f"{preface(experiment, experiment.profiles, mean_requests)} What is dropped or late is not "
-        "on time. A GPU counts as long as it is held, loading or serving. Changes are rounds that "
-        "start or stop replicas, starts the replicas that they ask for."
-    )
-    courses = {run.row.policy: run.course for run in runs if run.course is not None}
-    first, seed = experiment.policies[0], experiment.first_seed
-    timeline = gpu_timeline(
-        courses[first],
-        experiment.fleet(),
-        experiment.num_gpus,
-        title=f"{first}: how many GPUs serve, load or are broken (simulated); seed {seed}",
-    )
-    cost = trade_off(
-        found,
-        _HOURS,
-        _ATTAINMENT,
-        name="cost",
-        title=f"{experiment.name}: GPU-hours against requests on time (simulated)",
-        is_wide=False,
-    )
-    return Report(
-        experiment.name,
-        what,
-        tables_of(found, _FIGURES, choices),
-        [cost],
-        [timeline],
-        figures_of(experiment, experiment.profiles, found, _FIGURES, choices),
-        [_over_time(experiment, courses)],
-    )
 
 
 def _over_time(experiment: AutoscalingExperiment, courses: Mapping[str, Course]) -> Stack:
@@ -100,3 +57,17 @@ def _loading(course: Course) -> Line:
     """Of all pools."""
     numbers = [sum(pool.num_loading for pool in state.pools) for state in course.states]
     return Line(course.times_s, numbers)
+
+
+FORM: Form[AutoscalingExperiment] = Form(
+    words="What is dropped or late is not on time. A GPU counts as long as it is held, loading or "
+    "serving. Changes are rounds that start or stop replicas, starts the replicas that they ask "
+    "for.",
+    figures=_FIGURES,
+    x=_HOURS,
+    y=_ATTAINMENT,
+    plot="cost",
+    is_wide=False,
+    bars="how many GPUs serve, load or are broken",
+    over_time=_over_time,
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -24,7 +24,7 @@ from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import daily_rate, draw_arrivals
 from ray_cluster.simulator.batch_tables import image_options
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.control_course import Course, course_of
+from ray_cluster.simulator.control_course import Course, Run, course_of
 from ray_cluster.simulator.control_experiment import (
     ControlExperiment,
     GapCv,
@@ -88,6 +88,11 @@ class CascadeExperiment(ControlExperiment):
     def profiles(self) -> tuple[LatencyProfile, LatencyProfile]:
         """Of the light model and of the heavy one."""
         return load_profile(self.light_profile), load_profile(self.heavy_profile)
+
+    @property
+    def gpus_by_type(self) -> dict[str, int]:
+        """All are of one type."""
+        return {DEVICE: self.num_gpus}
 
     def fleet(self) -> Fleet:
         """Pools and the service, from the profiles.
@@ -165,20 +170,13 @@ class CascadeRow:
     num_requests: int
 
 
-class CascadeRun(NamedTuple):
-    """What one run showed; its course only if it is to be seen."""
-
-    row: CascadeRow
-    course: Course | None
-
-
 def run_cascade(
     experiment: CascadeExperiment,
     policy: str,
     planner: Planner[Any],
     seed: int,
     initial: Plan,
-) -> CascadeRun:
+) -> Run[CascadeRow]:
     """Simulate one policy on one seed, from replicas that are loaded already."""
     events = EventQueue()
     fleet = experiment.fleet()
@@ -209,7 +207,7 @@ def run_cascade(
     # what nobody serves to the end is late as well
     assert len(jobs) - len(cluster.outcomes) == cluster.num_running
     course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_s, bin_s=experiment.bin_s)
-    return CascadeRun(_row(policy, seed, cluster.outcomes, rounds, course), course)
+    return Run(_row(policy, seed, cluster.outcomes, rounds, course), course)
 
 
 def _row(

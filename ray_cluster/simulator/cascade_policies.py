@@ -7,6 +7,7 @@ best quality with at most 2 % violations, or, if there is none, of fewest violat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.planner import AllocationPlanner
 from ray_cluster.simulator.cascade_experiment import (
     CascadeExperiment,
-    CascadeRun,
+    CascadeRow,
     run_cascade,
     two_pools,
 )
+from ray_cluster.simulator.control_course import Run
 from ray_cluster.simulator.control_experiment import (
     TUNING_SEEDS,
     ControlPolicy,
@@ -108,17 +110,17 @@ POLICIES: tuple[CascadePolicy, ...] = (
 
 def run_one(
     experiment: CascadeExperiment, policy: CascadePolicy, settings: Settings, seed: int
-) -> CascadeRun:
+) -> Run[CascadeRow]:
     """Simulate a policy on a seed, begun with replicas that suit it."""
     planner = policy.build(experiment.fleet(), experiment, settings)
     initial = planner.fixed if isinstance(planner, FixedPlanner) else _initial(experiment)
     return run_cascade(experiment, policy.name, planner, seed, initial)
 
 
-def run_part(experiment: CascadeExperiment, run: ControlRun) -> CascadeRun:
+def run_part(experiment: CascadeExperiment, run: ControlRun) -> Run[CascadeRow]:
     """Simulate a run of an experiment's file."""
     found = run_one(experiment, policy_named(POLICIES, run.policy), run.settings, run.seed)
-    return found if experiment.shows(run.policy, run.seed) else found._replace(course=None)
+    return found if experiment.shows(run.policy, run.seed) else replace(found, course=None)
 
 
 def _cap(pool: PoolSpec, max_batch: float) -> int:

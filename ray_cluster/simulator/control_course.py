@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic
 
 import numpy as np
 
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.simulator.arrivals import Floats
+from ray_cluster.simulator.comparison import R
 from ray_cluster.simulator.controlled import Round
 from ray_cluster.simulator.model_server import Job
 from ray_cluster.simulator.outcomes import Outcome
@@ -64,6 +66,14 @@ class Course:
     def heavy_shares(self) -> Floats:
         """Of the answers [B]; not a number where there were none."""
         return _shares(self.heavy, self.answered)
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[R]):
+    """What one run showed; its course only if it is to be seen."""
+
+    row: R
+    course: Course | None
 
 
 def course_of(

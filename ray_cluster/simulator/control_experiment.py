@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ray_cluster.policies.fleet import Fleet
+from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.planner import Planner
 
 TUNING_SEEDS = tuple(range(10))
@@ -80,6 +81,16 @@ class ControlExperiment(BaseModel, ABC):
     def shows(self, policy: str, seed: int) -> bool:
         """Whether a run is shown over time: the first two policies on the first seed."""
         return policy in self.policies[:2] and seed == self.first_seed
+
+    @property
+    @abstractmethod
+    def profiles(self) -> tuple[LatencyProfile, ...]:
+        """Of each model."""
+
+    @property
+    @abstractmethod
+    def gpus_by_type(self) -> dict[str, int]:
+        """How many there are of each type, as the fleet calls them."""
 
     @abstractmethod
     def fleet(self) -> Fleet:

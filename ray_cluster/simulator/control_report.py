@@ -1,15 +1,17 @@
-"""What reports of experiments with a control loop have in common."""
+"""Sums up experiments with a control loop: tables, plots and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple
 
-from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.simulator.comparison import Comparison, R
 from ray_cluster.simulator.control_choices import Choice
-from ray_cluster.simulator.control_experiment import ControlExperiment
-from ray_cluster.simulator.reports import Line, Plot, Table
+from ray_cluster.simulator.control_course import Course, Run
+from ray_cluster.simulator.control_experiment import ControlExperiment, E
+from ray_cluster.simulator.control_timeline import gpu_timeline
+from ray_cluster.simulator.reports import Line, Plot, Report, Stack, Table
 
 
 class Figure(NamedTuple):
@@ -28,24 +30,72 @@ class Figure(NamedTuple):
     digits: int = 1
 
 
-def preface(
-    experiment: ControlExperiment, profiles: Sequence[LatencyProfile], num_requests: float
-) -> str:
-    """Return what was simulated, from which figures."""
+@dataclass(frozen=True, slots=True)
+class Form(Generic[E]):
+    """What the report of one kind of experiment says beside what all do.
+
+    Attributes:
+        words: what its figures mean.
+        figures: of every run.
+        x: figure of the horizontal axis of the plot of all policies.
+        y: figure of the other axis.
+        plot: name of the plot's file.
+        is_wide: whether x goes over decades.
+        bars: what the timeline's bars stand for.
+        over_time: draws the courses of some policies.
+    """
+
+    words: str
+    figures: Sequence[Figure]
+    x: Figure
+    y: Figure
+    plot: str
+    is_wide: bool
+    bars: str
+    over_time: Callable[[E, Mapping[str, Course]], Stack]
+
+
+def report_control(
+    experiment: E, choices: Sequence[Choice], runs: Sequence[Run[R]], form: Form[E]
+) -> Report:
+    """Sum up all simulations of an experiment."""
+    found = Comparison(tuple(run.row for run in runs))
+    courses = {run.row.policy: run.course for run in runs if run.course is not None}
+    first = experiment.policies[0]
+    timeline = gpu_timeline(
+        courses[first],
+        experiment.fleet(),
+        experiment.gpus_by_type,
+        title=f"{first}: {form.bars} (simulated); seed {experiment.first_seed}",
+    )
+    return Report(
+        experiment.name,
+        f"{_preface(experiment, found)} {form.words}",
+        _tables(found, form.figures, choices),
+        [_trade_off(experiment, found, form)],
+        [timeline],
+        _figures(experiment, found, form.figures, choices),
+        [form.over_time(experiment, courses)],
+    )
+
+
+def _preface(experiment: ControlExperiment, found: Comparison[R]) -> str:
+    """What was simulated, from which figures."""
     by_kinds: dict[str, list[str]] = {}
-    for profile in profiles:
+    for profile in experiment.profiles:
         by_kinds.setdefault(", ".join(profile.kinds), []).append(profile.name)
     times = " and ".join(f"{kinds} times ({', '.join(one)})" for kinds, one in by_kinds.items())
+    num_requests = found.estimates("num_requests")[experiment.policies[0]].value
     return (
         f"{experiment.what} Simulated, {times}; some {num_requests:,.0f} requests a run, seeds "
         f"{experiment.seeds[0]} to {experiment.seeds[-1]}, means with 95 % intervals."
     )
 
 
-def tables_of(
+def _tables(
     found: Comparison[R], figures: Sequence[Figure], choices: Sequence[Choice]
 ) -> list[Table]:
-    """Return the means of all policies, the first's less the others', and settings."""
+    """The means of all policies, the first's less the others', and settings."""
     columns = [one.title for one in figures]
     first, *others = found.policies
     tables = [
@@ -94,40 +144,36 @@ def _body(policies: Sequence[str], columns: Sequence[Mapping[str, str]]) -> list
     return [[policy, *(one[policy] for one in columns)] for policy in policies]
 
 
-def trade_off(
-    found: Comparison[R], x: Figure, y: Figure, *, name: str, title: str, is_wide: bool
-) -> Plot:
-    """Return a point for each policy, with the intervals of both figures.
-
-    Args:
-        found: rows.
-        x: figure of the one axis.
-        y: figure of the other.
-        name: of the plot's file.
-        title: of the plot.
-        is_wide: whether x goes over decades.
-    """
+def _trade_off(experiment: ControlExperiment, found: Comparison[R], form: Form[E]) -> Plot:
+    """A point for each policy, with the intervals of both figures."""
+    x, y = form.x, form.y
     across, up = found.estimates(x.key), found.estimates(y.key)
     lines = {}
     for policy in found.policies:
         at, high = across[policy].times(x.factor), up[policy].times(y.factor)
         lines[policy] = Line([at.value], [high.value], [high.half_width], [at.half_width])
-    return Plot(name, title, x.title, y.title, lines, "symlog" if is_wide else "linear")
+    return Plot(
+        form.plot,
+        f"{experiment.name}: {y.title} over {x.title} (simulated)",
+        x.title,
+        y.title,
+        lines,
+        "symlog" if form.is_wide else "linear",
+    )
 
 
-def figures_of(
+def _figures(
     experiment: ControlExperiment,
-    profiles: Sequence[LatencyProfile],
     found: Comparison[R],
     figures: Sequence[Figure],
     choices: Sequence[Choice],
 ) -> dict[str, Any]:
-    """Return everything for machines: a sample for every seed, in their order."""
+    """Everything for machines: a sample for every seed, in their order."""
     keys = [*(one.key for one in figures), "num_requests"]
     differences = {key: found.differences(key) for key in keys}
     return {
         "experiment": experiment.model_dump(mode="json"),
-        "profile_kinds": sorted({kind for one in profiles for kind in one.kinds}),
+        "profile_kinds": sorted({kind for one in experiment.profiles for kind in one.kinds}),
         "seeds": list(experiment.seeds),
         "policies": [
             {

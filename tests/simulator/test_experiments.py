@@ -101,7 +101,8 @@ def test_where_nobody_is_answered_quality_is_that_of_the_light_model() -> None:
 def test_a_course_holds_every_request_in_the_bin_of_its_arrival() -> None:
     policy = policy_named(cascade_policies.POLICIES, "diffserve")
     slow = cascade(duration_s=60.0, load_s=5.0)
-    row, course = cascade_policies.run_one(slow, policy, policy.candidates[0], 5)
+    found = cascade_policies.run_one(slow, policy, policy.candidates[0], 5)
+    row, course = found.row, found.course
     assert course is not None
     arrivals_s = [job.arrival_s for job in slow.jobs(5)]
     ((service, arrived),) = course.arrived
