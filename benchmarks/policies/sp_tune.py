@@ -11,6 +11,7 @@ from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 
+from ray_cluster.simulator.choice_files import save_choices
 from ray_cluster.simulator.sp_experiment import TUNING_SEEDS, Cell, SpExperiment
 from ray_cluster.simulator.sp_tuning import (
     BEST_FIXED,
@@ -18,7 +19,6 @@ from ray_cluster.simulator.sp_tuning import (
     BEST_STATIC,
     Choice,
     choose,
-    save_choices,
 )
 
 CHOICES = Path(__file__).with_name("sp_choices.json")

@@ -1,13 +1,17 @@
-"""Draws the plots and timelines of simulated experiments."""
+"""Draws the plots, stacks of them and timelines of simulated experiments."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray_cluster.simulator.reports import Bar, Plot, Timeline
+from PIL import Image
+
+from ray_cluster.simulator.reports import Bar, Line, Plot, Stack, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,31 +30,75 @@ _MOST_INSIDE = 6
 _EDGED = 0.004
 _STYLES = ("-", "--", ":", "-.")
 _DPI = 110
+_MOST_COLOURS = 64
 
 
 def draw_plot(plot: Plot, path: Path) -> Path:
     """Draw a plot as PNG, and return its file."""
     figure, axes = _canvas(8, 5)
-    for number, (label, line) in enumerate(plot.lines.items()):
+    _draw_lines(axes, plot.lines)
+    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+    if plot.x_scale == "symlog":
+        # a decade as wide as the part that is linear
+        axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
+        axes.xaxis.set_major_formatter("{x:g}")
+    _legend(axes, len(plot.lines))
+    return _save(figure, path)
+
+
+def draw_stack(stack: Stack, path: Path) -> Path:
+    """Draw panels one below the other as PNG, and return their file."""
+    from matplotlib.figure import Figure
+
+    num = len(stack.panels)
+    figure = Figure(figsize=(10, 1 + 1.9 * num), layout="constrained")
+    column: list[Axes] = list(figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0])
+    for axes, panel in zip(column, stack.panels, strict=True):
+        _draw_lines(axes, panel.lines)
+        axes.set(ylabel=panel.y_label)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    column[0].set(title=stack.title)
+    column[-1].set(xlabel=stack.x_label)
+    return _save(figure, path)
+
+
+def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
+    for number, (label, line) in enumerate(lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
+        marker = _MARKERS[number % len(_MARKERS)]
+        has_intervals = bool(line.half_widths) and not any(map(math.isnan, line.half_widths))
+        if line.x_half_widths:
+            _draw_points(axes, label, line, colour, marker, has_intervals=has_intervals)
+            continue
+        # of many points marks would hide the line
         is_marked = len(line.x) <= _MOST_MARKED
-        axes.plot(
-            line.x,
-            line.y,
-            label=label,
-            color=colour,
-            marker=_MARKERS[number % len(_MARKERS)] if is_marked else None,
-            linestyle="-" if is_marked else _STYLES[number // len(_COLOURS) % len(_STYLES)],
-        )
-        if line.half_widths and not any(map(math.isnan, line.half_widths)):
+        style = "-" if is_marked else _STYLES[number // len(_COLOURS) % len(_STYLES)]
+        marks = marker if is_marked else ""
+        axes.plot(line.x, line.y, label=label, color=colour, marker=marks, linestyle=style)
+        if has_intervals:
             low = [y - half for y, half in zip(line.y, line.half_widths, strict=True)]
             high = [y + half for y, half in zip(line.y, line.half_widths, strict=True)]
             axes.fill_between(line.x, low, high, color=colour, alpha=0.15)
-    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
     axes.grid(alpha=0.3)
-    _legend(axes, len(plot.lines))
-    figure.savefig(path, dpi=_DPI)
-    return path
+
+
+def _draw_points(
+    axes: Axes, label: str, line: Line, colour: str, marker: str, *, has_intervals: bool
+) -> None:
+    """Draw points that stand for themselves, hollow so that equal ones are seen."""
+    axes.errorbar(
+        line.x,
+        line.y,
+        yerr=line.half_widths if has_intervals else None,
+        xerr=line.x_half_widths if has_intervals else None,
+        label=label,
+        color=colour,
+        fmt=marker,
+        markersize=9,
+        markerfacecolor="none",
+        markeredgewidth=1.5,
+        elinewidth=1.5,
+    )
 
 
 def draw_timeline(timeline: Timeline, path: Path) -> Path:
@@ -72,14 +120,12 @@ def draw_timeline(timeline: Timeline, path: Path) -> Path:
         )
     )
     axes.set_xlim(begin_s, end_s)
-    axes.set_ylim(-0.5, len(timeline.rows) - 0.5)
     axes.set(title=timeline.title, xlabel="seconds")
     axes.set_yticks(range(len(timeline.rows)), timeline.rows)
-    axes.invert_yaxis()
+    axes.set_ylim(len(timeline.rows) - 0.3, -0.7)
     patches = [Patch(color=colour, label=label) for label, colour in colour_by_label.items()]
     axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=_DPI)
-    return path
+    return _save(figure, path)
 
 
 def _legend(axes: Axes, num_lines: int) -> None:
@@ -94,6 +140,16 @@ def _corners(bar: Bar) -> list[tuple[float, float]]:
     """Return a bar's corners; rows are numbered from above, a bar's height from below."""
     top, bottom = (bar.row + 0.45 - 0.9 * share for share in (bar.high, bar.low))
     return [(bar.begin_s, top), (bar.end_s, top), (bar.end_s, bottom), (bar.begin_s, bottom)]
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    """Write a PNG of few colours: a third of the bytes."""
+    with BytesIO() as drawn:
+        figure.savefig(drawn, dpi=_DPI)
+        with Image.open(drawn) as image:
+            few = image.convert("P", palette=Image.Palette.ADAPTIVE, colors=_MOST_COLOURS)
+            few.save(path, format="PNG", optimize=True)
+    return path
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:

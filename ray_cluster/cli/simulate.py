@@ -34,12 +34,15 @@ def simulate(
     """Run policies on a virtual clock, and compare them.
 
     Replicas of one device are served by the live service's own dispatcher, admission and routing;
-    groups of GPUs are not part of the service yet. Devices are as fast as a latency profile says.
-    Every figure is simulated, and says so.
+    cascades and autoscaling are planned by its own control loop; groups of GPUs are not part of
+    the service yet. Devices are as fast as a latency profile says. Every figure is simulated, and
+    says so.
 
     [bold]Examples[/bold]
 
       ray-cluster simulate benchmarks/policies/mixed-sizes.yaml
+
+      ray-cluster simulate benchmarks/policies/cascade.yaml benchmarks/policies/autoscaling.yaml
 
       ray-cluster simulate benchmarks/policies/*.yaml --seeds 3 --out /tmp/simulated
 

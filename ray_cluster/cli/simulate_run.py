@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ray_cluster.cli.output import print_table, stderr, stdout
-from ray_cluster.cli.plots import draw_plot, draw_timeline
+from ray_cluster.cli.plots import draw_plot, draw_stack, draw_timeline
 from ray_cluster.cli.workers import Workers
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import first_workload, load_experiment
@@ -82,8 +82,9 @@ def _show(console: Console, report: Report) -> None:
 
 def _rich(table: Table) -> RichTable:
     rich = RichTable(title=Text(table.title))
-    for column in table.columns:
-        rich.add_column(Text(column))
+    for number, column in enumerate(table.columns):
+        # names are read and copied whole
+        rich.add_column(Text(column), no_wrap=number == 0)
     for row in table.rows:
         rich.add_row(*map(Text, row))
     return rich
@@ -96,5 +97,6 @@ def _write(out: Path, report: Report) -> list[Path]:
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
     plots = [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
+    plots += [draw_stack(one, out / f"{report.name}-{one.name}.png") for one in report.stacks]
     plots += [draw_timeline(one, out / f"{report.name}-{one.name}.png") for one in report.timelines]
     return [figures, text, *plots]

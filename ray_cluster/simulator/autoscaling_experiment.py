@@ -8,86 +8,158 @@ those of published and modelled latency tables.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ray_cluster.policies.allocation import allocate
 from ray_cluster.policies.allocation_problem import BatchOption
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.demand import quantile_per_s
 from ray_cluster.policies.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.plan import Plan, PoolPlan, knobs_of
-from ray_cluster.policies.planner import AllocationPlanner, Memory, Planner
+from ray_cluster.policies.planner import Planner
 from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
-from ray_cluster.simulator.cascade_experiment import batch_options
+from ray_cluster.simulator.batch_tables import image_options, step_options
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.controlled import run_controlled
+from ray_cluster.simulator.control_course import Run, course_of
+from ray_cluster.simulator.control_experiment import (
+    ControlExperiment,
+    GapCv,
+    LoadSeconds,
+    PeriodSeconds,
+    Rate,
+    Seconds,
+    check_day,
+)
+from ray_cluster.simulator.controlled import Round, num_plan_changes, run_controlled
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.model_server import Job
-from ray_cluster.simulator.outcomes import Faults
+from ray_cluster.simulator.outcomes import Faults, Outcome
 
-_SDXL_STEPS = 50
-_SDXL_PX = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Requests of one service over the day.
-
-    Attributes:
-        num_gpus: that there are of its type.
-        num_initial: replicas that are loaded when the day begins.
-    """
-
-    service: str
-    low_per_s: float
-    high_per_s: float
-    slo_s: float
-    num_gpus: int
-    num_initial: int
+# of what is shown over time
+BIN_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class AutoscalingExperiment:
-    """What is simulated: a day squeezed into two hours, so that loads and failures weigh more.
+class Workload(BaseModel):
+    """Requests of one service over the day, and the GPUs that it has for itself."""
 
-    Attributes:
-        dwell_s: age below which a replica counts as young.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sd15: Workload = Workload("sd15", 1.0, 8.0, 10.0, 16, 3)
-    sdxl: Workload = Workload("sdxl", 0.3, 3.0, 15.0, 12, 2)
-    duration_s: float = 7200.0
-    cv: float = 1.3
-    period_s: float = 10.0
-    load_s: float = 40.0
-    noise_cv: float = 0.03
-    dwell_s: float = 120.0
-    faults: Faults | None = Faults(mean_s_between=3600.0, repair_s=120.0)  # noqa: RUF009 - frozen
-    batching_gain: float = 1.0
+    service: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
+    profile: str = Field(description="a latency profile, by its name or path")
+    steps: int | None = Field(None, ge=1, le=1000, description="of an image; for profiles of steps")
+    side_px: int = Field(1024, ge=8, le=16384, description="of an image; for profiles of steps")
+    low_per_s: Rate
+    high_per_s: Rate
+    slo_s: Seconds
+    num_gpus: int = Field(ge=1, le=1024)
+    num_initial: int = Field(1, ge=1, le=1024, description="replicas when the day begins")
+    max_batch: int = Field(4, ge=1, le=1024, description="of policies that choose none")
+    price: int = Field(1, ge=0, le=1000, description="of a GPU")
+
+    @model_validator(mode="after")
+    def _check_initial(self) -> Workload:
+        if self.num_initial > self.num_gpus:
+            raise ValueError(
+                f"num_initial must be at most num_gpus, {self.num_gpus}; given {self.num_initial}"
+            )
+        return self
+
+    def options(self, batching_gain: float) -> tuple[BatchOption, ...]:
+        """Return the batches of its profile; ValueError if there are none, or not of the size."""
+        profile = load_profile(self.profile)
+        if self.steps is None:
+            found = image_options(profile, batching_gain)
+        else:
+            found = step_options(
+                profile, steps=self.steps, side_px=self.side_px, batching_gain=batching_gain
+            )
+        if self.max_batch > found[-1].batch:
+            raise ValueError(
+                f"max_batch must be at most {found[-1].batch}, the largest of {self.profile}; "
+                f"given {self.max_batch}"
+            )
+        return found
+
+
+class AutoscalingExperiment(ControlExperiment):
+    """What is simulated: a day squeezed into two hours, so that loads and failures weigh more."""
+
+    kind: Literal["autoscaling"]
+    workloads: tuple[Workload, ...] = Field(min_length=1, max_length=16)
+    duration_s: Seconds = 7200.0
+    cv: GapCv = 1.3
+    period_s: PeriodSeconds = 10.0
+    load_s: LoadSeconds = 40.0
+    dwell_s: float = Field(
+        120.0, ge=0, le=86400, description="age below which a replica counts as young"
+    )
+    failure_every_s: Seconds | None = Field(
+        3600.0, description="of one GPU that is held, on average; none fails if empty"
+    )
+    repair_s: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _check_workloads(self) -> AutoscalingExperiment:
+        names = [one.service for one in self.workloads]
+        if len(set(names)) < len(names):
+            raise ValueError(f"services must differ from each other; given {', '.join(names)}")
+        for one in self.workloads:
+            try:
+                check_day(one.low_per_s, one.high_per_s, self.duration_s)
+            except ValueError as error:
+                raise ValueError(f"the workload {one.service}: {error}") from None
+        return self
 
     @property
-    def workloads(self) -> tuple[Workload, ...]:
-        """Both services."""
-        return (self.sd15, self.sdxl)
+    def faults(self) -> Faults | None:
+        """How often GPUs fail."""
+        if self.failure_every_s is None:
+            return None
+        return Faults(mean_s_between=self.failure_every_s, repair_s=self.repair_s)
+
+    @property
+    def profiles(self) -> tuple[LatencyProfile, ...]:
+        """Of each service."""
+        return tuple(load_profile(one.profile) for one in self.workloads)
+
+    @property
+    def gpus_by_type(self) -> dict[str, int]:
+        """How many each service has."""
+        return {_device(one): one.num_gpus for one in self.workloads}
 
     def fleet(self) -> Fleet:
-        """Pools and services, from the profiles."""
-        sd15, sdxl = load_profile("sd15-a100"), load_profile("sdxl-h100")
-        options = (batch_options(sd15, self.batching_gain), _sdxl_options(sdxl))
-        devices = ("A100", "H100")
+        """Pools and services, from the profiles.
+
+        Raises:
+            ConfigError: a profile can't be read.
+            ValueError: it lacks such images, or a deadline is too short for one.
+        """
+        pools = tuple(self._pool(one) for one in self.workloads)
         return Fleet(
-            (DeviceSpec("A100", price=3), DeviceSpec("H100", price=7)),
             tuple(
-                PoolSpec(one.service, one.service, device, some, load_s=self.load_s)
-                for one, device, some in zip(self.workloads, devices, options, strict=True)
+                DeviceSpec(pool.device, price=one.price)
+                for pool, one in zip(pools, self.workloads, strict=True)
             ),
+            pools,
             tuple(ServiceSpec(one.service, one.service, one.slo_s) for one in self.workloads),
         )
+
+    def _pool(self, one: Workload) -> PoolSpec:
+        try:
+            options = one.options(self.batching_gain)
+        except ValueError as error:
+            raise ValueError(f"the workload {one.service}: {error}") from None
+        if one.slo_s < options[0].seconds:
+            raise ValueError(
+                f"the workload {one.service}: slo_s: given {one.slo_s:g}; allowed: at least "
+                f"{options[0].seconds:.2f}, for an image alone"
+            )
+        return PoolSpec(one.service, one.service, _device(one), options, load_s=self.load_s)
 
     def curve(self, workload: Workload) -> RateCurve:
         """A service's rate over the day."""
@@ -106,41 +178,9 @@ class AutoscalingExperiment:
         ]
 
 
-def _sdxl_options(profile: LatencyProfile) -> tuple[BatchOption, ...]:
-    """Whole images from the table's steps."""
-    rows = [row for row in profile.of("step") if row.key.width_px == _SDXL_PX]
-    return tuple(BatchOption(row.key.batch, _SDXL_STEPS * row.seconds) for row in rows)
-
-
-@dataclass(frozen=True, slots=True)
-class ClairvoyantPlanner:
-    """The same allocation, for the highest rate until a replica started next would have loaded."""
-
-    planner: AllocationPlanner
-    experiment: AutoscalingExperiment
-    begin_s: float
-
-    def begin(self, state: ClusterState) -> Memory:
-        """Return what the planner remembers."""
-        return self.planner.begin(state)
-
-    def plan(self, state: ClusterState, memory: Memory) -> tuple[Plan, Memory]:
-        """Return the plan for the rates to come."""
-        problem = self.planner.problem(state, memory)
-        services = []
-        for service, one in zip(problem.services, self.experiment.workloads, strict=True):
-            ahead_s = self.experiment.load_s + 2 * self.experiment.period_s
-            times_s = state.now_s - self.begin_s + np.linspace(0.0, ahead_s, 20)
-            peak = float(self.experiment.curve(one).at(times_s).max())
-            spread, planner = self.experiment.cv**2, self.planner
-            demand, surge = (
-                quantile_per_s(peak, spread, one.slo_s, quantile) / planner.utilisation
-                for quantile in (planner.demand_quantile, planner.surge_quantile)
-            )
-            services.append(replace(service, demand_per_s=demand, surge_per_s=surge))
-        found = allocate(replace(problem, services=tuple(services)))
-        pools = tuple(PoolPlan(one.name, one.num_replicas, one.max_batch) for one in found.sizes)
-        return Plan(pools, infeasible=found.infeasible), memory
+def _device(workload: Workload) -> str:
+    """Each service has GPUs of its own, whatever their type is called."""
+    return f"{workload.service} {load_profile(workload.profile).device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +207,7 @@ class AutoscalingRow:
 
 def run_day(
     experiment: AutoscalingExperiment, policy: str, planner: Planner[Any], seed: int
-) -> AutoscalingRow:
+) -> Run[AutoscalingRow]:
     """Simulate one policy on one seed, from a few replicas that are loaded already."""
     events = EventQueue()
     fleet = experiment.fleet()
@@ -184,36 +224,48 @@ def run_day(
         faults=experiment.faults,
         dwell_s=experiment.dwell_s,
     )
-    initial = Plan(tuple(PoolPlan(one.service, one.num_initial, 4) for one in experiment.workloads))
+    initial = Plan(
+        tuple(PoolPlan(one.service, one.num_initial, one.max_batch) for one in experiment.workloads)
+    )
     cluster.turn(knobs_of(initial))
     for pool in initial.pools:
         cluster.scale(pool.pool, pool.num_replicas)
     events.run(begin_of(experiment))
     hours_before, jobs = cluster.gpu_hours, experiment.jobs(seed)
-    reports = run_controlled(
+    rounds = run_controlled(
         events,
         cluster,
         planner,
         jobs,
         initial=initial,
         period_s=experiment.period_s,
-        span_s=experiment.duration_s + 60.0,
+        span_s=experiment.duration_s + max(60.0, *(2 * one.slo_s for one in experiment.workloads)),
     )
     assert len(cluster.outcomes) + cluster.num_running == len(jobs)
-    shares = []
-    for one in experiment.workloads:
-        num = sum(job.service == one.service for job in jobs)
-        on_time = sum(out.on_time for out in cluster.outcomes if out.service == one.service)
-        shares.append(on_time / num)
-    scales = [one for report in reports if report.actions for one in report.actions.starts]
+    row = _row(policy, seed, jobs, cluster.outcomes, rounds)
+    course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_of(experiment), bin_s=BIN_S)
+    return Run(replace(row, gpu_hours=cluster.gpu_hours - hours_before), course)
+
+
+def _row(
+    policy: str,
+    seed: int,
+    jobs: Sequence[Job],
+    outcomes: Sequence[Outcome],
+    rounds: Sequence[Round],
+) -> AutoscalingRow:
+    """All but the GPU-hours."""
+    num_by_service = Counter(job.service for job in jobs)
+    on_time = Counter(one.service for one in outcomes if one.on_time)
+    starts = [one for each in rounds if each.report.actions for one in each.report.actions.starts]
     return AutoscalingRow(
         policy=policy,
         seed=seed,
-        attainment=sum(one.on_time for one in cluster.outcomes) / len(jobs),
-        worst=min(shares),
-        gpu_hours=cluster.gpu_hours - hours_before,
-        num_plan_changes=sum(bool(one.actions and one.actions.scales) for one in reports),
-        num_starts=sum(one.num_after - one.num_before for one in scales),
+        attainment=on_time.total() / max(1, len(jobs)),
+        worst=min((on_time[one] / num for one, num in num_by_service.items()), default=0.0),
+        gpu_hours=0.0,
+        num_plan_changes=num_plan_changes(rounds),
+        num_starts=sum(one.num_after - one.num_before for one in starts),
         num_requests=len(jobs),
     )
 

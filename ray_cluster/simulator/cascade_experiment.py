@@ -9,13 +9,12 @@ of published latency tables: every figure is simulated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from ray_cluster.control_loop import RoundReport
-from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
@@ -23,8 +22,19 @@ from ray_cluster.policies.plan import Plan, PoolPlan, knobs_of
 from ray_cluster.policies.planner import Planner
 from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import daily_rate, draw_arrivals
+from ray_cluster.simulator.batch_tables import image_options
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.controlled import run_controlled
+from ray_cluster.simulator.control_course import Course, Run, course_of
+from ray_cluster.simulator.control_experiment import (
+    ControlExperiment,
+    GapCv,
+    LoadSeconds,
+    PeriodSeconds,
+    Rate,
+    Seconds,
+    check_day,
+)
+from ray_cluster.simulator.controlled import Round, num_plan_changes, run_controlled
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.model_server import Job
 from ray_cluster.simulator.outcomes import Outcome
@@ -44,47 +54,79 @@ CASCADE_DEFERRAL = DeferralCurve(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CascadeExperiment:
-    """What is simulated.
+class CascadeExperiment(ControlExperiment):
+    """What is simulated."""
 
-    Attributes:
-        cvs: of arrivals' gaps; a seed takes the one at its remainder.
-        batching_gain: factor on what a batch saves against its images one by one; 1 is the table.
-        bin_s: of the time means.
-        confidence_power: real confidences are the curve's to this power; 1 is the curve, above it
-            prompts are harder than was known beforehand.
-    """
-
-    num_gpus: int = 16
-    low_per_s: float = 4.0
-    high_per_s: float = 32.0
-    duration_s: float = 350.0
-    cvs: tuple[float, ...] = (1.1, 1.3, 1.5)
-    slo_s: float = 5.0
-    period_s: float = 2.0
-    load_s: float = 0.0
-    noise_cv: float = 0.03
-    batching_gain: float = 1.0
+    kind: Literal["cascade"]
+    num_gpus: int = Field(16, ge=2, le=1024)
+    low_per_s: Rate = 4.0
+    high_per_s: Rate = 32.0
+    duration_s: Seconds = 350.0
+    cvs: tuple[GapCv, ...] = Field(
+        (1.1, 1.3, 1.5), min_length=1, description="a seed takes the one at its remainder"
+    )
+    slo_s: Seconds = 5.0
+    period_s: PeriodSeconds = 2.0
+    load_s: LoadSeconds = 0.0
     light_profile: str = "sd-turbo-a100"
     heavy_profile: str = "sd15-a100"
-    bin_s: float = 5.0
-    confidence_power: float = 1.0
+    bin_s: float = Field(5.0, ge=0.1, le=86400, description="of the time means")
+    confidence_power: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        description="real confidences are the curve's to this power; above 1 prompts are harder "
+        "than was known beforehand",
+    )
+
+    @model_validator(mode="after")
+    def _check_requests(self) -> CascadeExperiment:
+        check_day(self.low_per_s, self.high_per_s, self.duration_s)
+        return self
+
+    @property
+    def profiles(self) -> tuple[LatencyProfile, LatencyProfile]:
+        """Of the light model and of the heavy one."""
+        return load_profile(self.light_profile), load_profile(self.heavy_profile)
+
+    @property
+    def gpus_by_type(self) -> dict[str, int]:
+        """All are of one type."""
+        return {DEVICE: self.num_gpus}
 
     def fleet(self) -> Fleet:
-        """Pools and the service, from the profiles."""
-        light, heavy = load_profile(self.light_profile), load_profile(self.heavy_profile)
-        cascade = CascadeSpec(
-            heavy.model, CASCADE_FID, CASCADE_DEFERRAL, light.of("discriminate")[0].seconds
-        )
+        """Pools and the service, from the profiles.
+
+        Raises:
+            ConfigError: a profile can't be read.
+            ValueError: it lacks what a cascade needs, or the deadline is too short for one.
+        """
+        light, heavy = self.profiles
+        pools = (self._pool("light", light), self._pool("heavy", heavy))
+        discriminate = light.of("discriminate")
+        if not discriminate or light.model == heavy.model:
+            raise ValueError(
+                f"light_profile: given {self.light_profile!r}; allowed: profiles with a row of "
+                f"discriminate, of another model than {heavy.model}"
+            )
+        least_s = discriminate[0].seconds + sum(one.options[0].seconds for one in pools)
+        if self.slo_s < least_s:
+            raise ValueError(
+                f"slo_s: given {self.slo_s:g}; allowed: at least {least_s:.2f}, for an image of "
+                "each model and its confidence"
+            )
+        cascade = CascadeSpec(heavy.model, CASCADE_FID, CASCADE_DEFERRAL, discriminate[0].seconds)
         return Fleet(
             (DeviceSpec(DEVICE, price=0),),
-            (self._pool("light", light), self._pool("heavy", heavy)),
+            pools,
             (ServiceSpec(SERVICE, light.model, self.slo_s, cascade),),
         )
 
     def _pool(self, name: str, profile: LatencyProfile) -> PoolSpec:
-        options = batch_options(profile, self.batching_gain)
+        try:
+            options = image_options(profile, self.batching_gain)
+        except ValueError as error:
+            raise ValueError(f"{name}_profile: {error}") from None
         return PoolSpec(name, profile.model, DEVICE, options, load_s=self.load_s)
 
     def jobs(self, seed: int) -> list[Job]:
@@ -102,22 +144,6 @@ class CascadeExperiment:
                 zip(arrivals.tolist(), seen.tolist(), flips.tolist(), strict=True)
             )
         ]
-
-
-def batch_options(profile: LatencyProfile, batching_gain: float = 1.0) -> tuple[BatchOption, ...]:
-    """Return the batches of a table of whole images.
-
-    What a batch saves against as many single images is multiplied by the gain, but never so that
-    larger batches end sooner.
-    """
-    rows = sorted(profile.of("image"), key=lambda row: row.key.batch)
-    single_s, options = rows[0].seconds, list[BatchOption]()
-    for row in rows:
-        alone_s = row.key.batch * single_s
-        seconds = alone_s - batching_gain * (alone_s - row.seconds)
-        least_s = options[-1].seconds if options else 0.0
-        options.append(BatchOption(row.key.batch, max(seconds, least_s)))
-    return tuple(options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +176,7 @@ def run_cascade(
     planner: Planner[Any],
     seed: int,
     initial: Plan,
-) -> CascadeRow:
+) -> Run[CascadeRow]:
     """Simulate one policy on one seed, from replicas that are loaded already."""
     events = EventQueue()
     fleet = experiment.fleet()
@@ -168,7 +194,7 @@ def run_cascade(
     begin_s = 3 * experiment.load_s
     events.run(begin_s)
     jobs = experiment.jobs(seed)
-    reports = run_controlled(
+    rounds = run_controlled(
         events,
         cluster,
         planner,
@@ -179,39 +205,34 @@ def run_cascade(
     )
     events.run()
     # what nobody serves to the end is late as well
-    num_unfinished = len(jobs) - len(cluster.outcomes)
-    assert num_unfinished == cluster.num_running
-    row = _row(experiment, policy, seed, cluster.outcomes, reports, begin_s)
-    num_missed = sum(not one.on_time for one in cluster.outcomes) + num_unfinished
-    return replace(row, violations=num_missed / len(jobs), num_requests=len(jobs))
+    assert len(jobs) - len(cluster.outcomes) == cluster.num_running
+    course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_s, bin_s=experiment.bin_s)
+    return Run(_row(policy, seed, cluster.outcomes, rounds, course), course)
 
 
 def _row(
-    experiment: CascadeExperiment,
     policy: str,
     seed: int,
     outcomes: Sequence[Outcome],
-    reports: Sequence[RoundReport],
-    begin_s: float,
+    rounds: Sequence[Round],
+    course: Course,
 ) -> CascadeRow:
-    """All but what is missed."""
-    answered = [one for one in outcomes if one.answer != "dropped"]
-    bins = np.array([(one.arrival_s - begin_s) // experiment.bin_s for one in answered], dtype=int)
-    is_heavy = np.array([one.answer == "heavy" for one in answered], dtype=float)
-    counts = np.bincount(bins)
-    shares = np.bincount(bins, weights=is_heavy)[counts > 0] / counts[counts > 0]
-    is_random = any(one.routing == "random" for one in reports[-1].plan.cascades)
+    shares = course.heavy_shares[course.answered > 0]
+    # nobody was answered: no better than if all were light
+    deferral = float(shares.mean()) if len(shares) else 0.0
+    is_random = any(one.routing == "random" for one in rounds[-1].report.plan.cascades)
     fid = _random_fid if is_random else CASCADE_FID.score_at
+    num_requests = sum(int(counts.sum()) for _, counts in course.arrived)
     return CascadeRow(
         policy=policy,
         seed=seed,
-        violations=0.0,
-        deferral=float(shares.mean()),
-        fid=fid(float(shares.mean())),
-        fid_over_time=float(np.mean([fid(share) for share in shares.tolist()])),
-        kept=sum(one.kept for one in answered) / len(answered),
-        num_plan_changes=sum(bool(one.actions and one.actions.scales) for one in reports),
-        num_requests=0,
+        violations=1 - sum(one.on_time for one in outcomes) / max(1, num_requests),
+        deferral=deferral,
+        fid=fid(deferral),
+        fid_over_time=float(np.mean([fid(share) for share in shares.tolist() or [0.0]])),
+        kept=sum(one.kept for one in outcomes) / max(1, int(course.answered.sum())),
+        num_plan_changes=num_plan_changes(rounds),
+        num_requests=num_requests,
     )
 
 

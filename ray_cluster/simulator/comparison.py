@@ -44,16 +44,15 @@ class Comparison(Generic[R]):
             policy: mean_of(list(self.by_seed(policy, figure).values())) for policy in self.policies
         }
 
-    def differences(self, figure: str, ours: str = "ours") -> dict[str, Mean]:
-        """Return ours less each other policy's, seed by seed.
+    def differences(self, figure: str) -> dict[str, Mean]:
+        """Return the first policy's less each other's, seed by seed.
 
         Raises:
             ValueError: the seeds differ.
         """
-        mine, found = self.by_seed(ours, figure), dict[str, Mean]()
-        for policy in self.policies:
-            if policy == ours:
-                continue
+        first, *others = self.policies
+        mine, found = self.by_seed(first, figure), dict[str, Mean]()
+        for policy in others:
             theirs = self.by_seed(policy, figure)
             if mine.keys() != theirs.keys():
                 raise ValueError(f"not the same seeds: {sorted(mine)} and {sorted(theirs)}")

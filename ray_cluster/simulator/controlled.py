@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_cluster.control_loop import ControlLoop, RoundReport
+from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.planner import Planner
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.model_server import Job
+
+
+class Round(NamedTuple):
+    """One round: what the loop saw, and what it did."""
+
+    state: ClusterState
+    report: RoundReport
 
 
 def run_controlled(
@@ -23,7 +31,7 @@ def run_controlled(
     initial: Plan,
     period_s: float,
     span_s: float,
-) -> list[RoundReport]:
+) -> list[Round]:
     """Have jobs come from now on, with a planning round every period; return the rounds.
 
     Args:
@@ -36,10 +44,13 @@ def run_controlled(
         span_s: seconds of it all.
     """
     begin_s = events.now_s
-    reports: list[RoundReport] = []
-    loop = ControlLoop(
-        planner, cluster, events, period_s=period_s, on_round=reports.append, applied=initial
-    )
+    rounds: list[Round] = []
+
+    def note(report: RoundReport) -> None:
+        assert loop.state is not None
+        rounds.append(Round(loop.state, report))
+
+    loop = ControlLoop(planner, cluster, events, period_s=period_s, on_round=note, applied=initial)
     loop.start()
     for job in jobs:
         job.arrival_s += begin_s
@@ -47,4 +58,9 @@ def run_controlled(
         events.at(job.arrival_s, partial(cluster.offer, job))
     events.run(begin_s + span_s)
     loop.stop()
-    return reports
+    return rounds
+
+
+def num_plan_changes(rounds: Sequence[Round]) -> int:
+    """Return how many rounds started or stopped replicas."""
+    return sum(bool(one.report.actions and one.report.actions.scales) for one in rounds)

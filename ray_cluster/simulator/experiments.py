@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.errors import ConfigError
+from ray_cluster.simulator import (
+    autoscaling_policies,
+    autoscaling_report,
+    cascade_policies,
+    cascade_report,
+)
+from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment
+from ray_cluster.simulator.cascade_experiment import CascadeExperiment
 from ray_cluster.simulator.cell_excerpt import excerpt_of, shown_runs
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_report import report_cells
 from ray_cluster.simulator.cell_runs import Setting, run_cell
+from ray_cluster.simulator.control_choices import checked_choices, runs_of
+from ray_cluster.simulator.control_course import Run
+from ray_cluster.simulator.control_experiment import ControlPolicy, ControlRun, E
+from ray_cluster.simulator.control_report import Form, report_control
 from ray_cluster.simulator.reports import Report
 from ray_cluster.simulator.sp_excerpt import excerpt_of as sp_excerpt_of
 from ray_cluster.simulator.sp_excerpt import shown_unit
@@ -114,7 +126,37 @@ def _groups(file: SpFile, folder: Path) -> Job:
     return Job(file.name, [*parts, partial(sp_excerpt_of, shown_unit(experiment, units))], sum_up)
 
 
+def _controlled(
+    policies: Sequence[ControlPolicy[E]],
+    run_part: Callable[[E, ControlRun], Run[Any]],
+    form: Form[E],
+) -> Callable[[E, Path], Job]:
+    """Return what makes jobs of experiments with a control loop."""
+
+    def job_of(experiment: E, folder: Path) -> Job:
+        choices = checked_choices(experiment, policies, folder)
+        return Job(
+            experiment.name,
+            [partial(run_part, experiment, run) for run in runs_of(experiment, choices)],
+            lambda runs: report_control(experiment, choices, runs, form),
+        )
+
+    return job_of
+
+
 _KINDS: dict[str, tuple[Any, Callable[[Any, Path], Job]]] = {
     "cell": (CellExperiment, _cells),
     "sequence-parallel": (SpFile, _groups),
+    "cascade": (
+        CascadeExperiment,
+        _controlled(cascade_policies.POLICIES, cascade_policies.run_part, cascade_report.FORM),
+    ),
+    "autoscaling": (
+        AutoscalingExperiment,
+        _controlled(
+            autoscaling_policies.POLICIES,
+            autoscaling_policies.run_part,
+            autoscaling_report.FORM,
+        ),
+    ),
 }

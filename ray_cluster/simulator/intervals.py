@@ -32,9 +32,17 @@ class Mean:
 
     def as_points(self) -> str:
         """As percentage points, with the interval."""
+        return self.times(100).as_text(1)
+
+    def as_text(self, digits: int) -> str:
+        """With so many digits behind the point, and with the interval if there is one."""
         if math.isnan(self.half_width):
-            return f"{100 * self.value:.1f}"
-        return f"{100 * self.value:.1f} ± {100 * self.half_width:.1f}"
+            return f"{self.value:.{digits}f}"
+        return f"{self.value:.{digits}f} ± {self.half_width:.{digits}f}"
+
+    def times(self, factor: float) -> Mean:
+        """In a unit that is so many times as small."""
+        return Mean(factor * self.value, factor * self.half_width, self.num)
 
 
 def mean_of(values: Sequence[float]) -> Mean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot, with an interval around each of its points."""
+    """A line of a plot, with an interval around each of its points.
+
+    Attributes:
+        half_widths: of the intervals of y.
+        x_half_widths: of those of x.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
     half_widths: Sequence[float] = ()
+    x_half_widths: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Plot:
     Attributes:
         name: of its file.
         lines: by their label.
+        x_scale: ``symlog`` is linear up to 1, and a decade each from there.
     """
 
     name: str
@@ -39,6 +46,33 @@ class Plot:
     x_label: str
     y_label: str
     lines: Mapping[str, Line]
+    x_scale: Literal["linear", "symlog"] = "linear"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines of one unit, in a stack.
+
+    Attributes:
+        lines: by their label.
+    """
+
+    y_label: str
+    lines: Mapping[str, Line]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Panels one below the other, over one axis.
+
+    Attributes:
+        name: of its file.
+    """
+
+    name: str
+    title: str
+    x_label: str
+    panels: Sequence[Panel]
 
 
 @dataclass(frozen=True)
@@ -93,3 +127,4 @@ class Report:
     plots: Sequence[Plot] = ()
     timelines: Sequence[Timeline] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    stacks: Sequence[Stack] = ()

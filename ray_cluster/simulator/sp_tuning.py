@@ -6,15 +6,13 @@ stands in a file, so that a report's baselines are fixed before it is made.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
-from ray_cluster.errors import ConfigError
+from ray_cluster.simulator import choice_files
 from ray_cluster.simulator.sp_experiment import (
     Cell,
     Choices,
@@ -88,27 +86,11 @@ def _means(
     }
 
 
-def save_choices(path: Path, choices: Sequence[Choice]) -> None:
-    """Write choices to a file, a line each."""
-    lines = ",\n".join(json.dumps(asdict(one)) for one in choices)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
 def load_choices(path: Path, profile: str) -> Choices:
     """Return the choices of a file for a profile.
 
     Raises:
         ConfigError: it can't be read, or holds something else.
     """
-    try:
-        read = TypeAdapter(list[Choice]).validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read the choices {path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            f"the choices {path}: {place}: {first['msg']}; write them with "
-            "python -m benchmarks.policies.sp_tune"
-        ) from None
+    read = choice_files.load_choices(path, Choice, command="python -m benchmarks.policies.sp_tune")
     return {(one.family, one.cell): one.policy for one in read if one.profile == profile}

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import yaml
 from PIL import Image
 
 from tests.cli.conftest import Cli
+from tests.simulator.control_files import CASCADE, DAY
 
 EXPERIMENT = """\
 kind: cell
@@ -41,6 +44,13 @@ num_arrivals: 12
 num_gpus: 8
 num_seeds: 2
 """
+
+
+def colours_of(path: Path) -> Counter[tuple[int, ...]]:
+    """Pixels of each colour."""
+    with Image.open(path) as image:
+        colours = image.convert("RGB").getcolors(1 << 20)
+    return Counter({colour: count for count, colour in colours})
 
 
 @pytest.fixture
@@ -113,12 +123,35 @@ def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) 
     assert "uniform, 12 per minute" in (out / "groups.txt").read_text()
     figures = json.loads((out / "groups.json").read_text())
     assert [len(cell["samples"]) for cell in figures["cells"]] == [2] * 2
-    with Image.open(out / "groups-timeline.png") as timeline:
-        counts = {colour: count for count, colour in timeline.convert("RGB").getcolors(1 << 20)}
+    counts = colours_of(out / "groups-timeline.png")
     # the smallest and the largest class: in the legend, and the latter in bars of many seconds
     assert counts[0x00, 0x72, 0xB2] > 50
     assert counts[0xCC, 0x79, 0xA7] > 5000
     assert len(list(out.glob("groups-*.png"))) == 3
+
+
+@pytest.mark.parametrize(("content", "trade_off"), [(CASCADE, "quality"), (DAY, "cost")])
+def test_control_loops_are_plotted_over_time_too(
+    cli: Cli, tmp_path: Path, content: dict[str, Any], trade_off: str
+) -> None:
+    path, out, name = tmp_path / "file.yaml", tmp_path / "out", content["name"]
+    path.write_text(yaml.safe_dump({**content, "duration_s": 120, "num_seeds": 2}))
+    result = cli("simulate", path, "--out", out, "--processes", 1)
+    assert result.exit_code == 0, result.output
+    # names are whole in a narrow terminal
+    for policy in content["policies"]:
+        assert f" {policy} " in result.stdout
+    assert (
+        "allocation minus others, paired by seed (simulated)" in (out / f"{name}.txt").read_text()
+    )
+    figures = json.loads((out / f"{name}.json").read_text())
+    assert [one["policy"] for one in figures["policies"]] == content["policies"]
+    colours = colours_of(out / f"{name}-{trade_off}.png")
+    # a hollow mark and its legend for the first two policies
+    assert min(colours[0x00, 0x72, 0xB2], colours[0xD5, 0x5E, 0x00]) > 20
+    assert colours_of(out / f"{name}-over-time.png")[0x00, 0x72, 0xB2] > 500
+    assert colours_of(out / f"{name}-timeline.png")[0x00, 0x72, 0xB2] > 5000
+    assert len(list(out.glob("*.png"))) == 3
 
 
 @pytest.mark.parametrize(

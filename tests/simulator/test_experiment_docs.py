@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 from pydantic import BaseModel
 
+from ray_cluster.simulator import autoscaling_policies, cascade_policies
 from ray_cluster.simulator.add_ons import MIXES, AddOnCost, MixName
+from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment, Workload
+from ray_cluster.simulator.cascade_experiment import CascadeExperiment
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellPool, SizeShare
 from ray_cluster.simulator.cell_policies import KNOWN
 from ray_cluster.simulator.sizing import Device, SizingTask
@@ -20,8 +23,16 @@ from ray_cluster.simulator.traces import TraceRow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
 EXPERIMENTS, PLANS = PAGE.split("## How many replicas")
-FIRST, CELL, GROUPS = re.split(r"^## `kind: .*", EXPERIMENTS, flags=re.MULTILINE)
+KINDS, PROTOCOL = EXPERIMENTS.split("## Protocol")
+FIRST, CELL, GROUPS, CASCADE, DAY = re.split(r"^## `kind: .*", KINDS, flags=re.MULTILINE)
 KEYS, TRACES, ADD_ONS = re.split(r"^### .*", CELL, flags=re.MULTILINE)
+SCHEMAS = [
+    (CellExperiment, KEYS),
+    (SpFile, GROUPS),
+    (CascadeExperiment, CASCADE),
+    (AutoscalingExperiment, DAY),
+    (Workload, DAY),
+]
 
 
 def rows(text: str) -> list[list[str]]:
@@ -37,15 +48,20 @@ def named(text: str) -> set[str]:
     return {name for row in rows(text) for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-@pytest.mark.parametrize(
-    ("schema", "section"), [(CellExperiment, KEYS), (SpFile, GROUPS)], ids=["cell", "sp"]
-)
+@pytest.mark.parametrize(("schema", "section"), SCHEMAS)
 def test_every_key_is_described_with_its_default(schema: type[BaseModel], section: str) -> None:
     table = {name: row for row in rows(FIRST + section) for name in re.findall(r"`(.+?)`", row[0])}
     for key, field in schema.model_fields.items():
         assert key in table, key
         if isinstance(field.default, int | float):
-            assert str(field.default).lower().removesuffix(".0") in table[key][2], key
+            default = str(field.default).lower().removesuffix(".0")
+            assert default in re.split(r"[,;]? ", table[key][2]), key
+
+
+def test_every_kind_is_named() -> None:
+    kinds = {schema.model_fields["kind"].annotation for schema, _ in SCHEMAS[:-1]}
+    (row,) = [row for row in rows(FIRST) if row[0] == "`kind`"]
+    assert set(re.findall(r"`([^`]+)`", row[1])) == {get_args(one)[0] for one in kinds}
 
 
 @pytest.mark.parametrize("schema", [SizeShare, CellPool])
@@ -94,12 +110,18 @@ def test_every_key_of_a_task_is_described() -> None:
 def test_every_policy_is_described() -> None:
     assert set(KNOWN) <= named(CELL)
     assert {*FAMILIES, BOUND, "rounds/most", "rounds/large", "widest", "moldable"} <= named(GROUPS)
+    assert {one.name for one in cascade_policies.POLICIES} <= named(CASCADE)
+    assert {one.name for one in autoscaling_policies.POLICIES} <= named(DAY)
 
 
 def test_every_experiment_is_listed() -> None:
     files = {
         path.stem for path in (Path(__file__).parents[2] / "benchmarks/policies").glob("*.yaml")
     }
-    listed = {name.removesuffix(".yaml") for name in named(GROUPS.split("## Protocol")[1])}
-    full = {f"sp-table-a{name}" if name.startswith("-") else name for name in listed}
-    assert files == full
+    listed = set()
+    for row in rows(PROTOCOL):
+        first, *others = (name.removesuffix(".yaml") for name in re.findall(r"`([^`]+)`", row[0]))
+        # a name that begins with a dash goes on where the part before it ends
+        stem = first if first in ("cascade", "autoscaling") else "sp-table-a"
+        listed |= {first, *(stem + one if one.startswith("-") else one for one in others)}
+    assert files == listed

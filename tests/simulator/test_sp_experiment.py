@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ray_cluster.profiles.files import load_profile
+from ray_cluster.simulator.choice_files import save_choices
 from ray_cluster.simulator.sp_compare import class_attainment, mean_attainment, paired_gain
 from ray_cluster.simulator.sp_experiment import (
     Cell,
@@ -23,7 +24,6 @@ from ray_cluster.simulator.sp_tuning import (
     candidates_of,
     choose,
     load_choices,
-    save_choices,
 )
 from ray_cluster.simulator.sp_workload import FLUX_CLASSES, draw_count, menus_of, size_mix
 
