@@ -147,7 +147,9 @@ def _save(figure: Figure, path: Path) -> Path:
     with BytesIO() as drawn:
         figure.savefig(drawn, dpi=_DPI)
         with Image.open(drawn) as image:
-            few = image.convert("P", palette=Image.Palette.ADAPTIVE, colors=_MOST_COLOURS)
+            few = image.convert("RGB").convert(
+                "P", palette=Image.Palette.ADAPTIVE, colors=_MOST_COLOURS
+            )
             few.save(path, format="PNG", optimize=True)
     return path
 
