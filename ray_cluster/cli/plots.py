@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray_cluster.simulator.reports import Line, Plot, Stack, Timeline
 
@@ -21,7 +21,9 @@ _COLOURS = (
 # one fewer than colours, so that no two of 56 lines look alike
 _MARKERS = "osv^DPX"
 _MOST_MARKS = 40
+_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
 _DPI = 110
+_MOST_INCHES = 60.0
 
 
 def draw_plot(plot: Plot, path: Path) -> Path:
@@ -33,7 +35,9 @@ def draw_plot(plot: Plot, path: Path) -> Path:
         # a decade as wide as the part that is linear
         axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
         axes.xaxis.set_major_formatter("{x:g}")
-    axes.legend()
+    # points may lie anywhere, lines leave some room
+    are_points = any(line.x_half_widths for line in plot.lines.values())
+    axes.legend(**_BESIDE if are_points else {})
     figure.savefig(path, dpi=_DPI)
     return path
 
@@ -48,7 +52,7 @@ def draw_stack(stack: Stack, path: Path) -> Path:
     for axes, panel in zip(column, stack.panels, strict=True):
         _draw_lines(axes, panel.lines)
         axes.set(ylabel=panel.y_label)
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(**_BESIDE)
     column[0].set(title=stack.title)
     column[-1].set(xlabel=stack.x_label)
     figure.savefig(path, dpi=_DPI)
@@ -96,7 +100,8 @@ def draw_timeline(timeline: Timeline, path: Path) -> Path:
     """Draw a timeline as PNG, and return its file."""
     from matplotlib.patches import Patch
 
-    figure, axes = _canvas(12, 1.5 + 0.35 * len(timeline.rows))
+    # of very many rows the names run into each other, but a file can be drawn
+    figure, axes = _canvas(12, min(_MOST_INCHES, 1.5 + 0.35 * len(timeline.rows)))
     colour_by_label = dict(zip(timeline.labels, cycle(_COLOURS), strict=False))
     for row in range(len(timeline.rows)):
         own = [bar for bar in timeline.bars if bar.row == row]
@@ -112,7 +117,7 @@ def draw_timeline(timeline: Timeline, path: Path) -> Path:
     axes.set_ylim(len(timeline.rows) - 0.3, -0.7)
     axes.margins(x=0.01)
     patches = [Patch(color=colour, label=label) for label, colour in colour_by_label.items()]
-    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(handles=patches, **_BESIDE)
     figure.savefig(path, dpi=_DPI)
     return path
 
