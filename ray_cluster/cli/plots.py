@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -29,7 +29,9 @@ _MOST_INSIDE = 6
 # of a timeline, for which a bar's edges would hide it if it were shorter
 _EDGED = 0.004
 _STYLES = ("-", "--", ":", "-.")
+_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
 _DPI = 110
+_MOST_INCHES = 60.0
 _MOST_COLOURS = 64
 
 
@@ -42,7 +44,9 @@ def draw_plot(plot: Plot, path: Path) -> Path:
         # a decade as wide as the part that is linear
         axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
         axes.xaxis.set_major_formatter("{x:g}")
-    _legend(axes, len(plot.lines))
+    # points may lie anywhere, a few lines leave some room
+    are_points = any(line.x_half_widths for line in plot.lines.values())
+    _legend(axes, len(plot.lines), is_beside=are_points)
     return _save(figure, path)
 
 
@@ -56,7 +60,7 @@ def draw_stack(stack: Stack, path: Path) -> Path:
     for axes, panel in zip(column, stack.panels, strict=True):
         _draw_lines(axes, panel.lines)
         axes.set(ylabel=panel.y_label)
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(**_BESIDE)
     column[0].set(title=stack.title)
     column[-1].set(xlabel=stack.x_label)
     return _save(figure, path)
@@ -105,58 +109,3 @@ def draw_timeline(timeline: Timeline, path: Path) -> Path:
     """Draw a timeline as PNG, and return its file."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
-
-    figure, axes = _canvas(12, 1.5 + 0.45 * len(timeline.rows))
-    colour_by_label = dict(zip(timeline.labels, cycle(_COLOURS), strict=False))
-    begin_s = min((bar.begin_s for bar in timeline.bars), default=0.0)
-    end_s = max((bar.end_s for bar in timeline.bars), default=1.0)
-    edged_s = _EDGED * (end_s - begin_s)
-    axes.add_collection(
-        PolyCollection(
-            [_corners(bar) for bar in timeline.bars],
-            facecolors=[colour_by_label[bar.label] for bar in timeline.bars],
-            edgecolors="white",
-            linewidths=[0.5 if bar.end_s - bar.begin_s > edged_s else 0 for bar in timeline.bars],
-        )
-    )
-    axes.set_xlim(begin_s, end_s)
-    axes.set(title=timeline.title, xlabel="seconds")
-    axes.set_yticks(range(len(timeline.rows)), timeline.rows)
-    axes.set_ylim(len(timeline.rows) - 0.3, -0.7)
-    patches = [Patch(color=colour, label=label) for label, colour in colour_by_label.items()]
-    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1))
-    return _save(figure, path)
-
-
-def _legend(axes: Axes, num_lines: int) -> None:
-    """Show which line is which: beside the lines where there are too many to leave room."""
-    if num_lines > _MOST_INSIDE:
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    elif num_lines > 1:
-        axes.legend()
-
-
-def _corners(bar: Bar) -> list[tuple[float, float]]:
-    """Return a bar's corners; rows are numbered from above, a bar's height from below."""
-    top, bottom = (bar.row + 0.45 - 0.9 * share for share in (bar.high, bar.low))
-    return [(bar.begin_s, top), (bar.end_s, top), (bar.end_s, bottom), (bar.begin_s, bottom)]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    """Write a PNG of few colours: a third of the bytes."""
-    with BytesIO() as drawn:
-        figure.savefig(drawn, dpi=_DPI)
-        with Image.open(drawn) as image:
-            few = image.convert("RGB").convert(
-                "P", palette=Image.Palette.ADAPTIVE, colors=_MOST_COLOURS
-            )
-            few.save(path, format="PNG", optimize=True)
-    return path
-
-
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    # without pyplot, which keeps every figure and looks for a screen
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.add_subplot()

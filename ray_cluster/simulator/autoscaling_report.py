@@ -67,6 +67,7 @@ FORM: Form[AutoscalingExperiment] = Form(
     x=_HOURS,
     y=_ATTAINMENT,
     plot="cost",
+    title="requests on time against GPU-hours",
     is_wide=False,
     bars="how many GPUs serve, load or are broken",
     over_time=_over_time,

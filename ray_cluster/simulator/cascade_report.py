@@ -50,6 +50,7 @@ FORM: Form[CascadeExperiment] = Form(
     x=_VIOLATIONS,
     y=_FID,
     plot="quality",
+    title="quality against violations",
     is_wide=True,
     bars="how many GPUs have which model",
     over_time=_over_time,

@@ -40,6 +40,7 @@ class Form(Generic[E]):
         x: figure of the horizontal axis of the plot of all policies.
         y: figure of the other axis.
         plot: name of the plot's file.
+        title: of the plot.
         is_wide: whether x goes over decades.
         bars: what the timeline's bars stand for.
         over_time: draws the courses of some policies.
@@ -50,6 +51,7 @@ class Form(Generic[E]):
     x: Figure
     y: Figure
     plot: str
+    title: str
     is_wide: bool
     bars: str
     over_time: Callable[[E, Mapping[str, Course]], Stack]
@@ -154,7 +156,7 @@ def _trade_off(experiment: ControlExperiment, found: Comparison[R], form: Form[E
         lines[policy] = Line([at.value], [high.value], [high.half_width], [at.half_width])
     return Plot(
         form.plot,
-        f"{experiment.name}: {y.title} over {x.title} (simulated)",
+        f"{experiment.name}: {form.title} (simulated)",
         x.title,
         y.title,
         lines,
