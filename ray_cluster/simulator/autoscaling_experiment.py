@@ -27,7 +27,7 @@ from ray_cluster.simulator.cascade_experiment import batch_options
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.controlled import run_controlled
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.jobs import Job
 from ray_cluster.simulator.outcomes import Faults
 
 _SDXL_STEPS = 50

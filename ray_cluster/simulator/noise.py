@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.cost_model import StepWork, step_s, work_of
+from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.arrivals import Floats
 
@@ -55,15 +55,16 @@ class Device:
 
     def step_ends_s(self, requests: Sequence[RequestView], count: int) -> list[float]:
         """Return the seconds from now until each of the next equal steps ends, [count]."""
-        return self._ends_s(work_of(requests), count)
-
-    def _ends_s(self, work: StepWork, count: int) -> list[float]:
-        each_s = step_s(self.hardware.cost, work)
+        each_s = self.step_s(requests)
         if self._luck is None:
             return [each_s * number for number in range(1, count + 1)]
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
         ends: list[float] = (each_s * self._luck[places]).cumsum().tolist()
         return ends
+
+    def step_s(self, requests: Sequence[RequestView]) -> float:
+        """Return the seconds of a step of these requests without luck."""
+        return step_s(self.hardware.cost, work_of(requests))
 
     def took(self, num_steps: int) -> None:
         """Note how many of these steps were taken in the end."""
