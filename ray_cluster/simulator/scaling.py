@@ -171,7 +171,7 @@ class Scaling:
         device, gpu = self._gpus[holder.spec.device], holder.gpus[0]
         device.break_down(gpu)
         if holder.load is None:
-            self._serving.fail(holder.name)
+            self._serving.fail(holder.name, is_silent=self._faults.are_silent)
         else:
             holder.load.call_off()
         self._forget(holder)

@@ -91,8 +91,7 @@ class Serving:
         self._hears = hears
         self._seed = seed
         self._noise_cv = noise_cv
-        # the longest that its default silence allows: idle replicas' polls decide nothing
-        config = DispatchConfig(poll_s=2.0)
+        config = DispatchConfig()
         self.core = DispatchCore(
             config=config,
             limits=LimitsConfig(max_queued_images=_NUM_QUEUED),
@@ -235,10 +234,17 @@ class Serving:
         self._dispatcher.unregister(replica_id)
         on_drained()
 
-    def fail(self, replica_id: str) -> None:
-        """Have a replica die silently: the core finds out, and leases what it held anew."""
+    def fail(self, replica_id: str, *, is_silent: bool = True) -> None:
+        """Have a replica lose all that it holds, which the core leases anew once it knows.
+
+        Args:
+            is_silent: whether it is gone without a word; else it signs off.
+        """
         self._live.pop(replica_id).die()
-        self._dispatcher.forget(replica_id)
+        if is_silent:
+            self._dispatcher.forget(replica_id)
+        else:
+            self._dispatcher.unregister(replica_id)
 
 
 def served(spec: PoolSpec, fleet: Fleet) -> ServedPool:

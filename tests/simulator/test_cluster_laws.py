@@ -102,7 +102,9 @@ acts = st.one_of(
     ),
     st.builds(waits, st.sampled_from([0.0, 0.7, 3.0, 25.0])),
 )
-faults = st.sampled_from([None, Faults(40.0, 5.0), Faults(150.0, 30.0)])
+faults = st.sampled_from(
+    [None, Faults(40.0, 5.0), Faults(150.0, 30.0), Faults(40.0, 5.0, are_silent=False)]
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -138,15 +138,27 @@ def test_a_replica_that_drains_goes_once_though_all_it_held_was_dropped(desk: De
 
 def test_what_a_dead_replica_held_is_leased_anew_after_its_silence(desk: Desk) -> None:
     desk.offer(0)
-    desk.events.run(1.0)
+    desk.events.run(0.9)
     desk.bring_up("b")
     desk.serving.fail("a")
     desk.events.run(4.0)
     # nobody knows it yet
     assert (desk.serving.num_waiting("l"), desk.serving.num_in_batches("l")) == (0, 1)
+    assert len(desk.serving.outlook("l").free_in_s) == 2
     desk.events.run(60.0)
     # it was last heard of when it took its lease
     assert desk.made_s == pytest.approx({0: 6.0 + ONE_S})
+    assert len(desk.serving.outlook("l").free_in_s) == 1
+    assert desk.gone == []
+
+
+def test_what_a_replica_held_that_signs_off_dead_is_leased_anew_at_once(desk: Desk) -> None:
+    desk.offer(0)
+    desk.events.run(1.0)
+    desk.bring_up("b")
+    desk.serving.fail("a", is_silent=False)
+    desk.events.run(60.0)
+    assert desk.made_s == pytest.approx({0: 1.0 + ONE_S})
     assert desk.gone == []
 
 
