@@ -27,6 +27,10 @@ _NO_PLAN = CascadePlan("", 0.0)
 class SimulatedCluster:
     """Cascades on a virtual clock, before the production dispatch core and its replicas.
 
+    Attributes:
+        serving: the core and what it feeds; to be looked at only.
+        outcomes: of all requests that have ended.
+
     Args:
         events: the clock.
         fleet: pools and services.

@@ -72,6 +72,9 @@ class ServedPool:
 class Serving:
     """Queues, leases and batches of all models of a fleet.
 
+    Attributes:
+        core: the dispatch core; to be looked at only.
+
     Args:
         hears: of every image.
         seed: of the luck of devices.
@@ -205,12 +208,12 @@ class Serving:
         watch: Callable[[str, Run], None] | None = None,
     ) -> None:
         """Have a replica serve that has loaded, under an id that no other had."""
-        served = self._pools[pool]
-        hardware = Hardware(served.cost, noise_cv=self._noise_cv)
+        kind = self._pools[pool]
+        hardware = Hardware(kind.cost, noise_cv=self._noise_cv)
         replica = BatchReplica(
-            served.registration(replica_id),
-            BatchDevice(hardware, [self._seed, *replica_id.encode()], served.batch_s),
-            InTimeBatches(served.batch_s),
+            kind.registration(replica_id),
+            BatchDevice(hardware, [self._seed, *replica_id.encode()], kind.batch_s),
+            InTimeBatches(kind.batch_s),
             self._events,
             view_of=self._views.__getitem__,
             tells=Tells(
@@ -221,7 +224,7 @@ class Serving:
             cap=self._caps[pool],
             watch=watch,
         )
-        self._pool_by_replica[replica_id] = served
+        self._pool_by_replica[replica_id] = kind
         self._live[replica_id] = replica
         self._dispatcher.register(replica)
 
