@@ -177,8 +177,8 @@ def run_cascade(
         period_s=experiment.period_s,
         span_s=experiment.duration_s + 2 * experiment.slo_s,
     )
-    # what is being made is done by then; what nobody serves to the end is late as well
-    events.run(events.now_s + 60.0)
+    cluster.run_out()
+    # what nobody serves to the end is late as well
     num_unfinished = len(jobs) - len(cluster.outcomes)
     assert num_unfinished == cluster.num_running
     row = _row(experiment, policy, seed, cluster.outcomes, reports, begin_s)

@@ -116,6 +116,14 @@ class SimulatedCluster:
             self.serving.turn(pool, max_batch)
         self._cascades = {one.service: one for one in knobs.cascades}
 
+    def run_out(self) -> None:
+        """Let time pass until nothing is made any more; who waits then has nobody to wait for.
+
+        Replicas never end to poll, so that the clock alone would go on for ever.
+        """
+        while self.serving.num_leased:
+            self._events.run(self._events.now_s + 1.0)
+
     @property
     def gpu_hours(self) -> float:
         """For which GPUs were held, loading or serving."""

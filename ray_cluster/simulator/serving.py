@@ -154,9 +154,14 @@ class Serving:
         return sum(len(one.held) for one in self.core.replicas if one.model == model)
 
     @property
+    def num_leased(self) -> int:
+        """Images that are leased, of all models."""
+        return sum(len(one.held) for one in self.core.replicas)
+
+    @property
     def num_running(self) -> int:
         """Images that have not ended."""
-        return self.core.num_waiting + sum(len(one.held) for one in self.core.replicas)
+        return self.core.num_waiting + self.num_leased
 
     def outlook(self, model: str) -> HeavyOutlook:
         """What waits for an image that is offered now; batches as long as the slowest pool's."""

@@ -120,3 +120,14 @@ def test_a_replica_is_young_until_it_has_dwelt() -> None:
     assert cluster.observe().pool("light").num_young == 1
     events.run(31.0)
     assert cluster.observe().pool("light").num_young == 0
+
+
+def test_who_is_served_is_waited_for_and_nobody_else() -> None:
+    cluster, _ = ready(CascadePlan("s", 1.0))
+    cluster.scale("heavy", 0)
+    for number in range(9):
+        cluster.offer(job(number, 100.0, slo_s=100.0))
+    cluster.run_out()
+    # all were deferred, and there is nobody for them
+    assert (cluster.num_running, len(cluster.outcomes)) == (9, 0)
+    assert cluster.observe().model("h").num_waiting == 9
