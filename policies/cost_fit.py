@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cost_model import StepWork, step_s
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow
 from ray_cluster.policies.types import StepCost
@@ -51,7 +52,7 @@ def fit_step_cost(profile: LatencyProfile) -> FittedCost:
         raise ValueError(f"the profile {profile.name} has no steps on one device to fit a cost to")
     works = [row_work(row) for row in rows]
     terms = np.array([[1.0, work.megapixels, work.squared_megapixels] for work in works])
-    fixed_s, linear_s, squared_s = _fit(terms, rows)
+    fixed_s, linear_s, squared_s = _fit(terms, [row.seconds for row in rows])
     cost = StepCost(
         fixed_s=fixed_s,
         per_megapixel_s=linear_s,
@@ -63,6 +64,18 @@ def fit_step_cost(profile: LatencyProfile) -> FittedCost:
         abs(step_s(cost, work) / row.seconds - 1) for work, row in zip(works, rows, strict=True)
     ]
     return FittedCost(cost, FitError(float(np.mean(errors)), max(errors), len(rows)))
+
+
+def fit_image_cost(options: Sequence[BatchOption], megapixels: float) -> StepCost:
+    """Fit the cost of whole images, each of which is one step without guidance.
+
+    Args:
+        options: batches and their seconds.
+        megapixels: of each image.
+    """
+    terms = np.array([[1.0, one.batch * megapixels] for one in options])
+    fixed_s, linear_s = _fit(terms, [one.seconds for one in options])
+    return StepCost(fixed_s=fixed_s, per_megapixel_s=linear_s, source="modelled")
 
 
 def row_work(row: LatencyRow) -> StepWork:
@@ -78,13 +91,13 @@ def _decode_per_megapixel_s(profile: LatencyProfile) -> float:
     if not rows:
         return 0.0
     pixels = [row.key.width_px * row.key.height_px * row.key.batch / 1e6 for row in rows]
-    return _fit(np.array(pixels)[:, None], rows)[0]
+    return _fit(np.array(pixels)[:, None], [row.seconds for row in rows])[0]
 
 
-def _fit(terms: npt.NDArray[np.float64], rows: Sequence[LatencyRow]) -> list[float]:
+def _fit(terms: npt.NDArray[np.float64], figures_s: Sequence[float]) -> list[float]:
     """Non-negative coefficients of terms ``[rows, terms]`` with least relative error."""
-    seconds = np.array([row.seconds for row in rows])
+    seconds = np.array(figures_s)
     # terms of one size, so that the solver's tolerance suits all of them
     scale = np.abs(terms).max(axis=0)
-    found, _ = nnls(terms / scale / seconds[:, None], np.ones(len(rows)))
+    found, _ = nnls(terms / scale / seconds[:, None], np.ones(len(seconds)))
     return [float(value) for value in found / scale]

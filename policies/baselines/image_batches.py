@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
 from ray_cluster.policies.types import RequestView, RowView
 
@@ -52,6 +53,39 @@ class FixedBatches:
         if len(alike) < self.max_batch and sight.now_s < starts_s:
             return StepDecision(idle_until_s=starts_s)
         return _until_first_ends(alike[: self.max_batch])
+
+
+@dataclass(frozen=True, slots=True)
+class InTimeBatches:
+    """Makes all images that a replica holds in one batch, but for those that would be late in it.
+
+    The most urgent is looked at first, and each that is given up makes the batch shorter for the
+    others. Nothing begins in the same decision: others can take the free places before. DiffServe's
+    workers drop in this way.
+
+    Attributes:
+        batch_s: seconds of a batch of so many images.
+    """
+
+    batch_s: Callable[[int], float]
+
+    def __call__(self, sight: ReplicaSight) -> StepDecision:
+        """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
+        requests = sorted((row.request for row in sight.rows), key=queue_key)
+        begun = [one for one in requests if one.steps_done]
+        if begun:
+            return _until_first_ends(begun)
+        num_late = self._num_late(requests, sight.now_s)
+        if num_late:
+            return StepDecision(dropped=tuple(one.request_id for one in requests[:num_late]))
+        return _until_first_ends(requests)
+
+    def _num_late(self, requests: Sequence[RequestView], now_s: float) -> int:
+        """How many of the most urgent can't be in time, each beside all that come after it."""
+        for number, one in enumerate(requests):
+            if now_s + self.batch_s(len(requests) - number) <= one.deadline_s:
+                return number
+        return len(requests)
 
 
 def take_turns_by_size(sight: ReplicaSight) -> StepDecision:

@@ -158,7 +158,7 @@ class Ledger:
         record.fence = Fence(self._epoch, self._num_fences)
         record.holder = replica
         record.queued_s += now_s - record.since_s
-        record.since_s = now_s
+        record.since_s = record.leased_s = now_s
         record.may_resume = True
         replica.take(record)
         return record.fence

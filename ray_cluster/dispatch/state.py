@@ -30,6 +30,7 @@ class RequestRecord:
         client_s: instant at which its client was last heard of; None if nobody need wait for it.
         client: whose it is, if it is bounded how many of these there may be.
         since_s: instant at which it last entered the queue, or was last known to be held.
+        leased_s: instant at which whoever holds it was given it.
         queued_s: seconds spent in the queue before ``since_s``.
         num_leases: leases given so far.
         num_losses: leases that ended because the replica died or lost them.
@@ -45,6 +46,7 @@ class RequestRecord:
     client_s: float | None
     since_s: float
     client: str = ""
+    leased_s: float = 0.0
     queued_s: float = 0.0
     num_leases: int = 0
     num_losses: int = 0

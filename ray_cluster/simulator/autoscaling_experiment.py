@@ -37,7 +37,7 @@ from ray_cluster.simulator.control_experiment import (
 )
 from ray_cluster.simulator.controlled import Round, num_plan_changes, run_controlled
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.jobs import Job
 from ray_cluster.simulator.outcomes import Faults, Outcome
 
 # of what is shown over time

@@ -36,7 +36,7 @@ from ray_cluster.simulator.control_experiment import (
 )
 from ray_cluster.simulator.controlled import Round, num_plan_changes, run_controlled
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.jobs import Job
 from ray_cluster.simulator.outcomes import Outcome
 
 SERVICE = "images"
@@ -203,7 +203,7 @@ def run_cascade(
         period_s=experiment.period_s,
         span_s=experiment.duration_s + 2 * experiment.slo_s,
     )
-    events.run()
+    cluster.run_out()
     # what nobody serves to the end is late as well
     assert len(jobs) - len(cluster.outcomes) == cluster.num_running
     course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_s, bin_s=experiment.bin_s)

@@ -12,7 +12,7 @@ from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.simulator.arrivals import Floats
 from ray_cluster.simulator.comparison import R
 from ray_cluster.simulator.controlled import Round
-from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.jobs import Job
 from ray_cluster.simulator.outcomes import Outcome
 
 

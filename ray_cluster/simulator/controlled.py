@@ -12,7 +12,7 @@ from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.planner import Planner
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.jobs import Job
 
 
 class Round(NamedTuple):

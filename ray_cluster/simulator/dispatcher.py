@@ -63,6 +63,19 @@ class SimulatedDispatcher:
         if record is not None:
             self._events.at(record.heard_s + self._timeout_s, self._expire)
 
+    def unregister(self, replica_id: str) -> None:
+        """Let a replica go that says so itself; the core hears it at once."""
+        del self._replicas[replica_id]
+        self._let_go(replica_id)
+        self.core.unregister(replica_id, self._events.now_s)
+        self._settle(self.core.take_outcomes())
+        self._wake()
+
+    def poll_anew(self, replica_id: str) -> None:
+        """Have a replica say again how much room it has; who is being answered will anyway."""
+        if replica_id in self._held:
+            self._poll(self._replicas[replica_id])
+
     def offer(self, requests: Sequence[ImageRequest]) -> Offer:
         """Offer a group, as for a job: nobody need wait for it."""
         offer = self.core.offer(requests, self._events.now_s, client=None)
@@ -84,9 +97,7 @@ class SimulatedDispatcher:
     def _hear(self, replica_id: str, told: Sequence[ReplicaEvent]) -> None:
         outcomes, _ = self.core.report(replica_id, told, self._events.now_s)
         self._settle(outcomes)
-        # who is being answered polls when that has arrived
-        if replica_id in self._held:
-            self._poll(self._replicas[replica_id])
+        self.poll_anew(replica_id)
 
     def _poll(self, replica: SimulatedReplica) -> None:
         """Answer a replica's poll, or hold it."""

@@ -72,14 +72,19 @@ class Device:
 
     def step_ends_s(self, requests: Sequence[RequestView], count: int) -> list[float]:
         """Return the seconds from now until each of the next equal steps ends, [count]."""
-        each_s = step_s(self.hardware.cost, work_of(requests))
-        if self._add_ons is not None:
-            each_s += self._add_ons.step_s(self.hardware.cost, requests)
+        each_s = self.step_s(requests)
         if self._luck is None:
             return [each_s * number for number in range(1, count + 1)]
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
         ends: list[float] = (each_s * self._luck[places]).cumsum().tolist()
         return ends
+
+    def step_s(self, requests: Sequence[RequestView]) -> float:
+        """Return the seconds of a step of these requests without luck."""
+        each_s = step_s(self.hardware.cost, work_of(requests))
+        if self._add_ons is not None:
+            each_s += self._add_ons.step_s(self.hardware.cost, requests)
+        return each_s
 
     def took(self, num_steps: int) -> None:
         """Note how many of these steps were taken in the end."""

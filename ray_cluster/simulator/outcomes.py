@@ -34,7 +34,10 @@ class Faults:
     Attributes:
         mean_s_between: of one GPU that is held; exponentially distributed. Infinite for never.
         repair_s: for which it is of no use.
+        are_silent: whether the replica is just gone, as with its machine, and found out by its
+            silence; else it signs off at once, as one does whose engine has died.
     """
 
     mean_s_between: float
     repair_s: float
+    are_silent: bool = True

@@ -236,5 +236,6 @@ def _finished(row: Row) -> Finished:
 
 def _dropped(row: Row) -> Failed:
     request_id = row.view.request_id
-    failure = Failure(request_id, "error", "dropped: it would have been late", "denoise")
+    # nobody wants it late: as if its client had called it off
+    failure = Failure(request_id, "aborted", "dropped: it would have been late", "denoise")
     return Failed(request_id, row.lease.fence, failure)

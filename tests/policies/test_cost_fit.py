@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_fit import fit_step_cost, row_work
-from ray_cluster.policies.cost_model import step_s
+from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.cost_fit import fit_image_cost, fit_step_cost, row_work
+from ray_cluster.policies.cost_model import StepWork, step_s
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
 from ray_cluster.policies.types import StepCost
 from ray_cluster.profiles.files import load_profile
@@ -69,3 +70,14 @@ def test_the_packages_tables_are_told_to_a_thousandth(name: str) -> None:
 def test_a_table_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="flux-h100-a has no steps"):
         fit_step_cost(load_profile("flux-h100-a"))
+
+
+@given(st.floats(1e-3, 9), st.floats(1e-3, 9), st.floats(0.1, 4))
+def test_the_cost_of_whole_images_is_found_again(
+    fixed_s: float, each_s: float, megapixels: float
+) -> None:
+    options = [BatchOption(batch, fixed_s + each_s * batch) for batch in (1, 2, 4, 16)]
+    cost = fit_image_cost(options, megapixels)
+    for one in options:
+        work = StepWork(one.batch * megapixels, one.batch * megapixels**2)
+        assert step_s(cost, work) == pytest.approx(one.seconds, rel=1e-5)

@@ -9,8 +9,9 @@ from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.model_server import Job
+from ray_cluster.simulator.jobs import Job
 from ray_cluster.simulator.outcomes import Faults
+from ray_cluster.simulator.scaling import Watch
 
 FLEET = Fleet(
     (DeviceSpec("gpu"),),
@@ -35,17 +36,24 @@ FLEET = Fleet(
 
 
 def simulated(
-    num_gpus: int = 4, *, noise_cv: float = 0.0, faults: Faults | None = None, dwell_s: float = 0.0
+    num_gpus: int = 4,
+    *,
+    noise_cv: float = 0.0,
+    faults: Faults | None = None,
+    dwell_s: float = 0.0,
+    seed: int = 0,
+    watch: Watch | None = None,
 ) -> tuple[SimulatedCluster, EventQueue]:
     events = EventQueue()
     cluster = SimulatedCluster(
         events,
         FLEET,
         {"gpu": num_gpus},
-        np.random.default_rng(0),
+        np.random.default_rng(seed),
         noise_cv=noise_cv,
         faults=faults,
         dwell_s=dwell_s,
+        watch=watch,
     )
     return cluster, events
 

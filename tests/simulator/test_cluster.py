@@ -26,7 +26,7 @@ def test_low_confidence_is_deferred_and_high_confidence_answered() -> None:
     cluster.offer(job(0, 100.0, confidence=0.4))
     events.run(130.0)
     cluster.offer(job(1, 130.0, confidence=0.6))
-    events.run()
+    events.run(1000.0)
     deferred, answered = cluster.outcomes
     # one image, its discrimination, and the heavy model's image
     assert (deferred.answer, deferred.finish_s) == ("heavy", 100 + 1 + 0.5 + 4)
@@ -37,7 +37,7 @@ def test_a_batch_takes_what_waits_up_to_its_cap() -> None:
     cluster, events = ready(CascadePlan("s", 0.0))
     for number in range(6):
         cluster.offer(job(number, 100.0))
-    events.run()
+    events.run(1000.0)
     ends = [one.finish_s for one in cluster.outcomes]
     # the first alone, four together, the last alone
     assert ends == pytest.approx([101.5, *[101.5 + 2.5] * 4, 104 + 1.5])
@@ -47,14 +47,14 @@ def test_a_batch_takes_what_waits_up_to_its_cap() -> None:
 def test_slack_decides_only_where_the_plan_lets_it(reserve_s: float | None, answer: str) -> None:
     cluster, events = ready(CascadePlan("s", 1.0, reserve_s=reserve_s, when_late="drop"))
     cluster.offer(job(0, 100.0, slo_s=3.0))
-    events.run()
+    events.run(1000.0)
     assert [one.answer for one in cluster.outcomes] == [answer]
 
 
 def test_a_deferred_image_that_would_be_late_gets_the_light_answer_if_the_plan_says_so() -> None:
     cluster, events = ready(CascadePlan("s", 1.0, when_late="light"))
     cluster.offer(job(0, 100.0, slo_s=3.0))
-    events.run()
+    events.run(1000.0)
     (outcome,) = cluster.outcomes
     assert (outcome.answer, outcome.on_time, outcome.kept) == ("light", True, True)
 
@@ -62,7 +62,7 @@ def test_a_deferred_image_that_would_be_late_gets_the_light_answer_if_the_plan_s
 def test_a_request_that_never_could_be_in_time_is_dropped() -> None:
     cluster, events = ready(CascadePlan("s", 0.0))
     cluster.offer(job(0, 100.0, slo_s=1.0))
-    events.run()
+    events.run(1000.0)
     assert [(one.answer, one.on_time) for one in cluster.outcomes] == [("dropped", False)]
     assert cluster.observe().service("s").num_missed == 1
 
@@ -70,7 +70,7 @@ def test_a_request_that_never_could_be_in_time_is_dropped() -> None:
 def test_random_routing_sends_its_share_straight_to_the_heavy_model() -> None:
     cluster, events = ready(CascadePlan("s", 0.0, routing="random", heavy_share=0.6))
     cluster.offer(job(0, 100.0))
-    events.run()
+    events.run(1000.0)
     assert [(one.answer, one.finish_s) for one in cluster.outcomes] == [("heavy", 104.0)]
 
 
@@ -79,7 +79,7 @@ def test_a_replica_that_shrinks_away_finishes_its_batch() -> None:
     cluster.offer(job(0, 100.0))
     cluster.scale("light", 0)
     assert cluster.observe().pool("light").num_ready == 0
-    events.run()
+    events.run(1000.0)
     assert [one.finish_s for one in cluster.outcomes] == [101.5]
 
 
@@ -120,3 +120,14 @@ def test_a_replica_is_young_until_it_has_dwelt() -> None:
     assert cluster.observe().pool("light").num_young == 1
     events.run(31.0)
     assert cluster.observe().pool("light").num_young == 0
+
+
+def test_who_is_served_is_waited_for_and_nobody_else() -> None:
+    cluster, _ = ready(CascadePlan("s", 1.0))
+    cluster.scale("heavy", 0)
+    for number in range(9):
+        cluster.offer(job(number, 100.0, slo_s=100.0))
+    cluster.run_out()
+    # all were deferred, and there is nobody for them
+    assert (cluster.num_running, len(cluster.outcomes)) == (9, 0)
+    assert cluster.observe().model("h").num_waiting == 9

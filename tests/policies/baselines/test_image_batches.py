@@ -1,7 +1,11 @@
 """Batches that nobody joins, and sizes that take turns."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ray_cluster.policies.baselines.image_batches import (
     FixedBatches,
+    InTimeBatches,
     mix_as_they_come,
     take_turns_by_size,
 )
@@ -15,6 +19,10 @@ def row(
 ) -> RowView:
     request = request_view(name, width_px=width, arrival_s=arrival_s, steps_done=done)
     return RowView(request, waited)
+
+
+def due(name: str, deadline_s: float, done: int = 0) -> RowView:
+    return RowView(request_view(name, deadline_s=deadline_s, steps_done=done))
 
 
 def decide(policy: StepPolicy, *rows: RowView, now_s: float = 0.0, cap: int = 4) -> StepDecision:
@@ -59,3 +67,28 @@ def test_all_sizes_together_step_as_they_came_up_to_the_cap() -> None:
     assert decide(mix_as_they_come, *rows) == StepDecision(("2", "1", "0"), 8)
     assert decide(mix_as_they_come, *rows, cap=2) == StepDecision(("2", "1"), 8)
     assert decide(mix_as_they_come) == StepDecision()
+
+
+def test_who_would_be_late_in_a_batch_is_given_up_before_it_begins() -> None:
+    in_time = InTimeBatches(batch_s=float)
+    rows = [due("c", 13.0), due("a", 11.5), due("b", 13.0)]
+    # three of them take 3 s, which is too long for the first alone
+    assert decide(in_time, *rows, now_s=10.0) == StepDecision(dropped=("a",))
+    assert decide(in_time, *rows[::2], now_s=10.0) == StepDecision(("b", "c"), 10)
+    # what has begun goes on to its end
+    begun = [due("b", 11.0, done=4), due("c", 11.0, done=4)]
+    assert decide(in_time, *begun, due("late", 99.0), now_s=12.0) == StepDecision(("b", "c"), 6)
+
+
+@given(st.lists(st.floats(0, 9), min_size=1, max_size=8))
+def test_no_more_are_given_up_than_must_be_and_the_rest_is_in_time(
+    deadlines_s: list[float],
+) -> None:
+    rows = [due(f"{number}", deadline_s) for number, deadline_s in enumerate(deadlines_s)]
+    decision = decide(InTimeBatches(batch_s=float), *rows)
+    urgent_s = sorted(deadlines_s)
+    fewest = next(num for num in range(9) if all(s >= len(rows) - num for s in urgent_s[num:]))
+    assert len(decision.dropped) == fewest
+    assert len(decision.request_ids) == (0 if fewest else len(rows))
+    late = {row.request.deadline_s for row in rows if row.request.request_id in decision.dropped}
+    assert late == set(urgent_s[:fewest])

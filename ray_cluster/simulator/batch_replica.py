@@ -1,0 +1,125 @@
+"""A simulated replica that makes whole images in batches, and is fed only between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ray_cluster.leases import Registration
+from ray_cluster.policies.step_policy import StepPolicy
+from ray_cluster.policies.types import RequestView
+from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.noise import Device, Hardware
+from ray_cluster.simulator.replica import Report, Row, Run, SimulatedReplica, ViewOf
+
+
+class BatchDevice(Device):
+    """Takes the seconds of a table of whole images: one step makes a batch.
+
+    Args:
+        batch_s: seconds of a batch of so many images.
+    """
+
+    def __init__(
+        self, hardware: Hardware, seed: Sequence[int], batch_s: Callable[[int], float]
+    ) -> None:
+        super().__init__(hardware, seed)
+        self._batch_s = batch_s
+
+    def step_s(self, requests: Sequence[RequestView]) -> float:
+        """Return the seconds of a batch of these requests without luck."""
+        return self._batch_s(len(requests))
+
+
+@dataclass(frozen=True, slots=True)
+class Tells:
+    """Whom a replica tells what.
+
+    Attributes:
+        report: its events, to the dispatcher.
+        poll_anew: that its room has changed, to the dispatcher.
+        on_drained: once, when it was to go and holds nothing any more.
+    """
+
+    report: Report
+    poll_anew: Callable[[], None]
+    on_drained: Callable[[], None]
+
+
+class BatchReplica(SimulatedReplica):
+    """Takes leases only while it can begin them, so that whoever waits does so at the dispatcher.
+
+    Args:
+        cap: most images of a batch.
+    """
+
+    def __init__(
+        self,
+        registration: Registration,
+        device: Device,
+        policy: StepPolicy,
+        events: EventQueue,
+        *,
+        view_of: ViewOf,
+        tells: Tells,
+        cap: int,
+        watch: Callable[[str, Run], None] | None = None,
+    ) -> None:
+        super().__init__(
+            registration, device, policy, events, view_of=view_of, report=tells.report, watch=watch
+        )
+        self._cap = cap
+        self._poll_anew = tells.poll_anew
+        self._on_drained = tells.on_drained
+        self._has_dropped = False
+        self._has_left = False
+        self.is_draining = False
+
+    @property
+    def num_free(self) -> int:
+        """Requests that it has room for: a whole batch, or the places of those it has given up."""
+        if self.is_draining:
+            return 0
+        if not self._rows:
+            return self._cap
+        return max(0, self._cap - len(self._rows)) if self._has_dropped else 0
+
+    def turn(self, cap: int) -> None:
+        """Have the next batch hold so many images at most."""
+        if cap != self._cap:
+            self._cap = cap
+            self._poll_anew()
+
+    def drain(self) -> None:
+        """Take nothing any more, and end when what is held has ended."""
+        self.is_draining = True
+        self._poll_anew()
+        # after what is on its way to it
+        self._events.at(self._events.now_s, self._leave_if_empty)
+
+    def _decide(self) -> None:
+        """Begin when all is here that was leased, and what can take the place of the dropped."""
+        if any(row.last_round is None for row in self._rows.values()):
+            # who is not ready asks again
+            self._timer = None
+            return
+        had_room, self._has_dropped = self._has_dropped, False
+        super()._decide()
+        if self._has_dropped:
+            self._decide_soon()
+        elif had_room:
+            self._poll_anew()
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        self._has_dropped = True
+        super()._drop(request_ids)
+        self._leave_if_empty()
+
+    def _hand_out(self, done: Sequence[Row]) -> None:
+        super()._hand_out(done)
+        self._leave_if_empty()
+
+    def _leave_if_empty(self) -> None:
+        if self.is_draining and not self._rows and not self._has_left:
+            self._has_left = True
+            self._on_drained()

@@ -1,0 +1,263 @@
+"""Whole images of several models: the production dispatch core, and replicas that batch them.
+
+A table of whole images says how long a batch takes, and nothing of steps. So an image is one step
+here, and all are of one size; the linear cost that replicas tell the dispatcher is a fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.leases import Completed, Outcome, Registration
+from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.baselines.image_batches import InTimeBatches
+from ray_cluster.policies.cascade import HeavyOutlook
+from ray_cluster.policies.cost_fit import fit_image_cost
+from ray_cluster.policies.fleet import Fleet, PoolSpec
+from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.requests import ImageRequest
+from ray_cluster.simulator.batch_replica import BatchDevice, BatchReplica, Tells
+from ray_cluster.simulator.cell import profile_of
+from ray_cluster.simulator.dispatcher import SimulatedDispatcher
+from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.jobs import Job
+from ray_cluster.simulator.noise import Hardware
+from ray_cluster.simulator.replica import Run
+
+# one megapixel, whatever it really is: tables of whole images know one size
+_PX = 1000
+_MEGAPIXELS = _PX * _PX / 1e6
+# most that can wait: a simulation shows what the policies do, not what a limit does
+_NUM_QUEUED = 10**6
+
+
+class ServingEvents(Protocol):
+    """Who hears what became of images."""
+
+    def on_made(self, model: str, job: Job) -> None:
+        """An image of the model is done."""
+
+    def on_hopeless(self, job: Job) -> None:
+        """There will be no image: it could not be in time, or too many replicas were lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPool:
+    """What is the same for all replicas of a pool.
+
+    Attributes:
+        extra_s: seconds that every batch takes beside its images, such as the discriminator's.
+        cost: as its replicas tell it.
+    """
+
+    spec: PoolSpec
+    extra_s: float
+    cost: StepCost
+
+    def batch_s(self, num_images: int) -> float:
+        """Return the seconds of a batch."""
+        return self.spec.batch_s(num_images) + self.extra_s
+
+    def registration(self, replica_id: str) -> Registration:
+        """Return what a replica says of itself; its cap may be lower, which its polls say."""
+        most = max(one.batch for one in self.spec.options)
+        return Registration(replica_id, profile_of(self.spec.model), most, most, self.cost)
+
+
+class Serving:
+    """Queues, leases and batches of all models of a fleet.
+
+    Attributes:
+        core: the dispatch core; to be looked at only.
+
+    Args:
+        hears: of every image.
+        seed: of the luck of devices.
+        noise_cv: of the seconds of batches.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        events: EventQueue,
+        hears: ServingEvents,
+        *,
+        seed: int,
+        noise_cv: float = 0.0,
+    ) -> None:
+        self._events = events
+        self._hears = hears
+        self._seed = seed
+        self._noise_cv = noise_cv
+        config = DispatchConfig()
+        self.core = DispatchCore(
+            config=config,
+            limits=LimitsConfig(max_queued_images=_NUM_QUEUED),
+            epoch=1,
+            configured={pool.model for pool in fleet.pools},
+        )
+        self._dispatcher = SimulatedDispatcher(
+            self.core, events, keep=self._keep, timeout_s=config.replica_timeout_s
+        )
+        self._pools = {spec.name: served(spec, fleet) for spec in fleet.pools}
+        self._caps = dict.fromkeys(self._pools, 1)
+        self._pool_by_replica: dict[str, ServedPool] = {}
+        self._live: dict[str, BatchReplica] = {}
+        self._jobs: dict[str, tuple[str, Job]] = {}
+        self._views: dict[str, RequestView] = {}
+        # every model has been served before: requests wait for a replica instead of being refused
+        for name, pool in self._pools.items():
+            self.core.register(pool.registration(name), events.now_s)
+            self.core.unregister(name, events.now_s)
+
+    # requests
+
+    def offer(self, model: str, job: Job) -> None:
+        """Take a job in for one of the models; a free replica begins at once."""
+        request_id, now_s = f"{job.number}-{model}", self._events.now_s
+        request = ImageRequest(
+            request_id=request_id,
+            model=model,
+            prompt="",
+            width_px=_PX,
+            height_px=_PX,
+            num_steps=1,
+            guidance_scale=1.0,
+            sampler="ddim",
+            seed=0,
+            slo_s=job.deadline_s - now_s,
+        )
+        self._jobs[request_id] = (model, job)
+        self._views[request_id] = request.view(arrival_s=now_s, deadline_s=job.deadline_s)
+        offer = self._dispatcher.offer([request])
+        assert offer.accepted, offer.reason
+
+    def _keep(self, outcome: Outcome) -> None:
+        del self._views[outcome.request_id]
+        model, job = self._jobs.pop(outcome.request_id)
+        if isinstance(outcome, Completed):
+            self._hears.on_made(model, job)
+        else:
+            self._hears.on_hopeless(job)
+
+    def num_waiting(self, model: str) -> int:
+        """Return how many images are in no batch yet."""
+        return self.core.queue.waiting(model).num_requests
+
+    def num_in_batches(self, model: str) -> int:
+        """Return how many images are leased."""
+        return sum(len(one.held) for one in self.core.replicas if one.model == model)
+
+    @property
+    def num_leased(self) -> int:
+        """Images that are leased, of all models."""
+        return sum(len(one.held) for one in self.core.replicas)
+
+    @property
+    def num_running(self) -> int:
+        """Images that have not ended."""
+        return self.core.num_waiting + self.num_leased
+
+    def outlook(self, model: str) -> HeavyOutlook:
+        """What waits for an image that is offered now; batches as long as the slowest pool's."""
+        staying = list(self._staying(model))
+        pools = {self._pool_by_replica[name].spec.name for name in staying}
+        caps = [(self._pools[name], self._caps[name]) for name in pools]
+        return HeavyOutlook(
+            free_in_s=tuple(sorted(self.free_in_s(name) for name in staying)),
+            num_ahead=self.num_waiting(model),
+            max_batch=min((cap for _, cap in caps), default=1),
+            batch_s=max((pool.batch_s(cap) for pool, cap in caps), default=0.0),
+        )
+
+    def _staying(self, model: str) -> Iterator[str]:
+        """Ids of the replicas that the core takes for alive, but for those that were told to go."""
+        for record in self.core.replicas:
+            if record.model == model:
+                replica = self._live.get(record.replica_id)
+                if replica is None or not replica.is_draining:
+                    yield record.replica_id
+
+    def free_in_s(self, replica_id: str) -> float:
+        """Return the seconds until a replica's batch ends, by what it was leased and when."""
+        held = self.core.replicas[replica_id].held.values()
+        if not held:
+            return 0.0
+        batch_s = self._pool_by_replica[replica_id].batch_s(len(held))
+        return max(0.0, max(one.leased_s for one in held) + batch_s - self._events.now_s)
+
+    def is_making(self, replica_id: str) -> bool:
+        """Whether a live replica holds anything."""
+        return bool(self.core.replicas[replica_id].held)
+
+    # replicas
+
+    def turn(self, pool: str, max_batch: int) -> None:
+        """Cap the batches of a pool from now on."""
+        self._caps[pool] = max(1, max_batch)
+        for name, replica in list(self._live.items()):
+            if self._pool_by_replica[name].spec.name == pool:
+                replica.turn(self._caps[pool])
+
+    def bring_up(
+        self,
+        replica_id: str,
+        pool: str,
+        *,
+        on_drained: Callable[[], None],
+        watch: Callable[[str, Run], None] | None = None,
+    ) -> None:
+        """Have a replica serve that has loaded, under an id that no other had."""
+        kind = self._pools[pool]
+        hardware = Hardware(kind.cost, noise_cv=self._noise_cv)
+        replica = BatchReplica(
+            kind.registration(replica_id),
+            BatchDevice(hardware, [self._seed, *replica_id.encode()], kind.batch_s),
+            InTimeBatches(kind.batch_s),
+            self._events,
+            view_of=self._views.__getitem__,
+            tells=Tells(
+                report=partial(self._dispatcher.report, replica_id),
+                poll_anew=partial(self._dispatcher.poll_anew, replica_id),
+                on_drained=partial(self._let_go, replica_id, on_drained),
+            ),
+            cap=self._caps[pool],
+            watch=watch,
+        )
+        self._pool_by_replica[replica_id] = kind
+        self._live[replica_id] = replica
+        self._dispatcher.register(replica)
+
+    def drain(self, replica_id: str) -> None:
+        """Have a replica end its batch and go."""
+        self._live[replica_id].drain()
+
+    def _let_go(self, replica_id: str, on_drained: Callable[[], None]) -> None:
+        del self._live[replica_id]
+        self._dispatcher.unregister(replica_id)
+        on_drained()
+
+    def fail(self, replica_id: str, *, is_silent: bool = True) -> None:
+        """Have a replica lose all that it holds, which the core leases anew once it knows.
+
+        Args:
+            is_silent: whether it is gone without a word; else it signs off.
+        """
+        self._live.pop(replica_id).die()
+        if is_silent:
+            self._dispatcher.forget(replica_id)
+        else:
+            self._dispatcher.unregister(replica_id)
+
+
+def served(spec: PoolSpec, fleet: Fleet) -> ServedPool:
+    """Return a pool with what its batches take, discrimination included."""
+    owners = [one.cascade for one in fleet.services if one.model == spec.model]
+    extra_s = max((one.discriminate_s for one in owners if one), default=0.0)
+    options = [BatchOption(one.batch, one.seconds + extra_s) for one in spec.options]
+    return ServedPool(spec, extra_s, fit_image_cost(options, _MEGAPIXELS))

@@ -1,0 +1,66 @@
+"""Clusters that are looked at while they run: whatever breaks a law of the system fails."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from ray_cluster.leases import Fence
+from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.scaling import Holder
+from tests.simulator.clusters import FLEET
+
+MODELS = {pool.name: pool.model for pool in FLEET.pools}
+
+
+@dataclass
+class ClusterOverseer:
+    """Notes every batch, and holds it against those before and against the dispatcher's books."""
+
+    cluster: SimulatedCluster | None = None
+    runs: list[tuple[str, Run]] = field(default_factory=list)
+    most_by_pool: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: 1))
+    _free_s: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+    _makers: dict[Fence, str] = field(default_factory=dict)
+
+    def __call__(self, holder: Holder, run: Run) -> None:
+        assert self.cluster is not None
+        pool, (end_s,) = holder.spec.name, run.ends_s
+        for gpu in holder.gpus:
+            # no GPU does two things at once, whoever has it
+            assert run.start_s >= max(self._free_s[holder.spec.device, gpu], holder.started_s)
+            self._free_s[holder.spec.device, gpu] = end_s
+        assert 0 < len(set(run.request_ids)) == len(run.request_ids) <= self.most_by_pool[pool]
+        held = self.cluster.serving.core.replicas[holder.name].held
+        for request_id in run.request_ids:
+            # nothing is made without a lease, and no lease is made use of twice
+            record = held[request_id]
+            assert record.fence is not None
+            assert record.view.model == MODELS[pool]
+            assert self._makers.setdefault(record.fence, holder.name) == holder.name
+            assert record.leased_s <= run.start_s
+        self.runs.append((holder.name, run))
+
+    def check(self, num_offered: int) -> None:
+        """Assert what holds of a cluster at every instant."""
+        assert self.cluster is not None
+        core, cluster = self.cluster.serving.core, self.cluster
+        fences = []
+        for replica in core.replicas:
+            assert len(replica.held) <= replica.registration.max_in_flight
+            for record in replica.held.values():
+                assert record.holder is replica
+                assert record.fence is not None
+                fences.append(record.fence)
+        assert len(set(fences)) == len(fences)
+        totals = Counter(core.snapshot(0.0).totals)
+        ended = totals["completed"] + totals["aborted"] + totals["lost"] + totals["error"]
+        assert totals["accepted"] == ended + core.num_waiting + len(fences)
+        assert num_offered == len(cluster.outcomes) + cluster.num_running
+        state = cluster.observe()
+        seen = sum(one.num_waiting + one.num_in_batches for one in state.models)
+        assert seen == cluster.num_running
+        assert sum(one.num_missed for one in state.services) == sum(
+            not one.on_time for one in cluster.outcomes
+        )
