@@ -55,9 +55,6 @@ def _over_algorithm_1(figures: Figures) -> tuple[Mean, float]:
 
 def _false_refusals(figures: Figures) -> tuple[Mean, float]:
     shares = [
-        (stated_mean(found), rate)
-        for rate, found in zip(
-            figures["experiment"]["rates_per_s"], figures["refused_in_time"], strict=True
-        )
+        (stated_mean(found["of_arrivals"]), found["load"]) for found in figures["false_refusals"]
     ]
     return max(shares, key=lambda one: one[0].value)

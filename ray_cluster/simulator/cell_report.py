@@ -50,6 +50,7 @@ def report_cells(
         "experiment": experiment.model_dump(mode="json"),
         "profile_kinds": list(setting.kinds),
         "cells": _figures(experiment, rows),
+        "false_refusals": _false_figures(experiment, rows),
     }
     what = _what(setting, has_add_ons=shares is not None)
     return Report(experiment.name, what, tables, plots, [timeline], figures)
@@ -101,6 +102,23 @@ def _figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
         }
         for policy in experiment.policies
         for load in experiment.loads
+    ]
+
+
+def _false_figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
+    if not {_REFUSING, _OPEN} <= set(experiment.policies):
+        return []
+    found = [
+        (load, *_false_refusals(rows[_REFUSING, load], rows[_OPEN, load]))
+        for load in experiment.loads
+    ]
+    return [
+        {
+            "load": load,
+            "of_arrivals": of_all.as_figures(),
+            "of_refused": of_refused.as_figures() if of_refused else None,
+        }
+        for load, of_all, of_refused in found
     ]
 
 
@@ -170,18 +188,19 @@ def _refusals(experiment: CellExperiment, rows: Rows) -> Table:
             mean_of([one.broken for one in mine]).as_points(),
         ]
         if is_compared:
-            cells += _false_refusals(mine, rows[_OPEN, load])
+            of_all, of_refused = _false_refusals(mine, rows[_OPEN, load])
+            cells += [of_all.as_points(), of_refused.as_points() if of_refused else ""]
         body.append([f"{load:g}", *cells])
     return Table(f"Refusals of {_REFUSING}, % of arrivals (simulated)", head, body)
 
 
-def _false_refusals(mine: Sequence[CellRow], others: Sequence[CellRow]) -> list[str]:
+def _false_refusals(mine: Sequence[CellRow], others: Sequence[CellRow]) -> tuple[Mean, Mean | None]:
     """Who was refused and is in time where nobody is: of the arrivals, and of the refused."""
     false = [(_num_false(a, b), a) for a, b in zip(mine, others, strict=True)]
     of_all = [num / max(1, one.num_arrivals) for num, one in false]
     # a seed that refused nobody says nothing of refusals
     of_refused = [num / one.let_in.count("0") for num, one in false if "0" in one.let_in]
-    return [mean_of(one).as_points() if one else "" for one in (of_all, of_refused)]
+    return mean_of(of_all), mean_of(of_refused) if of_refused else None
 
 
 def _num_false(refusing: CellRow, open_row: CellRow) -> int:

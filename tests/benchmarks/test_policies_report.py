@@ -109,7 +109,10 @@ def cells(rates: dict[float, tuple[float, float, float]]) -> dict[str, Any]:
             for rate, shares in rates.items()
             for name, share in zip(names, shares, strict=True)
         ],
-        "refused_in_time": [mean_of([0.01 * rate, 0.01 * rate]).as_figures() for rate in rates],
+        "false_refusals": [
+            {"load": rate, "of_arrivals": mean_of([0.01 * rate, 0.01 * rate]).as_figures()}
+            for rate in rates
+        ],
     }
 
 
