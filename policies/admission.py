@@ -202,7 +202,9 @@ def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     if pool is None:
         raise ValueError(f"there is no replica of {last.model} to predict from")
     own = np.array([amounts_of(load_of(one)) for one in group])
-    ahead = amounts_of(queue.ahead_of(last)) + own.sum(axis=0) - amounts_of(load_of(last))
+    ahead = amounts_of(queue.ahead_of(last))
+    if len(group) > 1:
+        ahead = ahead + own.sum(axis=0) - amounts_of(load_of(last))
     return ends_s(own, ahead, pool)
 
 

@@ -54,11 +54,12 @@ def load_of(request: RequestView) -> Load:
     num_decodes = 1
     if request.num_previews:
         num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
+    step_pixels = steps * pixels * request.rows_per_step
     return Load(
         num_requests=1,
         steps=steps,
-        step_pixels=steps * pixels * request.rows_per_step,
-        step_squares=steps * pixels * pixels * request.rows_per_step,
+        step_pixels=step_pixels,
+        step_squares=step_pixels * pixels,
         decode_pixels=num_decodes * pixels,
     )
 

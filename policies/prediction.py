@@ -19,7 +19,9 @@ Floats = npt.NDArray[np.float64]
 Amounts = Floats
 """[..., 5]: the fields of :class:`Load`, in their order."""
 
-_REQUESTS, _PIXELS, _SQUARES = 0, 2, 3
+_REQUESTS = 0
+# pixels and their squares: what a batch's rows add to its step
+_ROWS = slice(2, 4)
 
 
 def amounts_of(load: Load) -> Amounts:
@@ -52,9 +54,8 @@ def ends_s(own: Amounts, ahead: Amounts, pool: PoolView) -> Floats:
     # as many of its like as there may be
     peers = np.minimum(pool.max_batch, np.ceil((num_ahead + 1) / pool.num_replicas)) - 1
     together = own.copy()
-    for term in (_PIXELS, _SQUARES):
-        part = ahead[..., term] / pool.num_replicas
-        together[..., term] += np.minimum(peers * own[..., term], part)
+    part = ahead[..., _ROWS] / pool.num_replicas
+    together[..., _ROWS] += np.minimum(peers[..., None] * own[..., _ROWS], part)
     found: Floats = waits_s + _seconds(pool.slowest_cost, together)
     return found
 

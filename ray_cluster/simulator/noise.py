@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.cost_model import StepWork, step_s, work_of
+from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.arrivals import Floats
 
@@ -53,17 +53,15 @@ class Device:
             rng = np.random.default_rng(list(seed))
             self._luck = rng.lognormal(-variance / 2, variance**0.5, _PERIOD)
 
-    def step_ends_s(self, requests: Sequence[RequestView], count: int) -> list[float]:
-        """Return the seconds from now until each of the next equal steps ends, [count]."""
-        return self._ends_s(work_of(requests), count)
-
-    def _ends_s(self, work: StepWork, count: int) -> list[float]:
-        each_s = step_s(self.hardware.cost, work)
+    def step_ends_s(
+        self, requests: Sequence[RequestView], count: int, *, start_s: float
+    ) -> tuple[float, ...]:
+        """Return the instants at which each of the next equal steps ends, [count]."""
+        each_s = step_s(self.hardware.cost, work_of(requests))
         if self._luck is None:
-            return [each_s * number for number in range(1, count + 1)]
+            return tuple([start_s + each_s * number for number in range(1, count + 1)])
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
-        ends: list[float] = (each_s * self._luck[places]).cumsum().tolist()
-        return ends
+        return tuple((start_s + (each_s * self._luck[places]).cumsum()).tolist())
 
     def took(self, num_steps: int) -> None:
         """Note how many of these steps were taken in the end."""
