@@ -59,7 +59,7 @@ class EventQueue:
         """
         if not math.isfinite(at_s):
             raise _not_an_instant(at_s)
-        timer = Timer(at_s if at_s > self._now_s else self._now_s, act)
+        timer = Timer(max(self._now_s, at_s), act)
         heapq.heappush(self._heap, (timer.at_s, self._count, timer))
         self._count += 1
         return timer

@@ -155,8 +155,11 @@ class SimulatedReplica:
         self._decide_soon()
 
     def _decide_soon(self) -> None:
-        """Decide after all else that happens at this instant, unless something is going on."""
-        if self._timer is None:
+        """Decide after all else that happens at this instant, unless something is going on.
+
+        Without rows there is nothing to decide.
+        """
+        if self._timer is None and self._rows:
             self._timer = self._events.at(self._events.now_s, self._decide)
 
     def _cut_short(self) -> int:
