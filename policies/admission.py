@@ -18,10 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ray_cluster.policies.load import Load, load_of, load_s
+from ray_cluster.policies.load import Amounts, Load, amounts_of, load_of, load_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView
-from ray_cluster.policies.prediction import Amounts, Floats, amounts_of, ends_s
+from ray_cluster.policies.prediction import Floats, ends_s
 from ray_cluster.policies.types import Offer, RequestView
 
 
