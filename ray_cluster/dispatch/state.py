@@ -18,12 +18,11 @@ def as_offered(
     requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
 ) -> Iterator[tuple[ImageRequest, RequestView]]:
     """Requests and their views, with the steps that they were accepted with."""
-    num_steps = offer.num_steps or [request.num_steps for request in requests]
-    for request, view, num in zip(requests, views, num_steps, strict=True):
-        if num == request.num_steps:
-            yield request, view
-        else:
-            yield replace(request, num_steps=num), replace(view, num_steps=num)
+    if not offer.num_steps:
+        yield from zip(requests, views, strict=True)
+        return
+    for request, view, num in zip(requests, views, offer.num_steps, strict=True):
+        yield replace(request, num_steps=num), replace(view, num_steps=num)
 
 
 @dataclass(slots=True)

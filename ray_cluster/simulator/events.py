@@ -13,10 +13,9 @@ Act = Callable[[], None]
 class Timer:
     """Something that will happen once, unless it is called off."""
 
-    __slots__ = ("act", "at_s")
+    __slots__ = ("act",)
 
-    def __init__(self, at_s: float, act: Act) -> None:
-        self.at_s = at_s
+    def __init__(self, act: Act) -> None:
         self.act: Act | None = act
 
     def call_off(self) -> None:
@@ -59,8 +58,8 @@ class EventQueue:
         """
         if not math.isfinite(at_s):
             raise _not_an_instant(at_s)
-        timer = Timer(max(self._now_s, at_s), act)
-        heapq.heappush(self._heap, (timer.at_s, self._count, timer))
+        timer = Timer(act)
+        heapq.heappush(self._heap, (max(self._now_s, at_s), self._count, timer))
         self._count += 1
         return timer
 
@@ -85,8 +84,8 @@ class EventQueue:
 
         def expect(place: int | None) -> None:
             if place is not None:
-                timer = Timer(max(instants_s[place], self._now_s), partial(happen, place))
-                heapq.heappush(self._heap, (timer.at_s, first + place, timer))
+                due_s = max(self._now_s, instants_s[place])
+                heapq.heappush(self._heap, (due_s, first + place, Timer(partial(happen, place))))
 
         expect(next(order, None))
 
