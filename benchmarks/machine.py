@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,25 @@ import psutil
 from ray_cluster.machine import cpu_model
 
 ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("torch", "diffusers", "transformers", "ray", "numpy", "httpx", "pillow")
+_PACKAGES = ("torch", "diffusers", "transformers", "ray", "numpy", "ortools", "httpx", "pillow")
+
+
+def describe_run(name: str, *, quick: bool, started: datetime) -> dict[str, Any]:
+    """Return what stands at the head of a file of results.
+
+    Args:
+        name: of the file's format.
+        quick: whether figures are not to be quoted.
+    """
+    return {
+        "format": name,
+        "quick": quick,
+        "started": started.isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "commit": commit(),
+        "versions": versions(),
+        "load_before": load_now(),
+    }
 
 
 def describe_machine() -> dict[str, Any]:

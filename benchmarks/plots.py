@@ -18,22 +18,32 @@ _LOOKS = {
 
 def save_plots(result: dict[str, Any], path: Path) -> list[Path]:
     """Draw what there is, a file for each section that has a plot; returns the files."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
+    if with_pyplot() is None:
         return []
-    mpl.use("Agg")
     sections = result["sections"]
     written = []
     for name, draw in (("engine", _engine), ("dispatcher", _dispatcher), ("load", _load)):
         if name in sections:
             file = path if name == "engine" else path.with_name(f"{path.stem}-{name}.png")
-            _save(draw(sections[name]), result, file)
+            save_figure(draw(sections[name]), result, file)
             written.append(file)
     return written
 
 
-def _save(figure: Any, result: dict[str, Any], path: Path) -> None:
+def with_pyplot() -> Any:
+    """Return pyplot, set up to draw into files; None without matplotlib."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def save_figure(figure: Any, result: dict[str, Any], path: Path) -> None:
+    """Write a figure as a small PNG file that names machine, date and commit."""
     from matplotlib import pyplot as plt
 
     figure.suptitle(

@@ -16,21 +16,19 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.aims import check_aims
-from benchmarks.machine import commit, describe_machine, load_now, versions
+from benchmarks.machine import describe_run, load_now
 from benchmarks.plots import save_plots
+from benchmarks.progress import Reports, progress_bar, wide_console
 from benchmarks.report import print_report
-from benchmarks.settings import Report, Settings, quick_settings
+from benchmarks.settings import Settings, quick_settings
 
 SECTIONS = (
     *("engine", "overhead", "exports", "family"),
     *("dispatcher", "service", "memory", "load"),
 )
 RESULTS = Path(__file__).resolve().parent / "results"
-_FILE_WIDTH = 130
-_LINE_EVERY_S = 20.0
 # share of the whole run that a section takes, for the time left
 _WEIGHTS = {
     "engine": 60.0,
@@ -46,19 +44,9 @@ _WEIGHTS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    console = wide_console()
     started = datetime.now(UTC)
-    result = {
-        "format": "ray-cluster benchmarks 1",
-        "quick": options.quick,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "commit": commit(),
-        "versions": versions(),
-        "load_before": load_now(),
-    }
+    result = describe_run("ray-cluster benchmarks 1", quick=options.quick, started=started)
     started_s = time.monotonic()
     settings = quick_settings() if options.quick else Settings()
     path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}.json"
@@ -87,8 +75,10 @@ def measure(
 ) -> None:
     """Put the results of the sections that are wanted into ``sections``, one by one."""
     warnings.filterwarnings("ignore", category=FutureWarning)
-    with _progress(console) as progress:
-        reports = _Reports(progress, wanted)
+    names = {"service" if name == "memory" else name for name in wanted}
+    weights = {name: weight for name, weight in _WEIGHTS.items() if name in names}
+    with progress_bar(console) as progress:
+        reports = Reports(progress, weights)
         if wanted & {"engine", "overhead", "exports", "service", "memory"}:
             _measure_model(settings, wanted, reports, sections)
         if "family" in wanted:
@@ -107,7 +97,7 @@ def measure(
 
 
 def _measure_model(
-    settings: Settings, wanted: frozenset[str], reports: _Reports, sections: dict[str, Any]
+    settings: Settings, wanted: frozenset[str], reports: Reports, sections: dict[str, Any]
 ) -> None:
     """The sections that need the model in this process."""
     from benchmarks.engine.exports import ExportBenchmark
@@ -134,67 +124,6 @@ def _measure_model(
         from benchmarks.serving.section import measure_service
 
         sections |= measure_service(subject, settings, reports.of("service"), wanted=wanted)
-
-
-class _Reports:
-    """Maps the progress of the sections to one bar.
-
-    The bar is drawn from the measuring thread: a thread of its own would take CPU time from it.
-    """
-
-    def __init__(self, progress: Progress, wanted: frozenset[str]) -> None:
-        names = {"service" if name == "memory" else name for name in wanted}
-        self._weights = {name: weight for name, weight in _WEIGHTS.items() if name in names}
-        self._progress = progress
-        self._task = progress.add_task("", total=sum(self._weights.values()))
-        self._printed_s = 0.0
-
-    def of(self, section: str) -> Report:
-        """Return the report of one section."""
-        names = list(self._weights)
-        before = sum(self._weights[name] for name in names[: names.index(section)])
-        weight = self._weights[section]
-
-        def report(done: float, text: str) -> None:
-            self._progress.update(
-                self._task, completed=before + weight * done, description=f"{section}: {text}"
-            )
-            self._progress.refresh()
-            self._print_line()
-
-        return report
-
-    def _print_line(self) -> None:
-        """Where no bar can be drawn (a log file), say now and then how far it is."""
-        console, task = self._progress.console, self._progress.tasks[0]
-        if console.is_terminal or time.monotonic() < self._printed_s + _LINE_EVERY_S:
-            return
-        self._printed_s = time.monotonic()
-        console.print(
-            f"{task.percentage:3.0f} % after {task.elapsed or 0:.0f} s: {task.description}"
-        )
-
-    def say(self, text: str, *, complete: bool = False) -> None:
-        """Show a text, and a full bar at the end."""
-        total = sum(self._weights.values())
-        self._progress.update(self._task, description=text)
-        if complete:
-            self._progress.update(self._task, completed=total)
-        self._progress.refresh()
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        # every report is one sample of the speed
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-        auto_refresh=False,
-        speed_estimate_period=600,
-    )
 
 
 def _images_equal(sections: dict[str, Any]) -> bool:

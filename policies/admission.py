@@ -18,10 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ray_cluster.policies.load import Load, load_of, load_s
+from ray_cluster.policies.load import Amounts, Load, amounts_of, load_of, load_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView
-from ray_cluster.policies.prediction import Amounts, Floats, amounts_of, ends_s
+from ray_cluster.policies.prediction import Floats, ends_s
 from ray_cluster.policies.types import Offer, RequestView
 
 
@@ -213,7 +213,9 @@ def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     if pool is None:
         raise ValueError(f"there is no replica of {last.model} to predict from")
     own = np.array([amounts_of(load_of(one)) for one in group])
-    ahead = amounts_of(queue.ahead_of(last)) + own.sum(axis=0) - amounts_of(load_of(last))
+    ahead = amounts_of(queue.ahead_of(last))
+    if len(group) > 1:
+        ahead = ahead + own.sum(axis=0) - amounts_of(load_of(last))
     return ends_s(own, ahead, pool)
 
 

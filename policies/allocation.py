@@ -34,8 +34,8 @@ from ray_cluster.policies.allocation_problem import (
 from ray_cluster.policies.allocation_variables import THOUSAND, Solution, part_of
 
 # of CP-SAT's own measure of work, which is the same on every machine; a thousand GPUs in 20 pools
-# then take about 50 ms in the slowest of a hundred cases, and nine of ten plans are proven the best
-SEARCH_LIMIT = 0.01
+# then take some 40 ms in the slowest of a hundred cases, and nine of ten plans are proven the best
+SEARCH_LIMIT = 0.009
 
 
 def allocate(problem: AllocationProblem, *, search_limit: float = SEARCH_LIMIT) -> Allocation:

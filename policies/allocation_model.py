@@ -22,11 +22,13 @@ from ray_cluster.policies.allocation_variables import (
     Choice,
     Level,
     Linear,
+    Requests,
     Solution,
     Term,
     gain_points,
     merged,
     part_of,
+    rate_of_started,
     units_per_s,
 )
 
@@ -43,28 +45,6 @@ class _Sums:
     surge: list[Linear] = field(default_factory=list)
     most_surge: int = 0
     most_unserved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """Requests for a model, in units: some in any case, and more with each thousandth deferred."""
-
-    fixed: int
-    slope: int = 0
-    rate: cp_model.IntVar | None = None
-
-    @property
-    def value(self) -> Linear:
-        return self.fixed if self.rate is None else self.fixed + self.slope * self.rate
-
-    @property
-    def most(self) -> int:
-        return self.fixed + self.slope * THOUSAND
-
-    def times(self, factor: float) -> _Load:
-        """So many times the load, rounded up."""
-        fixed, slope = (math.ceil(one * factor - 1e-6) for one in (self.fixed, self.slope))
-        return replace(self, fixed=fixed, slope=slope)
 
 
 class AllocationModel:
@@ -94,6 +74,8 @@ class AllocationModel:
         self.unserved: list[tuple[Service, Stage, cp_model.IntVar]] = []
         self.is_refuted = False
         self._sums = _Sums()
+        # units of a model beyond which nobody needs any, however much is deferred
+        self._most_useful: dict[str, int] = {}
         self.units = {one.name: units_per_s(one, problem) for one in problem.services}
         self._gpus = {one.device: one.num_gpus for one in problem.supplies}
         for service in problem.services:
@@ -114,22 +96,27 @@ class AllocationModel:
         ]
         self.choices[service.name] = choices
         self._cp.add_exactly_one(one.is_chosen for one in choices)
-        self._add_stage(service, service.first, _Load(self._whole(service, service.demand_per_s)))
+        self._add_stage(
+            service, service.first, Requests(self._whole(service, service.demand_per_s))
+        )
         if service.heavy is not None:
             rate = self._add_deferral(service, choices)
             # a whole number but for rounding, for units are made so
             slope = round(service.demand_per_s * self.units[service.name] / THOUSAND)
             direct = self._whole(service, service.direct_per_s)
-            self._add_stage(service, service.heavy, _Load(direct, slope, rate))
+            load = Requests(direct, slope, rate, most_rate=gain_points(service)[-1][0])
+            self._add_stage(service, service.heavy, load)
 
     def _whole(self, service: Service, amount: float) -> int:
         """Units of a service's requests, rounded up."""
         return math.ceil(amount * self.units[service.name] - 1e-6)
 
-    def _add_stage(self, service: Service, stage: Stage, load: _Load) -> None:
-        capacity: list[Linear] = [self._capacity(service, stage)]
+    def _add_stage(self, service: Service, stage: Stage, load: Requests) -> None:
         draining = self._whole(service, stage.num_waiting / self.problem.drain_s)
         needed = replace(load, fixed=load.fixed + draining)
+        surge = load.times(service.surge_factor)
+        self._most_useful[stage.model] = max(needed.most, surge.most)
+        capacity: list[Linear] = [self._capacity(service, stage)]
         if self._allows_unserved:
             unserved = self._cp.new_int_var(0, needed.most, f"{stage.model}.unserved")
             self.unserved.append((service, stage, unserved))
@@ -138,11 +125,12 @@ class AllocationModel:
         self._cp.add(cp_model.LinearExpr.sum(capacity) >= needed.value)
         # where demand itself is not met, surges are no question
         if service.surge_factor > 1 and not self._allows_unserved:
-            surge = load.times(service.surge_factor)
-            short = self._cp.new_int_var(0, surge.most, f"{stage.model}.short")
+            # the rest is needed anyway
+            most = max(0, surge.fixed - needed.fixed, surge.most - needed.most)
+            short = self._cp.new_int_var(0, most, f"{stage.model}.short")
             self._cp.add(cp_model.LinearExpr.sum([*capacity, short]) >= surge.value)
             self._sums.surge.append(short)
-            self._sums.most_surge += surge.most
+            self._sums.most_surge += most
 
     def _capacity(self, service: Service, stage: Stage) -> Linear:
         pools = self.problem.pools_of(stage.model)
@@ -166,11 +154,14 @@ class AllocationModel:
         starting_counts = pool.lost_share > 0 or self.problem.gain_per_start > 0
         most_kept = min(most, pool.num_replicas) if starting_counts else most
         kept = self._cp.new_int_var(0, most_kept, f"{name}.kept")
-        starts = self._cp.new_int_var(0, most, f"{name}.starts") if starting_counts else None
+        started = rate_of_started(rate, pool)
+        # tight bounds make the relaxation tight, and so the proof short
+        most_starts = min(most, -(-self._most_useful[pool.model] // started)) if started else 0
+        starts = self._cp.new_int_var(0, most_starts, f"{name}.starts") if starting_counts else None
         if len(modes) < len(self.choices[service.name]):
             self._cp.add(kept <= most_kept * sum(modes))
             if starts is not None:
-                self._cp.add(starts <= most * sum(modes))
+                self._cp.add(starts <= most_starts * sum(modes))
         return Term(pool, batch, rate, kept, starts)
 
     def _most(self, pool: Pool) -> int:

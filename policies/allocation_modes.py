@@ -61,8 +61,10 @@ def _all_modes(service: Service, problem: AllocationProblem) -> Iterator[Mode]:
     budget_s = service.budget_s
     if heavies is not None:
         for heavy_s in _lengths(heavies, budget_s):
-            for first_s in _lengths(firsts, budget_s - heavy_s):
-                yield Mode(_within(firsts, first_s), _within(heavies, heavy_s), defers=True)
+            # less than all that is left for the first model would make nothing better
+            if _lengths(firsts, budget_s - heavy_s):
+                first = _within(firsts, budget_s - heavy_s)
+                yield Mode(first, _within(heavies, heavy_s), defers=True)
     if _lengths(firsts, budget_s):
         # nothing is deferred: each model has the whole deadline for itself
         heavy = _within(heavies, budget_s) if heavies is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ortools.sat.python import cp_model
 
@@ -23,6 +23,35 @@ _MOST = 2**60
 
 # OR-Tools has no types; variables and sums of them
 Linear = cp_model.LinearExprT
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests for a model, in units: some in any case, and more with each thousandth deferred.
+
+    Attributes:
+        most_rate: thousandths that may be deferred.
+    """
+
+    fixed: int
+    slope: int = 0
+    rate: cp_model.IntVar | None = None
+    most_rate: int = 0
+
+    @property
+    def value(self) -> Linear:
+        """How many there are."""
+        return self.fixed if self.rate is None else self.fixed + self.slope * self.rate
+
+    @property
+    def most(self) -> int:
+        """How many there can be."""
+        return self.fixed + self.slope * self.most_rate
+
+    def times(self, factor: float) -> Requests:
+        """So many times as many, rounded up."""
+        fixed, slope = (math.ceil(one * factor - 1e-6) for one in (self.fixed, self.slope))
+        return replace(self, fixed=fixed, slope=slope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +79,7 @@ class Term:
         """Units per second over the window, in which a started replica first loads."""
         if self.starts is None:
             return self.rate * self.kept
-        started = self.rate - math.ceil(self.rate * self.pool.lost_share - 1e-6)
-        return self.rate * self.kept + started * self.starts
+        return self.rate * self.kept + rate_of_started(self.rate, self.pool) * self.starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +100,11 @@ class Solution:
     def value(self, variable: cp_model.IntVar) -> int:
         """Return what a variable is."""
         return int(self.solver.value(variable))
+
+
+def rate_of_started(rate: int, pool: Pool) -> int:
+    """Units per second over the window of a replica that makes so many once it has loaded."""
+    return rate - math.ceil(rate * pool.lost_share - 1e-6)
 
 
 def units_per_s(service: Service, problem: AllocationProblem) -> float:

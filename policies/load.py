@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ray_cluster.policies.previews import previews_left
 from ray_cluster.policies.types import RequestView, StepCost
+
+Amounts = npt.NDArray[np.float64]
+"""[..., 5]: the fields of :class:`Load`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,12 @@ def load_of(request: RequestView) -> Load:
     num_decodes = 1
     if request.num_previews:
         num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
+    step_pixels = steps * pixels * request.rows_per_step
     return Load(
         num_requests=1,
         steps=steps,
-        step_pixels=steps * pixels * request.rows_per_step,
-        step_squares=steps * pixels * pixels * request.rows_per_step,
+        step_pixels=step_pixels,
+        step_squares=step_pixels * pixels,
         decode_pixels=num_decodes * pixels,
     )
 
@@ -74,4 +81,31 @@ def load_s(cost: StepCost, load: Load) -> float:
         + cost.per_megapixel_s * load.step_pixels / 1e6
         + cost.per_squared_megapixel_s * load.step_squares / 1e12
         + cost.decode_per_megapixel_s * load.decode_pixels / 1e6
+    )
+
+
+def amounts_of(load: Load) -> Amounts:
+    """Return a load as an array, [5]."""
+    return np.array(
+        (
+            load.num_requests,
+            load.steps,
+            load.step_pixels,
+            load.step_squares,
+            load.decode_pixels,
+        ),
+        dtype=float,
+    )
+
+
+def prices_s(cost: StepCost) -> Amounts:
+    """Return the seconds of one of each amount, [5]: ``amounts @ prices`` is :func:`load_s`."""
+    return np.array(
+        (
+            0.0,
+            cost.fixed_s,
+            cost.per_megapixel_s / 1e6,
+            cost.per_squared_megapixel_s / 1e12,
+            cost.decode_per_megapixel_s / 1e6,
+        )
     )

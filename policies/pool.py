@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ray_cluster.policies.load import Amounts, prices_s
 from ray_cluster.policies.types import ReplicaView, StepCost
 
 
@@ -20,6 +21,8 @@ class PoolView:
             the replicas' terms are in proportion, a little optimistic otherwise (a parallel sum is
             superadditive).
         slowest_cost: each term of the replica that is slowest in it.
+        shared_prices_s: of ``shared_cost``, as :func:`ray_cluster.policies.load.prices_s` has them.
+        slowest_prices_s: of ``slowest_cost``, likewise.
     """
 
     num_replicas: int
@@ -27,6 +30,13 @@ class PoolView:
     max_batch: int
     shared_cost: StepCost
     slowest_cost: StepCost
+    shared_prices_s: Amounts = field(init=False, repr=False, compare=False)
+    slowest_prices_s: Amounts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # a pool lives long, and every prediction asks for these
+        object.__setattr__(self, "shared_prices_s", prices_s(self.shared_cost))
+        object.__setattr__(self, "slowest_prices_s", prices_s(self.slowest_cost))
 
 
 def pool_of(replicas: Sequence[ReplicaView]) -> PoolView:

@@ -41,9 +41,9 @@ def observe_end(error: PredictionError, *, predicted_s: float, took_s: float) ->
     """
     if predicted_s <= 0 or took_s <= 0:
         return error
-    ratio, ratios, ordered = took_s / predicted_s, list(error.ratios), list(error.ordered)
-    if len(ratios) >= WINDOW:
-        del ordered[bisect_left(ordered, ratios.pop(0))]
-    ratios.append(ratio)
+    ratio, ordered = took_s / predicted_s, list(error.ordered)
+    is_full = len(error.ratios) >= WINDOW
+    if is_full:
+        del ordered[bisect_left(ordered, error.ratios[0])]
     insort(ordered, ratio)
-    return PredictionError(tuple(ratios), tuple(ordered))
+    return PredictionError((*error.ratios[is_full:], ratio), tuple(ordered))

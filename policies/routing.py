@@ -95,11 +95,10 @@ def soonest_first(request: RequestView, table: ReplicaTable) -> Iterator[int]:
 
 def works_of(queue: Sequence[RequestView], table: ReplicaTable) -> Floats:
     """Return the seconds of each request in full batches of each replica, [requests, R]."""
-    loads = [load_of(one) for one in queue]
     amounts = np.array(
         [
             (one.steps, one.step_pixels / 1e6, one.step_squares / 1e12, one.decode_pixels / 1e6)
-            for one in loads
+            for one in map(load_of, queue)
         ]
     ).reshape(len(queue), NUM_PRICES)
     works_s: Floats = amounts @ table.prices_s.T
@@ -118,14 +117,18 @@ def fair_level_s(works_s: Floats, row: int, table: ReplicaTable) -> float:
         row: of the replica.
         table: it and its peers.
     """
-    levels_s, rooms = table.levels_s.copy(), table.rooms.copy()
+    rooms = table.rooms.copy()
+    # nothing ends on a replica that is full
+    levels_s = np.where(rooms > 0, table.levels_s, np.inf)
+    level_s = float(table.levels_s[row])
     for work_s in works_s:
         if rooms[row] <= 0:
             break
-        ends_s = np.where(rooms > 0, levels_s + work_s, np.inf)
+        ends_s = levels_s + work_s
         soonest = int(ends_s.argmin())
         if ends_s[row] <= ends_s[soonest]:
             soonest = row
-        levels_s[soonest] = ends_s[soonest]
+            level_s = float(ends_s[row])
         rooms[soonest] -= 1
-    return float(levels_s[row])
+        levels_s[soonest] = ends_s[soonest] if rooms[soonest] > 0 else np.inf
+    return level_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ray_cluster.policies.sp_fluid import FluidPlan, Work, simulate
 from ray_cluster.policies.sp_types import ROUNDING_S, GroupView
@@ -39,7 +39,7 @@ def keep_most(works: Sequence[Work], view: GroupView) -> Kept:
     kept = within_demand(works, view)
     plan = best_plan(kept, view)
     while plan.first_late is not None:
-        del kept[_costliest(kept[: plan.first_late + 1])]
+        del kept[_last_most([work.widest_gpu_s for work in kept[: plan.first_late + 1]])]
         plan = best_plan(kept, view)
     return Kept(tuple(kept), plan)
 
@@ -61,13 +61,14 @@ def exchange_small(kept: Kept, works: Sequence[Work], view: GroupView) -> Kept:
     if not lost:
         return kept
     demands_s = {work.place: least_gpu_s(work, view.now_s) for work in works}
+    supplies_s = {work.place: _supply_s(work, view) for work in works}
     for large in sorted(lost, key=lambda work: (-work.menu.work, work.widest_gpu_s)):
         together = sorted((*kept.works, large), key=lambda work: (work.due_s, work.place))
-        for small in _candidates(together, large, demands_s, view):
+        small = _smallest_to_go(together, large, demands_s, supplies_s)
+        if small is not None:
             others = tuple(work for work in together if work is not small)
-            if _first_excess(others, demands_s, view) is None:
-                plan = best_plan(others, view)
-                return Kept(others, plan) if plan.first_late is None else kept
+            plan = best_plan(others, view)
+            return Kept(others, plan) if plan.first_late is None else kept
     return kept
 
 
@@ -91,43 +92,45 @@ def within_demand(works: Sequence[Work], view: GroupView) -> list[Work]:
     share = _CROWD_SHARE if len(works) > _CROWD else 1.0
     kept: list[Work] = []
     demands_s: list[float] = []
+    costs_s: list[float] = []
     total_s = 0.0
     for work in works:
         kept.append(work)
         demands_s.append(least_gpu_s(work, view.now_s))
+        costs_s.append(work.widest_gpu_s)
         total_s += demands_s[-1]
-        while total_s > share * _supply_s(work, view):
-            victim = _costliest(kept)
+        supply_s = share * _supply_s(work, view)
+        while total_s > supply_s:
+            victim = _last_most(costs_s)
             total_s -= demands_s.pop(victim)
-            del kept[victim]
+            del kept[victim], costs_s[victim]
     return kept
 
 
-def _candidates(
-    together: Sequence[Work], large: Work, demands_s: Mapping[int, float], view: GroupView
-) -> list[Work]:
-    """Smaller works that may make room for a large one, the smallest first."""
-    excess = _first_excess(together, demands_s, view)
-    last, least_s = (len(together) - 1, 0.0) if excess is None else excess
-    smaller = [
-        work
-        for work in together[: last + 1]
-        if work.menu.work < large.menu.work and demands_s[work.place] >= least_s
+def _smallest_to_go(
+    together: Sequence[Work],
+    large: Work,
+    demands_s: Mapping[int, float],
+    supplies_s: Mapping[int, float],
+) -> Work | None:
+    """The smallest of the works without which the GPU-seconds due by every deadline exist.
+
+    It is smaller than the large one that it makes room for; None if nobody is who would.
+    """
+    totals_s = accumulate(demands_s[work.place] for work in together)
+    excesses_s = [
+        total_s - supplies_s[work.place] for work, total_s in zip(together, totals_s, strict=True)
     ]
-    return sorted(smaller, key=lambda work: (work.menu.work, -work.widest_gpu_s))
-
-
-def _first_excess(
-    works: Sequence[Work], demands_s: Mapping[int, float], view: GroupView
-) -> tuple[int, float] | None:
-    """The first place by whose deadline more GPU-seconds are due than exist, and how many more."""
-    total_s = 0.0
-    for number, work in enumerate(works):
-        total_s += demands_s[work.place]
-        supply_s = _supply_s(work, view)
-        if total_s > supply_s:
-            return number, total_s - supply_s
-    return None
+    # whoever is due after the first deadline with too much before it changes nothing there
+    first = next((place for place, one in enumerate(excesses_s) if one > 0), len(together) - 1)
+    # the worst of the deadlines after each: by so much at least somebody must shorten them
+    worst_s = [-math.inf, *accumulate(excesses_s[:0:-1], max)][::-1]
+    fitting = [
+        work
+        for work, excess_s in zip(together[: first + 1], worst_s, strict=False)
+        if work.menu.work < large.menu.work and demands_s[work.place] >= excess_s
+    ]
+    return min(fitting, key=lambda work: (work.menu.work, -work.widest_gpu_s), default=None)
 
 
 def least_gpu_s(work: Work, now_s: float) -> float:
@@ -151,6 +154,6 @@ def _supply_s(work: Work, view: GroupView) -> float:
     return view.num_gpus * (work.due_s - view.now_s + ROUNDING_S)
 
 
-def _costliest(works: Sequence[Work]) -> int:
-    """The place among works of the one with the most GPU-seconds left; the last of equals."""
-    return max(range(len(works)), key=lambda number: (works[number].widest_gpu_s, number))
+def _last_most(costs_s: Sequence[float]) -> int:
+    """The place of the most GPU-seconds; the last of equals."""
+    return len(costs_s) - 1 - costs_s[::-1].index(max(costs_s))

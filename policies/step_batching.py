@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ray_cluster.policies.ordering import QueueKey, queue_key
 from ray_cluster.policies.types import BatchDecision, RequestView, RowView
@@ -33,6 +33,9 @@ def choose_batch(
     """
     if not rows:
         return BatchDecision(size_px=None)
+    if len(rows) == 1:
+        only = rows[0].request
+        return BatchDecision(only.size_px, (only.request_id,))
     limit = {size: max(1, max_batch_by_size[size]) for size in {r.request.size_px for r in rows}}
     patience = 2 * num_batches(rows, limit)
 
@@ -67,7 +70,7 @@ def rounds_unchanged(
     decision: BatchDecision,
     *,
     max_batch_by_size: Mapping[SizePx, int],
-    step_s: float,
+    step_s: Callable[[], float],
     now_s: float,
 ) -> int:
     """Return for how many rounds a decision surely stays the answer, as long as no row comes.
@@ -79,14 +82,14 @@ def rounds_unchanged(
         rows: what :func:`choose_batch` chose from.
         decision: what it chose; not none.
         max_batch_by_size: as it was told.
-        step_s: seconds of one round.
+        step_s: tells the seconds of one round, if they matter.
         now_s: instant of the decision.
     """
+    if len(decision.request_ids) == len(rows):
+        return min(row.request.remaining_steps for row in rows)
     chosen = set(decision.request_ids)
     ends = min(row.request.remaining_steps for row in rows if row.request.request_id in chosen)
     others = [row for row in rows if row.request.request_id not in chosen]
-    if not others:
-        return ends
     patience = 2 * num_batches(
         rows, {size: max(1, most) for size, most in max_batch_by_size.items()}
     )
@@ -94,11 +97,12 @@ def rounds_unchanged(
         return 1
     overdue = min(patience - row.waited_rounds for row in others)
     # ranks change when a deadline passes
+    each_s = step_s()
     passes = min(
         (
-            max(1, math.floor((row.request.deadline_s - now_s) / step_s))
+            max(1, math.floor((row.request.deadline_s - now_s) / each_s))
             for row in rows
-            if now_s <= row.request.deadline_s < now_s + ends * step_s
+            if now_s <= row.request.deadline_s < now_s + ends * each_s
         ),
         default=ends,
     )

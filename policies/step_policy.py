@@ -69,7 +69,7 @@ def one_size_batches(sight: ReplicaSight) -> StepDecision:
         sight.rows,
         chosen,
         max_batch_by_size=caps,
-        step_s=sight.batch_s(chosen.request_ids),
+        step_s=lambda: sight.batch_s(chosen.request_ids),
         now_s=sight.now_s,
     )
     return StepDecision(chosen.request_ids, num_rounds)

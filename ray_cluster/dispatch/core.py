@@ -34,6 +34,7 @@ from ray_cluster.requests import ImageRequest, ModelProfile
 GRACE_POLLS = 2
 # a live replica polls at least this often within the silence that counts as death
 POLLS_PER_TIMEOUT = 3
+_NOTHING_TO_SAY = PollReply(known=True)
 
 
 class DispatchCore:
@@ -171,7 +172,9 @@ class DispatchCore:
             return PollReply(known=False)
         aborts = replica.stale
         chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
-        leases = tuple(self._ledger.lease(one, replica, now_s) for one in chosen)
+        if not chosen and not aborts:
+            return _NOTHING_TO_SAY
+        leases = tuple([self._ledger.lease(one, replica, now_s) for one in chosen])
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
         return PollReply(known=True, leases=leases, aborts=aborts, moved=moved)
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ray_cluster.policies.routing import NUM_PRICES, ReplicaTable, prices_of
-from ray_cluster.policies.types import ReplicaView
+from ray_cluster.policies.types import ReplicaView, StepCost
 
 _FIRST_ROOM = 4
 
@@ -16,6 +16,8 @@ class ReplicaRows:
 
     def __init__(self) -> None:
         self._ids: list[str] = []
+        # by which the rows' prices were worked out; None where there are none yet
+        self._costs: list[StepCost | None] = []
         self._row_by_id: dict[str, int] = {}
         self._levels_s: npt.NDArray[np.float64] = np.zeros(_FIRST_ROOM)
         self._rooms: npt.NDArray[np.int64] = np.zeros(_FIRST_ROOM, dtype=np.int64)
@@ -28,15 +30,18 @@ class ReplicaRows:
         if row == len(self._rooms):
             self._grow()
         self._ids.append(replica_id)
+        self._costs.append(None)
         self._row_by_id[replica_id] = row
         self._rooms[row] = 0
 
     def put(self, view: ReplicaView) -> None:
-        """Bring a replica's row up to date."""
+        """Bring a replica's row up to date; batches are as large as they were."""
         row = self._row_by_id[view.replica_id]
         self._levels_s[row] = view.leased_work_s
         self._rooms[row] = view.room
-        self._prices_s[row] = prices_of(view)
+        if self._costs[row] is not view.step_cost:
+            self._costs[row] = view.step_cost
+            self._prices_s[row] = prices_of(view)
 
     def hear(self, replica_id: str, heard_s: float) -> None:
         """Note when a replica was last heard of."""
@@ -45,12 +50,13 @@ class ReplicaRows:
     def remove(self, replica_id: str) -> None:
         """Take a row out; the last one takes its place."""
         row, last = self._row_by_id.pop(replica_id), self._ids.pop()
+        cost = self._costs.pop()
         if last == replica_id:
             return
         end = len(self._ids)
         for array in (self._levels_s, self._rooms, self._prices_s, self._heard_s):
             array[row] = array[end]
-        self._ids[row] = last
+        self._ids[row], self._costs[row] = last, cost
         self._row_by_id[last] = row
 
     @property

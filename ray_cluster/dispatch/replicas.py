@@ -121,10 +121,11 @@ class Replicas:
 
     def _catch_up(self) -> None:
         """Bring the sums and rows of what has changed up to date."""
-        while self._changed:
-            replica = self._by_id[self._changed.pop()]
+        for replica_id in self._changed:
+            replica = self._by_id[replica_id]
             self._count(replica, replica.load())
             self._rows[replica.model].put(replica.view())
+        self._changed.clear()
 
     def _count(self, replica: ReplicaRecord, load: Load) -> None:
         """Have a replica's load stand for what it was counted for so far."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 
 from ray_cluster.leases import Fence, Poll, Preview, Registration
 from ray_cluster.policies.cost_model import share_cost
@@ -16,9 +18,11 @@ def as_offered(
     requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
 ) -> Iterator[tuple[ImageRequest, RequestView]]:
     """Requests and their views, with the steps that they were accepted with."""
+    if not offer.num_steps:
+        yield from zip(requests, views, strict=True)
+        return
     for request, view in zip(granted(requests, offer.num_steps), views, strict=True):
-        is_whole = view.num_steps == request.num_steps
-        yield request, view if is_whole else replace(view, num_steps=request.num_steps)
+        yield request, replace(view, num_steps=request.num_steps)
 
 
 @dataclass(slots=True)
@@ -76,6 +80,8 @@ class ReplicaRecord:
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
         changed: ids of replicas that have changed, its own among them; emptied by whoever looks.
+        replica_id: unique in the cell.
+        model: name of the model it serves.
     """
 
     registration: Registration
@@ -85,23 +91,21 @@ class ReplicaRecord:
     named: set[str] = field(default_factory=set)
     held: dict[str, RequestRecord] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
+    replica_id: str = field(init=False)
+    model: str = field(init=False)
     _view: ReplicaView | None = None
     _load: Load | None = None
     _shared: tuple[StepCost, StepCost] | None = None
 
-    @property
-    def replica_id(self) -> str:
-        """Unique in the cell."""
-        return self.registration.replica_id
-
-    @property
-    def model(self) -> str:
-        """Name of the model it serves."""
-        return self.registration.profile.model
+    def __post_init__(self) -> None:
+        self.replica_id = self.registration.replica_id
+        self.model = self.registration.profile.model
 
     @property
     def stale(self) -> tuple[str, ...]:
         """Ids it works on without a lease."""
+        if self.named <= self.held.keys():
+            return ()
         return tuple(sorted(self.named - self.held.keys()))
 
     def hear(self, poll: Poll, now_s: float) -> None:
@@ -136,7 +140,8 @@ class ReplicaRecord:
     def load(self) -> Load:
         """Return what the requests that it holds still take; added up only after a change."""
         if self._load is None:
-            self._load = sum((load_of(record.view) for record in self.held.values()), NO_LOAD)
+            loads = [load_of(record.view) for record in self.held.values()]
+            self._load = reduce(add, loads) if loads else NO_LOAD
         return self._load
 
     def view(self) -> ReplicaView:

@@ -9,9 +9,9 @@ from typing import overload
 
 import numpy as np
 
-from ray_cluster.policies.load import NO_LOAD, Load, load_of
+from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
 from ray_cluster.policies.ordering import QueueKey, queue_key
-from ray_cluster.policies.prediction import Floats, amounts_of
+from ray_cluster.policies.prediction import Floats
 from ray_cluster.policies.types import RequestView
 
 _NUM_AMOUNTS = len(astuple(NO_LOAD))

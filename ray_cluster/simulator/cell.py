@@ -182,8 +182,10 @@ class Cell:
         for pool in self._spec.pools:
             for number in range(pool.num_replicas):
                 self._start(pool, f"{pool.name}-{number}", loads=False)
-        for number, arrival in enumerate(workload):
-            self.events.at(arrival.arrival_s, partial(self._arrive, f"{number}", arrival))
+        self.events.at_each(
+            [one.arrival_s for one in workload],
+            lambda number: self._arrive(f"{number}", workload[number]),
+        )
         last_s = max((one.arrival_s for one in workload), default=0.0)
         self.events.run(until_s=last_s)
         while self._views:

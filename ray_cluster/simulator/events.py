@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 Act = Callable[[], None]
 
@@ -12,10 +13,9 @@ Act = Callable[[], None]
 class Timer:
     """Something that will happen once, unless it is called off."""
 
-    __slots__ = ("act", "at_s")
+    __slots__ = ("act",)
 
-    def __init__(self, at_s: float, act: Act) -> None:
-        self.at_s = at_s
+    def __init__(self, act: Act) -> None:
         self.act: Act | None = act
 
     def call_off(self) -> None:
@@ -57,11 +57,37 @@ class EventQueue:
             ValueError: the instant is not a finite number.
         """
         if not math.isfinite(at_s):
-            raise ValueError(f"an event needs a finite instant; given {at_s}")
-        timer = Timer(max(at_s, self._now_s), act)
-        heapq.heappush(self._heap, (timer.at_s, self._count, timer))
+            raise _not_an_instant(at_s)
+        timer = Timer(act)
+        heapq.heappush(self._heap, (max(self._now_s, at_s), self._count, timer))
         self._count += 1
         return timer
+
+    def at_each(self, instants_s: Sequence[float], act: Callable[[int], None]) -> None:
+        """Have something happen at each of many instants; it is told which of them that is.
+
+        As if :meth:`at` were called for one after the other, but only the next of them is kept
+        among what is to happen, so that a long workload does not slow everything down.
+
+        Raises:
+            ValueError: an instant is not a finite number.
+        """
+        for at_s in instants_s:
+            if not math.isfinite(at_s):
+                raise _not_an_instant(at_s)
+        first, self._count = self._count, self._count + len(instants_s)
+        order = iter(sorted(range(len(instants_s)), key=instants_s.__getitem__))
+
+        def happen(place: int) -> None:
+            expect(next(order, None))
+            act(place)
+
+        def expect(place: int | None) -> None:
+            if place is not None:
+                due_s = max(self._now_s, instants_s[place])
+                heapq.heappush(self._heap, (due_s, first + place, Timer(partial(happen, place))))
+
+        expect(next(order, None))
 
     def after(self, delay_s: float, act: Act) -> Timer:
         """Have something happen after a while."""
@@ -69,13 +95,18 @@ class EventQueue:
 
     def run(self, until_s: float = math.inf) -> None:
         """Let everything happen that is due up to an instant, or all there is."""
-        while self._heap and self._heap[0][0] <= until_s:
-            at_s, _, timer = heapq.heappop(self._heap)
-            if timer.act is None:
-                continue
-            self._now_s = at_s
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until_s:
+            at_s, _, timer = pop(heap)
             act, timer.act = timer.act, None
-            self._happened += 1
-            act()
+            # else it was called off
+            if act is not None:
+                self._now_s = at_s
+                self._happened += 1
+                act()
         if math.isfinite(until_s):
             self._now_s = max(self._now_s, until_s)
+
+
+def _not_an_instant(at_s: float) -> ValueError:
+    return ValueError(f"an event needs a finite instant; given {at_s}")

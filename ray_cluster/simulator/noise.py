@@ -70,14 +70,15 @@ class Device:
             return encode_s
         return max(encode_s, self._add_ons.ready_s(request_id, now_s) - now_s)
 
-    def step_ends_s(self, requests: Sequence[RequestView], count: int) -> list[float]:
-        """Return the seconds from now until each of the next equal steps ends, [count]."""
+    def step_ends_s(
+        self, requests: Sequence[RequestView], count: int, *, start_s: float
+    ) -> tuple[float, ...]:
+        """Return the instants at which each of the next equal steps ends, [count]."""
         each_s = self.step_s(requests)
         if self._luck is None:
-            return [each_s * number for number in range(1, count + 1)]
+            return tuple([start_s + each_s * number for number in range(1, count + 1)])
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
-        ends: list[float] = (each_s * self._luck[places]).cumsum().tolist()
-        return ends
+        return tuple((start_s + (each_s * self._luck[places]).cumsum()).tolist())
 
     def step_s(self, requests: Sequence[RequestView]) -> float:
         """Return the seconds of a step of these requests without luck."""

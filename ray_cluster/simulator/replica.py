@@ -27,14 +27,23 @@ class Row:
     """A request that a replica holds.
 
     Attributes:
-        view: as the replica knows it, with the steps done so far.
+        view: as the replica knew it when it last decided; :meth:`sight` brings it up to date.
+        steps_done: so far.
         last_round: the replica's number of steps when it was last in one, or could first have been;
             None while it is encoded.
     """
 
     lease: Lease
     view: RequestView
+    steps_done: int
     last_round: int | None = None
+
+    def sight(self, num_rounds: int) -> RowView:
+        """What a policy may know of it, once the replica has taken so many steps."""
+        if self.view.steps_done != self.steps_done:
+            self.view = replace(self.view, steps_done=self.steps_done)
+        assert self.last_round is not None
+        return RowView(self.view, num_rounds - self.last_round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ class SimulatedReplica:
 
     def steps_done_by_id(self) -> dict[str, int]:
         """Progress of what it holds, with the steps of the present run that are over."""
-        done = {request_id: row.view.steps_done for request_id, row in self._rows.items()}
+        done = {request_id: row.steps_done for request_id, row in self._rows.items()}
         if self._run is not None:
             steps = bisect_left(self._run.ends_s, self._events.now_s)
             done |= {one: done[one] + steps for one in self._run.request_ids if one in done}
@@ -113,7 +122,8 @@ class SimulatedReplica:
         """Begin what was leased."""
         for lease in leases:
             request_id = lease.request.request_id
-            self._rows[request_id] = Row(lease, self._view_of(request_id))
+            view = self._view_of(request_id)
+            self._rows[request_id] = Row(lease, view, view.steps_done)
             prepare_s = self._device.prepare_s(request_id, self._events.now_s)
             self._events.after(prepare_s, partial(self._ready, lease))
 
@@ -146,8 +156,11 @@ class SimulatedReplica:
         self._decide_soon()
 
     def _decide_soon(self) -> None:
-        """Decide after all else that happens at this instant, unless something is going on."""
-        if self._timer is None:
+        """Decide after all else that happens at this instant, unless something is going on.
+
+        Without rows there is nothing to decide.
+        """
+        if self._timer is None and self._rows:
             self._timer = self._events.at(self._events.now_s, self._decide)
 
     def _cut_short(self) -> int:
@@ -167,9 +180,7 @@ class SimulatedReplica:
         self._timer, now_s = None, self._events.now_s
         self._call_off_alarm()
         rows = [
-            RowView(row.view, self._num_rounds - row.last_round)
-            for row in self._rows.values()
-            if row.last_round is not None
+            row.sight(self._num_rounds) for row in self._rows.values() if row.last_round is not None
         ]
         if not rows:
             return
@@ -196,8 +207,8 @@ class SimulatedReplica:
         views = [self._rows[one].view for one in decision.request_ids]
         num_rounds = 1 if self._steps_singly else decision.num_rounds
         start_s = self._events.now_s
-        ends_s = [start_s + end for end in self._device.step_ends_s(views, num_rounds)]
-        self._run = Run(start_s, decision.request_ids, tuple(ends_s))
+        ends_s = self._device.step_ends_s(views, num_rounds, start_s=start_s)
+        self._run = Run(start_s, decision.request_ids, ends_s)
         self._timer = self._events.at(ends_s[-1], self._end_run)
 
     def _end_run(self) -> None:
@@ -211,9 +222,9 @@ class SimulatedReplica:
             self._watch(self.replica_id, run)
         stepped = [self._rows[one] for one in run.request_ids if one in self._rows]
         for row in stepped:
-            row.view = replace(row.view, steps_done=row.view.steps_done + num_steps)
+            row.steps_done += num_steps
             row.last_round = self._num_rounds
-        done = [row for row in stepped if row.view.remaining_steps == 0]
+        done = [row for row in stepped if row.steps_done == row.view.num_steps]
         decode_s = self._device.decode_s([row.view for row in done])
         self.busy_s += self._events.now_s + decode_s - run.start_s
         self._timer = self._events.after(decode_s, partial(self._hand_out, done))

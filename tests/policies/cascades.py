@@ -1,7 +1,5 @@
 """Figures of a published cascade (DiffServe, cascade 1), for tests."""
 
-import random
-
 from ray_cluster.policies.allocation_problem import (
     AllocationProblem,
     BatchOption,
@@ -59,49 +57,3 @@ def cascade_problem(
         overhead_s=0.01,
     )
     return AllocationProblem((Supply("A100", num_gpus, 0),), (light, heavy), (service,))
-
-
-def large_problem(seed: int, load: float | None = None) -> AllocationProblem:
-    """1,024 GPUs of three types with 20 pools: five cascades and five models alone.
-
-    Args:
-        seed: of everything.
-        load: from 1, little, to 3.5, where half of the problems can't be met; drawn if None.
-    """
-    rng = random.Random(seed)
-    load = rng.uniform(0.5, 3.5) if load is None else load
-    devices = (("A100", 512, 3), ("H100", 256, 7), ("L40S", 256, 2))
-    names = [name for name, _, _ in devices]
-    pools, services = [], []
-
-    def add_pools(model: str, first_s: float, number: int) -> None:
-        for device in rng.sample(names, number):
-            slowness = {"A100": 1.0, "H100": 0.6, "L40S": 1.6}[device] * rng.uniform(0.9, 1.1)
-            batches = [(b, first_s * slowness * (0.35 + 0.65 * b)) for b in (1, 2, 4, 8, 16)]
-            options = tuple(BatchOption(batch, seconds) for batch, seconds in batches)
-            num = rng.randrange(40)
-            young = rng.randrange(num + 1) if rng.random() < 0.2 else 0
-            pools.append(Pool(f"{model}-{device}", model, device, options, 1, num, young, 0.3))
-
-    for number in range(5):
-        light, heavy, alone = (f"{kind}-{number}" for kind in ("light", "heavy", "alone"))
-        add_pools(light, rng.uniform(0.05, 0.2), 1)
-        add_pools(heavy, rng.uniform(0.8, 2.0), 2)
-        add_pools(alone, rng.uniform(0.8, 1.6), 1)
-        for model, other in ((light, heavy), (alone, None)):
-            demand = load * rng.uniform(5, 60)
-            queue = rng.choice([0, 0, rng.randrange(100)])
-            services.append(
-                Service(
-                    model,
-                    slo_s=rng.uniform(6, 12),
-                    demand_per_s=demand,
-                    first=Stage(model, queue),
-                    surge_per_s=demand * rng.uniform(1.05, 1.5),
-                    heavy=Stage(other, queue // 2) if other else None,
-                    quality=FID if other else None,
-                    overhead_s=0.01,
-                )
-            )
-    supplies = tuple(Supply(*one) for one in devices)
-    return AllocationProblem(supplies, tuple(pools), tuple(services), gain_per_start=1)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ray_cluster.policies.admission import Line
-from ray_cluster.policies.load import NO_LOAD, Load, load_of
+from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView, pool_of
-from ray_cluster.policies.prediction import amounts_of
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 

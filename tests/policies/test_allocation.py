@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.policies.costs.problems import draw_problem
 from ray_cluster.policies.allocation import allocate
 from ray_cluster.policies.allocation_problem import (
     AllocationProblem,
@@ -23,7 +24,6 @@ from tests.policies.cascades import (
     FID,
     MORE_IS_BETTER,
     cascade_problem,
-    large_problem,
 )
 
 # seconds and rates without remainders, so that enumeration and program count alike
@@ -247,12 +247,12 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 def test_equal_problems_give_equal_plans() -> None:
-    problem = large_problem(7)
+    problem = draw_problem(7)
     assert allocate(problem) == allocate(problem)
 
 
 def test_a_thousand_gpus_and_twenty_pools_are_planned_in_no_time() -> None:
-    problems = [large_problem(seed) for seed in range(12)]
+    problems = [draw_problem(seed) for seed in range(12)]
     taken, num_proven = [], 0
     for problem in problems:
         assert len(problem.pools) == 20
@@ -266,7 +266,7 @@ def test_a_thousand_gpus_and_twenty_pools_are_planned_in_no_time() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_search_that_is_cut_short_still_gives_a_plan_and_says_so(seed: int) -> None:
-    problem = large_problem(seed, load=2.0)
+    problem = draw_problem(seed, load=2.0)
     cut = allocate(problem, search_limit=1e-6)
     assert not cut.is_proven
     for supply in problem.supplies:

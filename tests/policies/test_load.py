@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.load import NO_LOAD, load_of, load_s
+from ray_cluster.policies.load import NO_LOAD, amounts_of, load_of, load_s, prices_s
 from ray_cluster.policies.types import RequestView, StepCost
 from tests.fakes import request_view
 from tests.policies.costs import alone_s, batch_s
@@ -38,6 +38,7 @@ def test_what_was_added_can_be_taken_away_again(group: list[RequestView]) -> Non
 def test_a_sums_seconds_are_the_sum_of_seconds(group: list[RequestView]) -> None:
     total = reduce(add, map(load_of, group), NO_LOAD)
     assert load_s(COST, total) == pytest.approx(sum(alone_s(COST, one) for one in group))
+    assert amounts_of(total) @ prices_s(COST) == pytest.approx(load_s(COST, total))
 
 
 def test_a_load_in_figures() -> None:
