@@ -131,12 +131,16 @@ class AllocationPlanner:
 
     def problem(self, state: ClusterState, memory: Memory) -> AllocationProblem:
         """Return what is to be allocated: replicas for the time when they will have loaded."""
+        unknown = self._models_of_unknown_demand(memory)
         return AllocationProblem(
             supplies=tuple(
                 Supply(one.device, state.num_gpus(one.device), one.price)
                 for one in self.fleet.devices
             ),
-            pools=tuple(self._pool(spec, state) for spec in self.fleet.pools),
+            pools=tuple(
+                self._pool(spec, state, is_known=spec.model not in unknown)
+                for spec in self.fleet.pools
+            ),
             services=tuple(
                 self._service(spec, one, state, ahead_s=self._load_s(spec))
                 for spec, one in zip(self.fleet.services, memory, strict=True)
@@ -145,7 +149,17 @@ class AllocationPlanner:
             gain_per_start=self.gain_per_start,
         )
 
-    def _pool(self, spec: PoolSpec, state: ClusterState) -> Pool:
+    def _models_of_unknown_demand(self, memory: Memory) -> set[str]:
+        """Models whose arrivals were not counted over any time yet."""
+        unknown = {one.service for one in memory if one.demand.level_per_s is None}
+        return {
+            model
+            for spec in self.fleet.services
+            if spec.name in unknown
+            for model in (spec.model, *((spec.cascade.heavy_model,) if spec.cascade else ()))
+        }
+
+    def _pool(self, spec: PoolSpec, state: ClusterState, *, is_known: bool) -> Pool:
         seen = state.pool(spec.name)
         return Pool(
             spec.name,
@@ -154,7 +168,8 @@ class AllocationPlanner:
             tuple(BatchOption(one.batch, one.seconds * seen.pace) for one in spec.options),
             spec.gpus_per_replica,
             num_replicas=seen.num_replicas,
-            num_young=seen.num_young,
+            # a planner that has just begun must not take nothing seen for nothing wanted
+            num_young=seen.num_young if is_known else seen.num_replicas,
             lost_share=min(1.0, spec.load_s / self.window_s),
         )
 

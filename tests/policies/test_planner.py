@@ -70,6 +70,16 @@ def test_much_demand_takes_every_gpu_and_defers_less() -> None:
     assert 0.3 < plan.cascades[0].deferral_rate < 0.5
 
 
+def test_who_has_seen_nothing_yet_stops_nothing() -> None:
+    planner = AllocationPlanner(FLEET)
+    plan, memory = planner.plan(state(0.0, 0), planner.begin(state(0.0, 0)))
+    assert [one.num_replicas for one in plan.pools] == [2, 14]
+    # that nobody came is known after a while
+    for second in (2.0, 4.0):
+        plan, memory = planner.plan(state(second, 0), memory)
+    assert sum(one.num_replicas for one in plan.pools) < 16
+
+
 def test_requests_in_flight_are_no_demand() -> None:
     calm, _ = run(AllocationPlanner(FLEET), *steady(10))
     slow, _ = run(AllocationPlanner(FLEET), *steady(10, in_batches=50))
