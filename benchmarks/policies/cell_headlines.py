@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.policies.figures import Figures, Results, gain, samples_of, stated_mean
+from benchmarks.policies.figures import Figures, Results, gain, read_mean, samples_of
 from benchmarks.policies.headlines import Headline, elsewhere, stated
 from benchmarks.verdicts import at_least, at_most
 from ray_cluster.simulator.intervals import Mean, mean_of
@@ -55,6 +55,6 @@ def _over_algorithm_1(figures: Figures) -> tuple[Mean, float]:
 
 def _false_refusals(figures: Figures) -> tuple[Mean, float]:
     shares = [
-        (stated_mean(found["of_arrivals"]), found["load"]) for found in figures["false_refusals"]
+        (read_mean(found["of_arrivals"]), found["load"]) for found in figures["false_refusals"]
     ]
     return max(shares, key=lambda one: one[0].value)

@@ -1,20 +1,22 @@
 """Chooses the settings of every policy that plans a cluster on the tuning seeds, and writes them.
 
 ``python -m benchmarks.policies.control_tune`` searches with the experiments as ``cascade.yaml`` and
-``autoscaling.yaml`` have them, all policies alike.
+``autoscaling.yaml`` have them, all policies alike; ``--only`` some of them.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from multiprocessing import Pool
 from pathlib import Path
 
 from ray_cluster.simulator import autoscaling_policies, cascade_policies
 from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment
 from ray_cluster.simulator.cascade_experiment import CascadeExperiment
-from ray_cluster.simulator.choice_files import save_choices
-from ray_cluster.simulator.control_choices import Choice, choice_of
+from ray_cluster.simulator.choice_files import load_choices, save_choices
+from ray_cluster.simulator.control_choices import COMMAND, Choice, choice_of
 from ray_cluster.simulator.control_experiment import policy_named
 from ray_cluster.simulator.task_files import read_mapping, validated
 
@@ -47,10 +49,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=CHOICES)
+    parser.add_argument(
+        "--only", default="*", help="a pattern like 'cascade/*'; OUT keeps what it has of others"
+    )
     options = parser.parse_args()
+    tasks = [task for task in names() if fnmatch("/".join(task), options.only)]
     with Pool(options.processes) as pool:
-        choices = pool.map(search, names(), chunksize=1)
-    save_choices(options.out, choices)
+        found = pool.map(search, tasks, chunksize=1)
+    kept = load_choices(options.out, Choice, command=COMMAND) if options.out.exists() else []
+    save_choices(options.out, merged(kept, found))
+
+
+def merged(kept: Sequence[Choice], found: Sequence[Choice]) -> list[Choice]:
+    """Return all choices in the order of :func:`names`, new ones instead of old ones."""
+    choices = {(one.kind, one.policy): one for one in (*kept, *found)}
+    return [choices[name] for name in names() if name in choices]
 
 
 if __name__ == "__main__":

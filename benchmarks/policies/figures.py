@@ -37,12 +37,12 @@ def gain(figures: Figures, first: str, second: str, **wanted: Any) -> Mean:
     return points(paired_difference(ours, theirs))
 
 
-def points(mean: Mean) -> Mean:
+def points(mean: Mean, factor: float = 100) -> Mean:
     """Return a share in percentage points."""
-    return Mean(100 * mean.value, 100 * mean.half_width, mean.num)
+    return Mean(factor * mean.value, factor * mean.half_width, mean.num)
 
 
-def stated_mean(figures: Mapping[str, Any]) -> Mean:
-    """Return a share as files have it, in percentage points."""
+def read_mean(figures: Mapping[str, Any], factor: float = 100) -> Mean:
+    """Return a figure as files have it; a share in percentage points."""
     half_width = math.nan if figures["half_width"] is None else figures["half_width"]
-    return points(Mean(figures["value"], half_width, figures["num"]))
+    return points(Mean(figures["value"], half_width, figures["num"]), factor)

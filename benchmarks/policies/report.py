@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.policies.cell_headlines import mixed_sizes_headlines
+from benchmarks.policies.control_headlines import control_headlines
 from benchmarks.policies.figures import Results
 from benchmarks.policies.headlines import Headline
 from benchmarks.policies.sp_headlines import sequence_parallel_headlines
@@ -17,7 +18,11 @@ NAME = "report.md"
 
 def headlines(results: Results) -> list[Headline]:
     """Return all aims that there are figures for."""
-    return [*mixed_sizes_headlines(results), *sequence_parallel_headlines(results)]
+    return [
+        *mixed_sizes_headlines(results),
+        *sequence_parallel_headlines(results),
+        *control_headlines(results),
+    ]
 
 
 def read_results(folder: Path, names: Sequence[str]) -> Results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.policies.figures import Figures, Results, cells_of, gain, stated_mean
+from benchmarks.policies.figures import Figures, Results, cells_of, gain, read_mean
 from benchmarks.policies.headlines import Headline, elsewhere, stated
 from benchmarks.verdicts import at_least, at_most, may_be_at_least, may_be_at_most
 from ray_cluster.simulator.intervals import Mean
@@ -111,4 +111,4 @@ def _guard(tables: Mapping[str, Figures]) -> Iterator[Headline]:
 
 def _large(figures: Figures, policy: str, where: Mapping[str, float | str]) -> Mean:
     (cell,) = cells_of(figures, policy=policy, **where)
-    return stated_mean(cell["by_class"][_LARGE])
+    return read_mean(cell["by_class"][_LARGE])

@@ -17,7 +17,7 @@ from ray_cluster.simulator.control_experiment import (
     policy_named,
 )
 
-_COMMAND = "python -m benchmarks.policies.control_tune"
+COMMAND = "python -m benchmarks.policies.control_tune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def checked_choices(
     if experiment.choices is None:
         found = [choice_of(experiment.kind, one, one.candidates[0], "default") for one in wanted]
     else:
-        read = load_choices(folder / experiment.choices, Choice, command=_COMMAND)
+        read = load_choices(folder / experiment.choices, Choice, command=COMMAND)
         found = [_chosen(experiment, one, read) for one in wanted]
     fleet = experiment.fleet()
     for policy, choice in zip(wanted, found, strict=True):
@@ -85,7 +85,7 @@ def _chosen(experiment: E, policy: ControlPolicy[E], read: Sequence[Choice]) -> 
             return choice_of(one.kind, policy, _settings(policy, one), one.chosen_by)
     raise ValueError(
         f"policies: given {policy.name!r}, for which {experiment.choices} has no settings; "
-        f"{_COMMAND} writes them"
+        f"{COMMAND} writes them"
     )
 
 
@@ -95,7 +95,7 @@ def _settings(policy: ControlPolicy[E], choice: Choice) -> Settings:
         if dict(zip(policy.knobs, candidate, strict=True)) == choice.settings:
             return candidate
     raise ValueError(
-        f"choices: given {dict(choice.settings)} for {policy.name!r}; allowed: what {_COMMAND} "
+        f"choices: given {dict(choice.settings)} for {policy.name!r}; allowed: what {COMMAND} "
         "chooses among"
     )
 

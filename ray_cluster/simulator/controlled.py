@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from ray_cluster.control_loop import ControlLoop, RoundReport
@@ -55,7 +54,7 @@ def run_controlled(
     for job in jobs:
         job.arrival_s += begin_s
         job.deadline_s += begin_s
-        events.at(job.arrival_s, partial(cluster.offer, job))
+    events.at_each([job.arrival_s for job in jobs], lambda place: cluster.offer(jobs[place]))
     events.run(begin_s + span_s)
     loop.stop()
     return rounds

@@ -126,3 +126,28 @@ def test_mixed_sizes_are_compared_where_the_first_come_are_half_content() -> Non
         "no",
     )
     assert (refusals.aim.measured, refusals.aim.verdict) == (pytest.approx(2), "yes")
+
+
+def planned(name: str, **figures: float) -> dict[str, Any]:
+    """A planned cluster's figures, the same for ours and as differences to Ray Serve's."""
+    means = {key: mean_of([value, value]).as_figures() for key, value in figures.items()}
+    return {
+        "policies": [{"policy": "allocation", **means}],
+        "first_minus_others": [{"policy": "ongoing-requests", **means}],
+        "experiment": {"name": name},
+    }
+
+
+def test_planned_clusters_stand_beside_what_is_asked_of_them() -> None:
+    results = {
+        "cascade": planned("cascade", violations=0.001, fid=16.9),
+        "cascade-noise": planned("cascade-noise", violations=0.06, fid=17.1),
+        "cascade-loads": planned("cascade-loads", violations=0.002, fid=17.2),
+        "autoscaling": planned("autoscaling", attainment=0.99, gpu_hours=-3, num_plan_changes=2),
+    }
+    violations, fid, on_time, hours, changes = headlines(results)
+    assert [name for name, _ in violations.others] == ["cascade-noise", "cascade-loads"]
+    assert [name for name, _ in fid.others] == ["cascade-loads", "cascade-noise"]
+    found = (violations.aim, fid.aim, on_time.aim, hours.aim, changes.aim)
+    assert [one.verdict for one in found] == ["yes", "yes", "no", "yes", "no"]
+    assert [one.measured for one in found] == pytest.approx([0.1, 16.9, 99, -3, 2])
