@@ -274,7 +274,7 @@ def test_the_files_of_the_benchmarks_can_be_run(path: Path) -> None:
     job = load_experiment(path)
     content = yaml.safe_load(path.read_text())
     assert job.name == path.stem
-    assert len(job.parts) == 30 * len(content["policies"])
+    assert len(job.parts) == content.get("num_seeds", 30) * len(content["policies"])
 
 
 def test_the_headline_files_compare_every_policy() -> None:
