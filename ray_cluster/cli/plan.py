@@ -23,12 +23,16 @@ def plan(
 ) -> None:
     """Find the fewest replicas that make a workload in time, and say what binds.
 
+    Of a cascade it finds the fewest GPUs that keep deadlines and quality over a day.
+
     The service's dispatcher and policies are run on a virtual clock with more and more replicas,
     on devices as fast as their latency profiles say. Every figure is simulated, and says so.
 
     [bold]Example[/bold]
 
       ray-cluster plan benchmarks/policies/plans/sdxl-or-sd3.yaml
+
+      ray-cluster plan benchmarks/policies/plans/cascade.yaml
     """
     with plain_errors():
         from ray_cluster.cli.plan_run import run_plan

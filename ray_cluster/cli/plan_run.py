@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from ray_cluster.cli.output import print_table, stdout
+from ray_cluster.cli.plan_cascade import plan_cascade
 from ray_cluster.cli.workers import Workers
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import CellRow, run_cell
@@ -31,6 +32,9 @@ def run_plan(path: Path, *, num_seeds: int | None, num_processes: int | None) ->
     content = read_mapping(path, "task")
     if num_seeds is not None:
         content["num_seeds"] = num_seeds
+    if content.get("kind") == "cascade":
+        plan_cascade(content, path, num_processes)
+        return
     task = validated(SizingTask, content, path, "task")
     with Workers(num_processes) as workers:
 

@@ -137,7 +137,7 @@ def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
         tried[replicas] = mean_of([row.attainment for row in rows])
         return tried[replicas].value >= task.attainment
 
-    found = _fewest(least, task.most_replicas, enough)
+    found = fewest(least, task.most_replicas, enough)
     attained = tried[found] if found is not None else tried[max(tried)]
     binds: Binds = "throughput" if found == least else "bursts"
     return Sizing(
@@ -157,8 +157,11 @@ def least_replicas(task: SizingTask, setting: Setting) -> int:
     return max(1, math.ceil(task.attainment * task.rate_per_s * image_s))
 
 
-def _fewest(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
-    """The least number from low to most that is enough: steps that double, then halves."""
+def fewest(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
+    """Return the least number from low to most that is enough, if more always is.
+
+    By steps that double, then halves: the number below it has been tried, or is below `low`.
+    """
     step, high, below = 1, low, low - 1
     while not enough(high):
         if high == most:

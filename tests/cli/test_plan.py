@@ -46,3 +46,33 @@ def test_a_task_that_is_wrong_is_refused_in_a_sentence(cli: Cli, tmp_path: Path)
     path.write_text("[]")
     assert "keys and values" in cli("plan", path).stderr
     assert "cannot read the task" in cli("plan", tmp_path / "none.yaml").stderr
+
+
+CASCADE = {
+    "kind": "cascade",
+    "name": "small",
+    "high_per_s": 8,
+    "duration_s": 30,
+    "num_seeds": 1,
+}
+
+
+def test_a_cascade_is_sized_for_deadlines_and_quality(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "cascade.yaml"
+    path.write_text(yaml.safe_dump({**CASCADE, "most_fid": 18.5}))
+    result = cli("plan", path, "--processes", 1)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "(simulated, published times)" in text
+    assert "(at least 2)" in text
+    assert "light" in text
+    for changes, said in (
+        ({"num_gpus": 4}, "num_gpus is what is looked for"),
+        ({"slo_s": 1}, "slo_s"),
+        ({"policies": ["best"]}, "there is no policy 'best'"),
+        ({"most_violations": 2}, "most_violations"),
+    ):
+        path.write_text(yaml.safe_dump({**CASCADE, **changes}))
+        refused = cli("plan", path)
+        assert refused.exit_code == 1
+        assert said in refused.stderr

@@ -13,6 +13,7 @@ from ray_cluster.simulator import autoscaling_policies, cascade_policies
 from ray_cluster.simulator.add_ons import MIXES, AddOnCost, MixName
 from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment, Workload
 from ray_cluster.simulator.cascade_experiment import CascadeExperiment
+from ray_cluster.simulator.cascade_sizing import CascadeSizingTask
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellPool, SizeShare
 from ray_cluster.simulator.cell_policies import KNOWN
 from ray_cluster.simulator.sizing import Device, SizingTask
@@ -103,6 +104,12 @@ def test_what_add_ons_cost_is_what_is_described() -> None:
 
 def test_every_key_of_a_task_is_described() -> None:
     assert set(SizingTask.model_fields) <= named(PLANS)
+    own = {
+        key
+        for key, field in CascadeSizingTask.model_fields.items()
+        if repr(field) != repr(CascadeExperiment.model_fields.get(key))
+    }
+    assert {"most_violations", "most_fid", "most_gpus", "what"} <= own <= named(PLANS)
     for key in Device.model_fields:
         assert f"`{key}`" in PLANS
 
