@@ -18,7 +18,9 @@ from ray_cluster.policies.allocation_problem import (
 
 # deferral rates, gains in quality and seconds are counted in thousandths
 THOUSAND = 1000
-# what CP-SAT's integers of 63 bits hold with something to spare
+# what CP-SAT's integers of 63 bits hold with something to spare. Bounds beyond 2**53 it compares as
+# doubles: in the largest problems a plan may pass for the best that stops a few replicas more than
+# one which is as good and as cheap. Another search for these would take as long again
 _MOST = 2**60
 
 # OR-Tools has no types; variables and sums of them

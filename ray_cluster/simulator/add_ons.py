@@ -18,7 +18,7 @@ from ray_cluster.simulator.workload import ADAPTER_POOR, SERVICE_A, SERVICE_B, A
 MixName = Literal["none", "service-a", "service-b", "adapter-poor"]
 
 # seconds of an image of 1024 px without and with three ControlNets (H800, diffusers); the one with
-# a single ControlNet, 4.26 s, is 2 % above the line through them
+# a single ControlNet, 4.26 s, is within 1 % of the line through them
 _WITHOUT_S, _WITH_THREE_S = 2.88, 7.09
 # a LoRA of 341 to 456 MiB and a ControlNet of 3 GiB, at 1 GiB/s
 _LORA_S = (341 + 456) / 2 / 1024
