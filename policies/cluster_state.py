@@ -22,6 +22,7 @@ class PoolState:
         num_loading: that will.
         num_young: of both, those that are younger than the dwell time.
         pace: observed over expected seconds of a batch.
+        spread: standard deviation of these seconds, over what they should be.
     """
 
     pool: str
@@ -29,6 +30,7 @@ class PoolState:
     num_loading: int = 0
     num_young: int = 0
     pace: float = 1.0
+    spread: float = 0.0
 
     @property
     def num_replicas(self) -> int:

@@ -69,7 +69,9 @@ class AllocationPlanner:
         surge_quantile: that should be, if it costs no quality.
         utilisation: share of a replica's nominal rate that is counted on; batches are not always
             full.
-        margin_share: of deadlines, kept for noise.
+        margin_share: of deadlines, kept for what no table has.
+        doubt: deadlines are kept by batches that take so many standard deviations longer than they
+            should.
         reserve_s: see :class:`CascadePlan`.
         gain_per_start: see :class:`AllocationProblem`.
         window_size: confidences that are remembered.
@@ -83,6 +85,7 @@ class AllocationPlanner:
     surge_quantile: float = 0.95
     utilisation: float = 0.95
     margin_share: float = 0.04
+    doubt: float = 1.0
     reserve_s: float = 0.3
     gain_per_start: int = 5
     window_size: int = 600
@@ -198,9 +201,16 @@ class AllocationPlanner:
             quality=spec.cascade.quality if spec.cascade else None,
             overhead_s=spec.cascade.discriminate_s if spec.cascade else 0.0,
             direct_per_s=self._headroom(direct, memory, spec, self.demand_quantile),
-            margin_s=self.margin_share * spec.slo_s,
+            margin_s=self._margin_s(spec, state),
             weight=spec.weight,
         )
+
+    def _margin_s(self, spec: ServiceSpec, state: ClusterState) -> float:
+        """Seconds of a deadline that expected batches must leave, for those that take longer."""
+        models = (spec.model, *((spec.cascade.heavy_model,) if spec.cascade else ()))
+        pools = (pool for model in models for pool in self.fleet.pools_of(model))
+        spread = max(state.pool(pool.name).spread for pool in pools)
+        return spec.slo_s * (1 - (1 - self.margin_share) / (1 + self.doubt * spread))
 
     def _headroom(
         self, mean_per_s: float, memory: ServiceMemory, spec: ServiceSpec, quantile: float

@@ -16,6 +16,9 @@ from ray_cluster.simulator.outcomes import Faults
 from ray_cluster.simulator.replica import Run
 from ray_cluster.simulator.serving import Serving
 
+# of a spread that is reported: what changes less changes no plan
+_DIGITS = 2
+
 
 @dataclass(slots=True, eq=False)
 class Holder:
@@ -110,6 +113,7 @@ class Scaling:
             num_ready=sum(one.is_ready for one in staying),
             num_loading=sum(not one.is_ready for one in staying),
             num_young=sum(one.started_s > young_s for one in staying),
+            spread=round(self._serving.spread(name), _DIGITS),
         )
 
     def _staying(self, pool: str) -> list[Holder]:

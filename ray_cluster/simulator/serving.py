@@ -16,6 +16,7 @@ from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.leases import Completed, Outcome, Registration
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import InTimeBatches
+from ray_cluster.policies.batch_times import BatchTimes, observe_batch
 from ray_cluster.policies.cascade import HeavyOutlook
 from ray_cluster.policies.cost_fit import fit_image_cost
 from ray_cluster.policies.fleet import Fleet, PoolSpec
@@ -108,6 +109,7 @@ class Serving:
         self._caps = dict.fromkeys(self._pools, 1)
         self._pool_by_replica: dict[str, ServedPool] = {}
         self._live: dict[str, BatchReplica] = {}
+        self._times = {name: BatchTimes() for name in self._pools}
         self._jobs: dict[str, tuple[str, Job]] = {}
         self._views: dict[str, RequestView] = {}
         # every model has been served before: requests wait for a replica instead of being refused
@@ -227,11 +229,25 @@ class Serving:
                 on_drained=partial(self._let_go, replica_id, on_drained),
             ),
             cap=self._caps[pool],
-            watch=watch,
+            watch=partial(self._made, pool, watch),
         )
         self._pool_by_replica[replica_id] = kind
         self._live[replica_id] = replica
         self._dispatcher.register(replica)
+
+    def _made(
+        self, pool: str, watch: Callable[[str, Run], None] | None, replica_id: str, run: Run
+    ) -> None:
+        """A batch has ended."""
+        expected_s = self._pools[pool].batch_s(len(run.request_ids))
+        took_s = run.ends_s[-1] - run.start_s
+        self._times[pool] = observe_batch(self._times[pool], took_s=took_s, expected_s=expected_s)
+        if watch is not None:
+            watch(replica_id, run)
+
+    def spread(self, pool: str) -> float:
+        """Return by how much the seconds of a pool's batches spread, over what they should be."""
+        return self._times[pool].spread
 
     def drain(self, replica_id: str) -> None:
         """Have a replica end its batch and go."""

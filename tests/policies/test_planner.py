@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ray_cluster.policies.cascade import deferral_rate
@@ -78,6 +80,25 @@ def test_who_has_seen_nothing_yet_stops_nothing() -> None:
     for second in (2.0, 4.0):
         plan, memory = planner.plan(state(second, 0), memory)
     assert sum(one.num_replicas for one in plan.pools) < 16
+
+
+def test_uneven_batches_are_planned_shorter() -> None:
+    def caps(spread: float) -> list[int]:
+        states = []
+        for one in steady(30):
+            pools = tuple(replace(pool, spread=spread) for pool in one.pools)
+            states.append(replace(one, pools=pools))
+        plan, _ = run(AllocationPlanner(FLEET), *states)
+        return [pool.max_batch for pool in plan.pools]
+
+    even, uneven = caps(0.0), caps(0.3)
+    assert uneven[1] < even[1]
+    # the expected light and heavy batches leave a standard deviation of both
+    options = {one.batch: one.seconds for one in SD_TURBO}, {one.batch: one.seconds for one in SD15}
+    both_s = sum(table[cap] for table, cap in zip(options, uneven, strict=True))
+    assert (
+        1.3 * both_s < 5.0 < 1.3 * sum(table[cap] for table, cap in zip(options, even, strict=True))
+    )
 
 
 def test_requests_in_flight_are_no_demand() -> None:

@@ -185,3 +185,15 @@ def test_the_outlook_is_read_from_the_leases(desk: Desk) -> None:
     desk.events.run(2.0)
     assert desk.serving.outlook("l").free_in_s == pytest.approx((2 * ONE_S - 2, ONE_S + FOUR_S - 2))
     assert desk.serving.outlook("h").free_in_s == ()
+
+
+def test_how_uneven_the_batches_of_a_pool_are_is_learnt() -> None:
+    desk = Desk()
+    desk.serving = Serving(FLEET, desk.events, desk, seed=0, noise_cv=0.3)
+    desk.serving.turn("light", 1)
+    desk.bring_up("a")
+    assert desk.serving.spread("light") == 0
+    desk.offer(*range(300), slo_s=1e4)
+    desk.events.run(1000.0)
+    assert desk.serving.spread("light") == pytest.approx(0.3, rel=0.15)
+    assert desk.serving.spread("heavy") == 0
