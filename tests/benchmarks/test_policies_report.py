@@ -119,8 +119,9 @@ def cells(rates: dict[float, tuple[float, float, float]]) -> dict[str, Any]:
 def test_mixed_sizes_are_compared_where_the_first_come_are_half_content() -> None:
     found = headlines({"mixed-sizes": cells({1.0: (1, 0.9, 0.99), 2.0: (0.95, 0.58, 0.97)})})
     over_fcfs, over_algorithm_1, refusals = found
-    assert "58% (2/s)" in over_fcfs.aim.name
-    assert over_fcfs.aim.measured == pytest.approx(37)
+    # 0.6 lies 30/32 of the way from the one rate to the other
+    assert "60%, between 1 and 2/s" in over_fcfs.aim.name
+    assert over_fcfs.aim.measured == pytest.approx(10 + 27 * 30 / 32)
     assert (over_algorithm_1.aim.measured, over_algorithm_1.aim.verdict) == (
         pytest.approx(-2),
         "no",
