@@ -22,13 +22,14 @@ def describe(error: ValidationError, root: type[BaseModel]) -> str:
         if item["type"] == "too_short" and item["loc"][0] in nested:
             # pydantic counts only the valid ones
             continue
-        key = ".".join(str(part) for part in item["loc"]) or "(top level)"
+        key = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
             rows.append(f"{key}: {_unknown_key(item['loc'], root)}")
             continue
         given = item.get("input")
         shown = "" if isinstance(given, dict | list | tuple) else f" (given {given!r})"
-        rows.append(f"{key}: {item['msg']}{shown}")
+        message = item["msg"].removeprefix("Value error, ")
+        rows.append(f"{message}{shown}" if not item["loc"] else f"{key}: {message}{shown}")
     return "; ".join(rows)
 
 

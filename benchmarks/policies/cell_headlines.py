@@ -31,7 +31,7 @@ def mixed_sizes_headlines(results: Results) -> Iterator[Headline]:
         yield Headline(_GROUP, _MIXED, at_least(text, 30, *stated(found), "points"))
     others = elsewhere(results, _UNLIKE_MIXED, lambda one: _over_algorithm_1(one)[0])
     worst, rate = _over_algorithm_1(figures)
-    text = f"over Algorithm 1 at the worst rate ({rate:g}/s)"
+    text = f"over Algorithm 1 (`slack`) at the worst rate ({rate:g}/s)"
     yield Headline(_GROUP, _MIXED, at_least(text, 0, *stated(worst), "points"), others)
     others = elsewhere(
         results, _UNLIKE_MIXED, lambda one: _false_refusals(one)[0], highest_first=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -43,7 +44,8 @@ def write_report(folder: Path, results: Results, *, head: str) -> Path:
         results: their figures by name, in the report's order.
         head: by what code and when they were made.
     """
-    lines = ["# Policies compared", "", head, "", *_all_headlines(headlines(results))]
+    found = headlines(results)
+    lines = ["# Policies compared", "", head, "", *(_all_headlines(found) if found else ())]
     for name in results:
         lines += _experiment(folder, name)
     path = folder / NAME
@@ -52,11 +54,12 @@ def write_report(folder: Path, results: Results, *, head: str) -> Path:
 
 
 def _all_headlines(found: Sequence[Headline]) -> Iterator[str]:
+    yield from ("## Aims", "")
     yield "Every figure is simulated. Intervals are of 95 %, over seeds, paired where policies are "
     yield "compared. *Met* is yes or no only if the whole interval lies on one side of the aim. "
     yield "*Elsewhere* is the same figure under other conditions, the worst first."
     for group, own in groupby(found, key=lambda one: one.group):
-        yield from ("", f"## {group}", "")
+        yield from ("", f"### {group}", "")
         yield "| aim | wanted | found | met | elsewhere |"
         yield "|---|---|---|---|---|"
         yield from map(_row, own)
@@ -64,7 +67,8 @@ def _all_headlines(found: Sequence[Headline]) -> Iterator[str]:
 
 def _row(one: Headline) -> str:
     low, high = one.aim.interval
-    found = f"**{one.aim.measured:.2f}** ({low:.2f} to {high:.2f})"
+    interval = "one seed: no interval" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
+    found = f"**{one.aim.measured:.2f}** ({interval})"
     others = ", ".join(f"{name} {mean.value:.2f}" for name, mean in one.others)
     return f"| {one.aim.name} | {one.aim.wanted} | {found} | {one.aim.verdict} | {others} |"
 

@@ -1,6 +1,7 @@
 """Runs all experiments of this folder, and writes one report.
 
-``python -m benchmarks.policies.run`` takes about an hour of two cores; ``--seeds 2`` some minutes.
+``python -m benchmarks.policies.run`` takes some two hours of one core, with ``--seeds 2`` some
+minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    results = read_results(options.out, [path.stem for path in paths])
+    # with what earlier runs have left there
+    results = read_results(options.out, [path.stem for path in sorted(FOLDER.glob("*.yaml"))])
     report = write_report(options.out, results, head=_head())
     sys.stderr.write(f"wrote {report}\n")
     return 0

@@ -25,9 +25,9 @@ from ray_cluster.simulator.control_course import Run
 from ray_cluster.simulator.task_files import validated
 
 _BINDS = {
-    "throughput": "fewer could not make so many light images even if they never idled",
-    "deadlines": "with fewer too many requests would be late",
-    "quality": "with fewer requests would be in time, but images worse",
+    "throughput": "throughput: fewer could not make so many light images even if they never idled",
+    "deadlines": "deadlines: with fewer too many requests would be late",
+    "quality": "quality: with fewer requests would be in time, but images worse",
 }
 
 

@@ -17,9 +17,11 @@ from ray_cluster.simulator.sizing import Sizing, SizingTask, size_device
 from ray_cluster.simulator.task_files import read_mapping, validated
 
 _BINDS = {
-    "latency": "an image alone takes longer than its deadline allows",
-    "throughput": "fewer could not make so many even if they never idled",
-    "bursts": "fewer would do if requests came evenly",
+    "latency": "latency: an image alone takes longer than its deadline allows",
+    "throughput": "throughput: fewer could not make so many even in batches that are always full",
+    "bursts": "bursts: one less would do if requests came evenly",
+    "batches": "batches: one less would not do even if requests came evenly, for under this policy "
+    "batches are not always full",
 }
 
 
@@ -59,17 +61,25 @@ def _show(task: SizingTask, sizings: Sequence[Sizing]) -> None:
         table.add_row(*_cells(one, task))
     print_table(stdout(), table)
     for one in sizings:
+        if not one.tried:
+            continue
         tried = ", ".join(f"{number}: {mean.as_points()} %" for number, mean in one.tried)
-        stdout().print(f"{one.device.profile}, replicas and what they attain (simulated): {tried}")
+        stdout().print(f"{_label(one)}, replicas and what they attain (simulated): {tried}")
+
+
+def _label(one: Sizing) -> str:
+    return f"{one.device.profile}, batches of {one.device.max_batch}"
 
 
 def _cells(one: Sizing, task: SizingTask) -> list[str]:
     price = one.device.price_per_hour
-    count = "none" if one.least == 0 else f"more than {task.most_replicas}"
+    count = "none"
     if one.replicas is not None:
         count = f"{one.replicas} (at least {one.least})"
+    elif one.least:
+        count = f"more than {task.most_replicas} (at least {one.least})"
     return [
-        one.device.profile,
+        _label(one),
         ", ".join(one.kinds),
         count,
         f"{one.replicas * price:.2f}" if one.replicas is not None and price else "",

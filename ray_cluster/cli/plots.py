@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from PIL import Image
 
 from ray_cluster.simulator.reports import Bar, Line, Plot, Stack, Timeline
 
@@ -32,7 +29,6 @@ _STYLES = ("-", "--", ":", "-.")
 _BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
 _DPI = 110
 _MOST_INCHES = 60.0
-_MOST_COLOURS = 64
 
 
 def draw_plot(plot: Plot, path: Path) -> Path:
@@ -47,7 +43,8 @@ def draw_plot(plot: Plot, path: Path) -> Path:
     # points may lie anywhere, a few lines leave some room
     are_points = any(line.x_half_widths for line in plot.lines.values())
     _legend(axes, len(plot.lines), is_beside=are_points)
-    return _save(figure, path)
+    figure.savefig(path, dpi=_DPI)
+    return path
 
 
 def draw_stack(stack: Stack, path: Path) -> Path:
@@ -63,7 +60,8 @@ def draw_stack(stack: Stack, path: Path) -> Path:
         axes.legend(**_BESIDE)
     column[0].set(title=stack.title)
     column[-1].set(xlabel=stack.x_label)
-    return _save(figure, path)
+    figure.savefig(path, dpi=_DPI)
+    return path
 
 
 def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
@@ -72,11 +70,13 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
         marker = _MARKERS[number % len(_MARKERS)]
         has_intervals = bool(line.half_widths) and not any(map(math.isnan, line.half_widths))
         if line.x_half_widths:
-            _draw_points(axes, label, line, colour, marker, has_intervals=has_intervals)
+            # whose colour another has already is filled
+            face = "none" if number < len(_COLOURS) else colour
+            _draw_points(axes, label, line, (colour, face, marker), has_intervals=has_intervals)
             continue
         # of many points marks would hide the line
         is_marked = len(line.x) <= _MOST_MARKED
-        style = "-" if is_marked else _STYLES[number // len(_COLOURS) % len(_STYLES)]
+        style = _STYLES[number // len(_COLOURS) % len(_STYLES)]
         marks = marker if is_marked else ""
         axes.plot(line.x, line.y, label=label, color=colour, marker=marks, linestyle=style)
         if has_intervals:
@@ -87,9 +87,10 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
 
 
 def _draw_points(
-    axes: Axes, label: str, line: Line, colour: str, marker: str, *, has_intervals: bool
+    axes: Axes, label: str, line: Line, look: tuple[str, str, str], *, has_intervals: bool
 ) -> None:
     """Draw points that stand for themselves, hollow so that equal ones are seen."""
+    colour, face, marker = look
     axes.errorbar(
         line.x,
         line.y,
@@ -99,7 +100,7 @@ def _draw_points(
         color=colour,
         fmt=marker,
         markersize=9,
-        markerfacecolor="none",
+        markerfacecolor=face,
         markeredgewidth=1.5,
         elinewidth=1.5,
     )
@@ -130,7 +131,8 @@ def draw_timeline(timeline: Timeline, path: Path) -> Path:
     axes.set_ylim(len(timeline.rows) - 0.3, -0.7)
     patches = [Patch(color=colour, label=label) for label, colour in colour_by_label.items()]
     axes.legend(handles=patches, **_BESIDE)
-    return _save(figure, path)
+    figure.savefig(path, dpi=_DPI)
+    return path
 
 
 def _legend(axes: Axes, num_lines: int, *, is_beside: bool) -> None:
@@ -145,18 +147,6 @@ def _corners(bar: Bar) -> list[tuple[float, float]]:
     """Return a bar's corners; rows are numbered from above, a bar's height from below."""
     top, bottom = (bar.row + 0.45 - 0.9 * share for share in (bar.high, bar.low))
     return [(bar.begin_s, top), (bar.end_s, top), (bar.end_s, bottom), (bar.begin_s, bottom)]
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    """Write a PNG of few colours: a third of the bytes."""
-    with BytesIO() as drawn:
-        figure.savefig(drawn, dpi=_DPI)
-        with Image.open(drawn) as image:
-            few = image.convert("RGB").convert(
-                "P", palette=Image.Palette.ADAPTIVE, colors=_MOST_COLOURS
-            )
-            few.save(path, format="PNG", optimize=True)
-    return path
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:

@@ -14,8 +14,9 @@ from ray_cluster.simulator.cell_runs import CellRow, Setting
 from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
 from ray_cluster.simulator.reports import Report, Table
 
-# the policy that refuses, and the same one that lets everybody in
-_REFUSING, _OPEN = "deadline", "deadline/open"
+# policies that refuse; of them, the one that is there without refusals, too
+_REFUSING = ("deadline", "deadline/one-size")
+_COMPARED, _OPEN = "deadline", "deadline/open"
 # of a trace there may be any number
 _MOST_CLASSES = 8
 
@@ -39,8 +40,8 @@ def report_cells(
     if len(experiment.policies) > 1:
         tables.append(_differences(experiment, rows))
     tables.append(_classes(experiment, rows, classes))
-    if _REFUSING in experiment.policies:
-        tables.append(_refusals(experiment, rows))
+    refusing = [one for one in experiment.policies if one in _REFUSING]
+    tables += [_refusals(experiment, rows, one) for one in refusing]
     shares = _add_on_shares(setting)
     tables += [shares] if shares else []
     plots = [attainment_plot(experiment, rows), classes_plot(experiment, rows, classes)]
@@ -106,10 +107,10 @@ def _figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
 
 
 def _false_figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
-    if not {_REFUSING, _OPEN} <= set(experiment.policies):
+    if not {_COMPARED, _OPEN} <= set(experiment.policies):
         return []
     found = [
-        (load, *_false_refusals(rows[_REFUSING, load], rows[_OPEN, load]))
+        (load, *_false_refusals(rows[_COMPARED, load], rows[_OPEN, load]))
         for load in experiment.loads
     ]
     return [
@@ -174,15 +175,15 @@ def _classes(experiment: CellExperiment, rows: Rows, classes: Sequence[str]) -> 
     return Table("By class, % (simulated)", head, body)
 
 
-def _refusals(experiment: CellExperiment, rows: Rows) -> Table:
+def _refusals(experiment: CellExperiment, rows: Rows, policy: str) -> Table:
     """What refusals cost those who would have been in time without any."""
     head = [experiment.load_words, "refused", "let in and late"]
-    is_compared = _OPEN in experiment.policies
+    is_compared = policy == _COMPARED and _OPEN in experiment.policies
     if is_compared:
         head += ["refused, in time if all were let in", "the same, % of the refused"]
     body = []
     for load in experiment.loads:
-        mine = rows[_REFUSING, load]
+        mine = rows[policy, load]
         cells = [
             mean_of([one.refused for one in mine]).as_points(),
             mean_of([one.broken for one in mine]).as_points(),
@@ -191,7 +192,7 @@ def _refusals(experiment: CellExperiment, rows: Rows) -> Table:
             of_all, of_refused = _false_refusals(mine, rows[_OPEN, load])
             cells += [of_all.as_points(), of_refused.as_points() if of_refused else ""]
         body.append([f"{load:g}", *cells])
-    return Table(f"Refusals of {_REFUSING}, % of arrivals (simulated)", head, body)
+    return Table(f"Refusals of {policy}, % of arrivals (simulated)", head, body)
 
 
 def _false_refusals(mine: Sequence[CellRow], others: Sequence[CellRow]) -> tuple[Mean, Mean | None]:

@@ -25,9 +25,10 @@ from ray_cluster.simulator.intervals import Mean, mean_of
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-Binds = Literal["latency", "throughput", "bursts"]
+Binds = Literal["latency", "throughput", "bursts", "batches"]
 """What keeps a smaller number from being enough: an image alone takes longer than its deadline
-allows; replicas that never idle would not do; or they would, if requests came evenly."""
+allows; replicas that never idle, in full batches, would not do; they would if requests came evenly;
+or not even then, for the policy's batches are not always full."""
 
 Evaluate = Callable[[CellExperiment], Sequence[CellRow]]
 """Runs an experiment's only policy at its only rate with all its seeds."""
@@ -69,8 +70,8 @@ class SizingTask(BaseModel):
         check_length(self.rate_per_s, self.duration_s)
         return self
 
-    def experiment(self, device: Device, replicas: int) -> CellExperiment:
-        """The simulation of so many replicas on a device."""
+    def experiment(self, device: Device, replicas: int, *, is_even: bool = False) -> CellExperiment:
+        """The simulation of so many replicas on a device, with requests in even gaps or its own."""
         return CellExperiment(
             kind="cell",
             name=self.name,
@@ -84,7 +85,7 @@ class SizingTask(BaseModel):
             max_batch=device.max_batch,
             rates_per_s=(self.rate_per_s,),
             duration_s=self.duration_s,
-            cv=self.cv,
+            cv=0.0 if is_even else self.cv,
             policies=(self.policy,),
             first_seed=self.first_seed,
             num_seeds=self.num_seeds,
@@ -132,14 +133,21 @@ def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
         return Sizing(device, setting.kinds, least, None, None, "throughput")
     tried: dict[int, Mean] = {}
 
+    def attained_by(replicas: int, *, is_even: bool = False) -> Mean:
+        rows = evaluate(task.experiment(device, replicas, is_even=is_even))
+        return mean_of([row.attainment for row in rows])
+
     def enough(replicas: int) -> bool:
-        rows = evaluate(task.experiment(device, replicas))
-        tried[replicas] = mean_of([row.attainment for row in rows])
+        tried[replicas] = attained_by(replicas)
         return tried[replicas].value >= task.attainment
 
     found = fewest(least, task.most_replicas, enough)
     attained = tried[found] if found is not None else tried[max(tried)]
-    binds: Binds = "throughput" if found == least else "bursts"
+    binds: Binds = "throughput"
+    if found != least:
+        below = max(tried) if found is None else found - 1
+        evenly = attained_by(below, is_even=True).value
+        binds = "bursts" if evenly >= task.attainment else "batches"
     return Sizing(
         device, setting.kinds, least, found, attained, binds, tuple(sorted(tried.items()))
     )

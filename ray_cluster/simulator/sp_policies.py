@@ -56,6 +56,8 @@ def planner_of(name: str, menus: Mapping[str, DegreeMenu]) -> Planner:
             return partial(plan_static, options=StaticOptions(degrees, "fcfs", drops=False))
         if family == "static" and len(values) == 2:
             numbers = [_count(one, "a degree") for one in values[0].split("-")]
+            if len(numbers) != len(menus):
+                raise ValueError(f"{len(menus)} degrees, one for each size; given {len(numbers)}")
             degrees = tuple(zip(menus, numbers, strict=True))
             return partial(plan_static, options=StaticOptions(degrees, _discipline(values[1])))
         if family == "knapsack" and len(values) == 2:

@@ -34,22 +34,28 @@ def really(experiment: CellExperiment) -> Sequence[CellRow]:
     return [run_cell(experiment, run) for run in experiment.runs()]
 
 
-@given(st.integers(1, 60), st.integers(1, 60))
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2))
 def test_the_fewest_that_is_enough_is_found_and_none_below_it_is_missed(
-    needed: int, most: int
+    needed: int, most: int, saved_by_evenness: int
 ) -> None:
     tried: list[int] = []
 
     def evaluate(experiment: CellExperiment) -> Sequence[CellRow]:
-        tried.append(experiment.replicas)
-        share = 1.0 if experiment.replicas >= needed else 0.5
+        enough = needed
+        if experiment.cv == 0:
+            enough -= saved_by_evenness
+        else:
+            tried.append(experiment.replicas)
+        share = 1.0 if experiment.replicas >= enough else 0.5
         return [CellRow(CellRun("deadline", 1.0, 0), 9, share, {}, 0.0, 0.0, "", "")]
 
     task = task_of(rate_per_s=0.5, most_replicas=most)
     sizing = size_device(task, task.devices[0], evaluate)
     assert sizing.least == 1
     assert sizing.replicas == (needed if needed <= most else None)
-    assert sizing.binds == ("throughput" if needed == 1 else "bursts")
+    below = min(needed - 1, most)
+    is_bursts = below >= needed - saved_by_evenness
+    assert sizing.binds == ("throughput" if needed == 1 else "bursts" if is_bursts else "batches")
     assert len(set(tried)) == len(tried) <= 16
 
 
