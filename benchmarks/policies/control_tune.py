@@ -54,9 +54,12 @@ def main() -> None:
     )
     options = parser.parse_args()
     tasks = [task for task in names() if fnmatch("/".join(task), options.only)]
+    if not tasks or options.processes < 1:
+        parser.error("--only names no search" if not tasks else "--processes must be at least 1")
+    # what can't be read is said before the search
+    kept = load_choices(options.out, Choice, command=COMMAND) if options.out.exists() else []
     with Pool(options.processes) as pool:
         found = pool.map(search, tasks, chunksize=1)
-    kept = load_choices(options.out, Choice, command=COMMAND) if options.out.exists() else []
     save_choices(options.out, merged(kept, found))
 
 

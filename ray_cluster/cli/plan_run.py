@@ -19,9 +19,8 @@ from ray_cluster.simulator.task_files import read_mapping, validated
 _BINDS = {
     "latency": "latency: an image alone takes longer than its deadline allows",
     "throughput": "throughput: fewer could not make so many even in batches that are always full",
-    "bursts": "bursts: one less would do if requests came evenly",
-    "batches": "batches: one less would not do even if requests came evenly, for under this policy "
-    "batches are not always full",
+    "bursts": "bursts: most beyond full batches would go if requests came evenly",
+    "batches": "batches: most beyond full batches is for batches that this policy does not fill",
 }
 
 
@@ -50,12 +49,18 @@ def run_plan(path: Path, *, num_seeds: int | None, num_processes: int | None) ->
 
 
 def _show(task: SizingTask, sizings: Sequence[Sizing]) -> None:
+    is_one = all(size.slo_s is None and size.slo_times_alone is None for size in task.sizes)
+    within = f"within {task.slo_s:g} s" if is_one else "in time"
+    kinds = ", ".join(dict.fromkeys(kind for one in sizings for kind in one.kinds))
     title = (
-        f"{task.name}: {task.rate_per_s:g} requests a second, {task.attainment:.1%} of them within "
-        f"{task.slo_s:g} s, policy {task.policy} (simulated)"
+        f"{task.name}: {task.rate_per_s:g} requests a second, {task.attainment:.1%} of them "
+        f"{within}, policy {task.policy} (simulated, {kinds} times)"
     )
     table = Table(title=title)
-    for column in ("device", "times", "replicas", "per hour", "in time, %", "what binds"):
+    for column in (
+        *("device", "replicas", "if requests came evenly", "in full batches"),
+        *("per hour", "in time, %", "what binds"),
+    ):
         table.add_column(column)
     for one in sizings:
         table.add_row(*_cells(one, task))
@@ -73,15 +78,15 @@ def _label(one: Sizing) -> str:
 
 def _cells(one: Sizing, task: SizingTask) -> list[str]:
     price = one.device.price_per_hour
-    count = "none"
-    if one.replicas is not None:
-        count = f"{one.replicas} (at least {one.least})"
-    elif one.least:
-        count = f"more than {task.most_replicas} (at least {one.least})"
+    more = f"more than {task.most_replicas}"
+    is_possible = one.binds != "latency"
+    # nothing was simulated where even full batches are too many
+    evenly = "" if not one.tried else str(one.evenly or more)
     return [
         _label(one),
-        ", ".join(one.kinds),
-        count,
+        str(one.replicas or more) if is_possible else "none",
+        evenly,
+        str(one.least) if is_possible else "",
         f"{one.replicas * price:.2f}" if one.replicas is not None and price else "",
         "" if one.attainment is None else one.attainment.as_points(),
         _BINDS[one.binds],

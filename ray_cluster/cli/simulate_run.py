@@ -38,11 +38,15 @@ def run_experiments(
     for job in jobs:
         with Workers(num_processes) as workers:
             report = job.sum_up(workers.run(job.parts, job.name))
-        _show(stdout(), report)
+        written, problem = list[Path](), ""
         try:
             written = _write(out, report)
         except OSError as error:
-            raise ConfigError(f"{job.name} has run, but can't be written: {error}") from None
+            problem = f"{job.name} has run, but can't be written: {error}"
+        # what could not be written can be read, and the other way round
+        _show(stdout(), report)
+        if problem:
+            raise ConfigError(problem)
         stderr().print(f"wrote {', '.join(str(path) for path in written)}", markup=False)
 
 
@@ -93,10 +97,13 @@ def _rich(table: Table) -> RichTable:
 def _write(out: Path, report: Report) -> list[Path]:
     """Write figures, tables and plots; return the files."""
     figures, text = out / f"{report.name}.json", out / f"{report.name}.txt"
-    figures.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
     plots = [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
     plots += [draw_stack(one, out / f"{report.name}-{one.name}.png") for one in report.stacks]
     plots += [draw_timeline(one, out / f"{report.name}-{one.name}.png") for one in report.timelines]
+    # last and at once: where it is, all is
+    part = out / f"{report.name}.json.part"
+    part.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
+    part.replace(figures)
     return [figures, text, *plots]

@@ -10,12 +10,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ray_cluster.cli.output import stderr
+from ray_cluster.errors import ConfigError
 
 # of prctl(2)
 _DIE_WITH_PARENT = 1
@@ -44,18 +46,31 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            # a part may last for minutes, and whoever waits has gone
+            for process in multiprocessing.active_children():
+                process.terminate()
         self._pool.shutdown(wait=error is None, cancel_futures=True)
 
     def run(self, parts: Sequence[Callable[[], Any]], label: str) -> list[Any]:
-        """Return every part's result, in the parts' order."""
+        """Return every part's result, in the parts' order.
+
+        Raises:
+            ConfigError: a process died.
+        """
         results: list[Any] = [None] * len(parts)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=stderr()) as progress:
             task = progress.add_task(label, total=len(parts))
             places = {self._pool.submit(part): place for place, part in enumerate(parts)}
-            for done in as_completed(places):
-                results[places[done]] = done.result()
-                progress.advance(task)
+            try:
+                for done in as_completed(places):
+                    results[places[done]] = done.result()
+                    progress.advance(task)
+            except BrokenProcessPool:
+                raise ConfigError(
+                    f"{label}: a process died, perhaps for want of memory; try --processes 1"
+                ) from None
         return results
 
 

@@ -17,6 +17,8 @@ Floats = npt.NDArray[np.float64]
 
 # units of arrivals' own time that pass before the first second: no arrival is due at the beginning
 _WARM_UP = 50.0
+# gaps that differ less are equal, or the gamma distribution has no finite shape
+_LEAST_CV = 1e-6
 # of a day's activity by the hour, 0 the least and 1 the most; office hours with a second peak
 _DAY = (
     *(0.22, 0.13, 0.06, 0.02, 0.0, 0.03, 0.12, 0.30, 0.55, 0.78, 0.92, 0.98),
@@ -127,13 +129,13 @@ def draw_arrivals(curve: RateCurve, rng: np.random.Generator, *, cv: float = 1.0
         parts.append(gaps)
         total += float(gaps.sum())
     # a clock starts at a random moment of its period
-    phase = rng.random() if cv == 0 else 0.0
+    phase = rng.random() if cv < _LEAST_CV else 0.0
     counts = np.cumsum(np.concatenate(parts)) - _WARM_UP + phase
     return curve.instants_of(counts[(counts >= 0) & (counts < curve.expected)])
 
 
 def _gaps(count: int, cv: float, rng: np.random.Generator) -> Floats:
-    if cv == 0:
+    if cv < _LEAST_CV:
         return np.ones(count)
     shape = 1 / cv**2
     return rng.gamma(shape, 1 / shape, count)

@@ -61,8 +61,8 @@ def _checked(
     batches = sorted(batch for batch, _ in found)
     if not batches:
         raise ValueError(
-            f"given {profile.name!r}, which has no {what}; allowed: profiles that have some, or, of "
-            "steps, a workload that says how many `steps` of which `side_px`"
+            f"given {profile.name!r}, which has no {what}; allowed: profiles that have some, or, "
+            "of steps, a workload that says how many `steps` of which `side_px`"
         )
     if batches[:1] != [1] or len(set(batches)) < len(batches):
         raise ValueError(

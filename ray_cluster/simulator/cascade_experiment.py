@@ -41,6 +41,7 @@ from ray_cluster.simulator.outcomes import Outcome
 
 SERVICE = "images"
 DEVICE = "A100"
+_MOST_BINS = 100_000
 # published with cascade 1: FID at a light share of 0, 0.1, ... 1
 _FID_BY_LIGHT_TENTHS = (
     *(18.55, 17.85, 17.33, 16.98, 16.79, 16.95),
@@ -82,7 +83,17 @@ class CascadeExperiment(ControlExperiment):
     @model_validator(mode="after")
     def _check_requests(self) -> CascadeExperiment:
         check_day(self.low_per_s, self.high_per_s, self.duration_s)
+        if self.duration_s > _MOST_BINS * self.bin_s:
+            raise ValueError(
+                f"bin_s: given {self.bin_s:g}; allowed: at least duration_s over {_MOST_BINS:,}, "
+                f"{self.duration_s / _MOST_BINS:g}"
+            )
         return self
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first request until the last has ended."""
+        return self.duration_s + 2 * self.slo_s
 
     @property
     def profiles(self) -> tuple[LatencyProfile, LatencyProfile]:
@@ -201,7 +212,7 @@ def run_cascade(
         jobs,
         initial=initial,
         period_s=experiment.period_s,
-        span_s=experiment.duration_s + 2 * experiment.slo_s,
+        span_s=experiment.span_s,
     )
     cluster.run_out()
     # what nobody serves to the end is late as well

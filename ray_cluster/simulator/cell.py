@@ -29,7 +29,7 @@ from ray_cluster.simulator.workload import Arrival
 # a deadline that never matters
 _FAR_S = 1e7
 # most that can wait: a simulation shows what the policies refuse, not what a limit does
-_NUM_QUEUED = 10**6
+_NUM_QUEUED = 10**7
 
 End = Literal["finished", "refused", "failed"]
 

@@ -17,6 +17,8 @@ from ray_cluster.simulator.cell_policies import cell_policy
 
 # of one run, which takes some minutes then
 MOST_REQUESTS = 2_000_000
+# below it a seed may have none at all
+_FEWEST_REQUESTS = 5
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # what requests are like, which a trace says for each of them
 _OF_DRAWN = (
@@ -75,7 +77,7 @@ class CellExperiment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["cell"]
-    name: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9-]+$")
     what: str = Field(min_length=1, description="for readers of the report")
     profile: str | None = Field(None, description="a latency profile, by its name or path")
     replicas: int = Field(4, ge=1, le=4096)
@@ -107,9 +109,15 @@ class CellExperiment(BaseModel):
     )
     repair_s: float = Field(0.0, ge=0, le=1e6, description="from a failure until it starts to load")
     load_s: float | None = Field(None, ge=0, le=1e6, description="until it serves again")
-    one_way_s: float = Field(0.0, ge=0, le=10, description="of a message to or from a replica")
+    one_way_s: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="of a message to or from a replica; with more the dispatcher would take leases "
+        "for lost",
+    )
     policies: tuple[str, ...] = Field(min_length=1)
-    first_seed: int = Field(1000, ge=0)
+    first_seed: int = Field(1000, ge=0, lt=2**63)
     num_seeds: int = Field(30, ge=1, le=1000)
     batching_gain: _Positive = Field(
         1.0, description="factor on the part of a step that a batch shares"
@@ -134,6 +142,7 @@ class CellExperiment(BaseModel):
         self._check_devices()
         self._check_sizes()
         if not self.trace:
+            check_length(min(self.rates_per_s), self.duration_s)
             check_length(max(self.rates_per_s), self.duration_s)
         return self
 
@@ -239,12 +248,12 @@ def check_policy(name: str) -> None:
 
 
 def check_length(rate_per_s: float, duration_s: float) -> None:
-    """Refuse a simulation of more requests than it could bear; ValueError."""
-    most = rate_per_s * duration_s
-    if most > MOST_REQUESTS:
+    """Refuse a simulation of hardly any requests, or of more than it could bear; ValueError."""
+    number = rate_per_s * duration_s
+    if not _FEWEST_REQUESTS <= number <= MOST_REQUESTS:
         raise ValueError(
-            f"{rate_per_s:g} requests a second for {duration_s:g} s are {most:,.0f} a run; at most "
-            f"{MOST_REQUESTS:,} are possible: lower the rate or the duration"
+            f"{rate_per_s:g} requests a second for {duration_s:g} s are {number:,.0f} a run; "
+            f"allowed: {_FEWEST_REQUESTS} to {MOST_REQUESTS:,}; change the rate or the duration"
         )
 
 

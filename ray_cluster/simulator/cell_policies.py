@@ -19,6 +19,7 @@ from ray_cluster.policies.types import RequestView, StepCost, WhenLate
 
 # of a baseline whose replicas keep queues of their own
 _OWN_QUEUE = 10_000
+_MOST_WAIT_S, _MOST_STEPS = 3600.0, 1000
 _PATCH_PX = 256
 _REGRESSION_SEED = 0
 KNOWN = (
@@ -77,11 +78,11 @@ def _policy(
     if (plain := _PLAIN.get("/".join(words))) is not None:
         return plain
     match words:
-        case ["static", cap]:
+        case ["static", cap] if int(cap) <= _OWN_QUEUE:
             return CellPolicy(FixedBatches(int(cap)), max_in_flight=int(cap))
-        case ["static", cap, wait_s]:
+        case ["static", cap, wait_s] if int(cap) <= _OWN_QUEUE and float(wait_s) <= _MOST_WAIT_S:
             return CellPolicy(FixedBatches(int(cap), float(wait_s)), max_in_flight=_OWN_QUEUE)
-        case ["fewer", steps] if int(steps) > 0:
+        case ["fewer", steps] if 0 < int(steps) <= _MOST_STEPS:
             return CellPolicy(take_turns_by_size, most_steps=int(steps))
         case ["slack", *threshold] if len(threshold) <= 1:
             rng = np.random.default_rng(_REGRESSION_SEED)

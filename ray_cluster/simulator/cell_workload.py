@@ -12,7 +12,7 @@ from ray_cluster.policies.types import RequestView
 from ray_cluster.simulator.add_ons import MIXES
 from ray_cluster.simulator.arrivals import RateCurve, constant_rate, daily_rate
 from ray_cluster.simulator.cell_experiment import MOST_REQUESTS, CellExperiment, SizeShare
-from ray_cluster.simulator.traces import read_trace
+from ray_cluster.simulator.traces import MOST_SPAN_S, read_trace
 from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
 
 MODEL = "model"
@@ -113,6 +113,12 @@ class ReplayedWorkload:
             raise ConfigError(
                 f"the trace {path} has {len(trace):,} requests; at most {MOST_REQUESTS:,} are "
                 "possible"
+            )
+        span_s = trace[-1].arrival_s / min(experiment.speeds)
+        if span_s > MOST_SPAN_S:
+            raise ConfigError(
+                f"speeds: given {min(experiment.speeds):g}, at which the trace {path} lasts "
+                f"{span_s:,.0f} s; at most {MOST_SPAN_S:,.0f} s are possible"
             )
         return cls(experiment, tuple(replace(one, model=MODEL) for one in trace))
 

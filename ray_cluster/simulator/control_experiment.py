@@ -44,11 +44,11 @@ class ControlExperiment(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
-    name: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9-]+$")
     what: str = Field(min_length=1, description="for readers of the report")
     policies: tuple[str, ...] = Field(min_length=1)
     choices: Path | None = Field(None, description="settings of the policies, beside the file")
-    first_seed: int = Field(1000, ge=0)
+    first_seed: int = Field(1000, ge=0, lt=2**63)
     num_seeds: int = Field(30, ge=1, le=1000)
     duration_s: Seconds
     period_s: PeriodSeconds
@@ -66,12 +66,18 @@ class ControlExperiment(BaseModel, ABC):
 
     @model_validator(mode="after")
     def _check_rounds(self) -> ControlExperiment:
-        if self.duration_s > _MOST_ROUNDS * self.period_s:
+        if self.span_s > _MOST_ROUNDS * self.period_s:
             raise ValueError(
-                f"duration_s {self.duration_s:g} with period_s {self.period_s:g} are more than "
-                f"{_MOST_ROUNDS:,} rounds: shorten the day or plan less often"
+                f"duration_s {self.duration_s:g}, with its last deadlines, and period_s "
+                f"{self.period_s:g} are more than {_MOST_ROUNDS:,} rounds: shorten the day or plan "
+                "less often"
             )
         return self
+
+    @property
+    @abstractmethod
+    def span_s(self) -> float:
+        """Seconds from the first request until the last has ended."""
 
     @property
     def seeds(self) -> range:

@@ -18,6 +18,9 @@ from ray_cluster.simulator.replica import SimulatedReplica
 
 Keep = Callable[[Outcome], None]
 
+# once the silence is over, until the core has noticed
+_LOOK_AGAIN_S = 0.1
+
 
 class SimulatedDispatcher:
     """Carries messages between replicas and a dispatch core.
@@ -59,9 +62,20 @@ class SimulatedDispatcher:
         """Let a replica fall silent; the core finds out by itself."""
         del self._replicas[replica_id]
         self._let_go(replica_id)
+        self._look_for(replica_id)
+
+    def _look_for(self, replica_id: str) -> None:
+        """Look after the silence that counts as death; what was on its way may put that off."""
         record = self.core.replicas.get(replica_id)
-        if record is not None:
-            self._events.at(record.heard_s + self._timeout_s, self._expire)
+        if record is None or replica_id in self._replicas:
+            return
+        due_s = record.heard_s + self._timeout_s
+        if due_s > self._events.now_s:
+            self._events.at(due_s, partial(self._look_for, replica_id))
+            return
+        self._expire()
+        if replica_id in self.core.replicas:
+            self._events.after(_LOOK_AGAIN_S, partial(self._look_for, replica_id))
 
     def unregister(self, replica_id: str) -> None:
         """Let a replica go that says so itself; the core hears it at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,7 +97,8 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(
-            f"the experiment {path}: kind: given {kind!r:.80}; allowed: {', '.join(_KINDS)}"
+            f"the experiment {path}: kind: given {reprlib.repr(kind):.80}; allowed: "
+            f"{', '.join(_KINDS)}"
         )
     return content, kind
 

@@ -34,7 +34,7 @@ from ray_cluster.simulator.replica import Run
 _PX = 1000
 _MEGAPIXELS = _PX * _PX / 1e6
 # most that can wait: a simulation shows what the policies do, not what a limit does
-_NUM_QUEUED = 10**6
+_NUM_QUEUED = 10**7
 
 
 class ServingEvents(Protocol):

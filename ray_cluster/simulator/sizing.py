@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ray_cluster.config_problems import describe
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cost_model import share_cost, step_s, work_of
 from ray_cluster.simulator.cell_experiment import (
@@ -27,8 +28,8 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Binds = Literal["latency", "throughput", "bursts", "batches"]
 """What keeps a smaller number from being enough: an image alone takes longer than its deadline
-allows; replicas that never idle, in full batches, would not do; they would if requests came evenly;
-or not even then, for the policy's batches are not always full."""
+allows; or replicas that never idle, in full batches, would not do. Where they would, it is what
+bursts cost over even arrivals, or what these cost over full batches, whichever is more."""
 
 Evaluate = Callable[[CellExperiment], Sequence[CellRow]]
 """Runs an experiment's only policy at its only rate with all its seeds."""
@@ -49,12 +50,12 @@ class SizingTask(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9-]+$")
     devices: tuple[Device, ...] = Field(min_length=1)
     sizes: tuple[SizeShare, ...] = Field(min_length=1)
     steps: int = Field(50, ge=1, le=1000)
     guidance: bool = True
-    rate_per_s: _Positive = Field(description="at the peak")
+    rate_per_s: _Positive = Field(le=1e6, description="at the peak")
     cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
     slo_s: _Positive = Field(description="seconds to the deadline")
     policy: str = Field("deadline/one-size", description="of a cell; what the service does today")
@@ -99,6 +100,8 @@ class Sizing:
     Attributes:
         least: replicas below which no policy can do it; 0 where no number can.
         replicas: the fewest that were seen to do it; None where no number up to the most does.
+        evenly: the fewest that do it if requests come in even gaps; likewise, and None where
+            nothing was simulated.
         attainment: with those, or with the most.
         binds: what keeps fewer from being enough.
         tried: replicas that were simulated, with what they attained.
@@ -110,6 +113,7 @@ class Sizing:
     replicas: int | None
     attainment: Mean | None
     binds: Binds
+    evenly: int | None = None
     tried: tuple[tuple[int, Mean], ...] = ()
 
 
@@ -123,6 +127,8 @@ def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
     """
     try:
         setting = Setting.of(task.experiment(device, 1))
+    except ValidationError as error:
+        raise ConfigError(describe(error, CellExperiment)) from None
     except ValueError as error:
         raise ConfigError(f"{device.profile}: {error}") from None
     late = sum(size.share for size in task.sizes if not setting.is_in_time(size))
@@ -141,16 +147,32 @@ def size_device(task: SizingTask, device: Device, evaluate: Evaluate) -> Sizing:
         tried[replicas] = attained_by(replicas)
         return tried[replicas].value >= task.attainment
 
+    def enough_evenly(replicas: int) -> bool:
+        return attained_by(replicas, is_even=True).value >= task.attainment
+
     found = fewest(least, task.most_replicas, enough)
     attained = tried[found] if found is not None else tried[max(tried)]
-    binds: Binds = "throughput"
-    if found != least:
-        below = max(tried) if found is None else found - 1
-        evenly = attained_by(below, is_even=True).value
-        binds = "bursts" if evenly >= task.attainment else "batches"
+    most = task.most_replicas if found is None else found
+    evenly = least if found == least else fewest(least, most, enough_evenly)
     return Sizing(
-        device, setting.kinds, least, found, attained, binds, tuple(sorted(tried.items()))
+        device,
+        setting.kinds,
+        least,
+        found,
+        attained,
+        _what_binds(least, evenly, found),
+        evenly,
+        tuple(sorted(tried.items())),
     )
+
+
+def _what_binds(least: int, evenly: int | None, found: int | None) -> Binds:
+    """What most of the replicas beyond the least are for."""
+    if found == least:
+        return "throughput"
+    if evenly is None:
+        return "batches"
+    return "bursts" if found is None or found - evenly >= evenly - least else "batches"
 
 
 def least_replicas(task: SizingTask, setting: Setting) -> int:

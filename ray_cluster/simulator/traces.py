@@ -21,6 +21,8 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.workload import Arrival
 
 _SEPARATOR = "|"
+# thirty days
+MOST_SPAN_S = 30 * 86400.0
 
 
 def _split(value: Any) -> Any:
@@ -37,7 +39,9 @@ class TraceRow(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    arrival_s: _Finite = Field(ge=0, description="seconds from the trace's beginning")
+    arrival_s: _Finite = Field(
+        ge=0, le=MOST_SPAN_S, description="seconds from the trace's beginning, no date"
+    )
     model: str = Field(min_length=1)
     width: int = Field(ge=8, le=16384, description="pixels")
     height: int = Field(ge=8, le=16384, description="pixels")
@@ -155,6 +159,9 @@ def _is_csv(path: Path) -> bool:
 
 def _csv_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(file)
+    names = reader.fieldnames or ()
+    if len(set(names)) < len(names):
+        raise _BadLine(f"the header has a column twice: {', '.join(names)}")
     for row in reader:
         if None in row:
             raise _BadLine(f"line {reader.line_num} has more cells than the header")
@@ -166,12 +173,21 @@ def _json_rows(file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_once)
+        except RecursionError:
+            raise _BadLine(f"line {number} is nested too deeply") from None
         except ValueError as error:
             raise _BadLine(f"line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise _BadLine(f"line {number} is not an object but {line.strip()[:40]!r}")
         yield number, row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("it has a key twice")
+    return row
 
 
 def _cell(value: Any) -> Any:

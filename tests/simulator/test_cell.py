@@ -13,7 +13,7 @@ from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turn
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import StepPolicy, one_size_batches
 from ray_cluster.policies.types import StepCost
-from ray_cluster.simulator.cell import CellSpec, PoolSpec
+from ray_cluster.simulator.cell import Cell, CellSpec, PoolSpec
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.replica import Run
 from ray_cluster.simulator.workload import Arrival
@@ -178,3 +178,18 @@ def test_a_request_of_a_model_that_nobody_serves_is_refused() -> None:
     nothing, _ = simulate(spec_of(), [])
     assert nothing.attainment == 1
     assert math.isfinite(nothing.end_s)
+
+
+def test_a_dead_replica_is_noticed_however_slow_its_last_words_are() -> None:
+    late = []
+
+    class Watched(Cell):
+        def _fail(self, pool: PoolSpec, name: str) -> None:
+            super()._fail(pool, name)
+            # six seconds of silence, and its last words
+            self.events.after(6.0 + 0.4 + 0.2, lambda: late.append(name in self.core.replicas))
+
+    spec = replace(spec_of(num=4, mtbf_s=20.0, repair_s=400.0), one_way_s=0.4)
+    Watched(spec).run([arrival(0.3 * number, slo_s=1000.0) for number in range(300)])
+    assert len(late) >= 4
+    assert not any(late)

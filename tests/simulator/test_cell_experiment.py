@@ -167,7 +167,9 @@ def test_a_batching_gain_changes_what_batches_save_and_not_what_a_request_takes_
 
 
 def test_a_run_without_arrivals_refuses_nobody() -> None:
-    experiment = small(rates_per_s=[1e-6], num_seeds=1, policies=["deadline"])
+    experiment = small(num_seeds=1, policies=["deadline"]).model_copy(
+        update={"rates_per_s": (1e-6,)}
+    )
     row = run_cell(experiment, next(iter(experiment.runs())))
     assert (row.num_arrivals, row.attainment, row.refused, row.broken) == (0, 1.0, 0.0, 0.0)
 
@@ -201,6 +203,14 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
         ({**SMALL, "fewest_steps": 21}, "fewest_steps"),
         ({**SMALL, "rates_per_s": [1e6], "duration_s": 1e4}, "10,000,000,000 a run"),
         ({**SMALL, "duration_s": 1e15}, "duration_s"),
+        ({**SMALL, "rates_per_s": [1e-4]}, "0 a run; allowed: 5 to"),
+        ({**SMALL, "one_way_s": 0.9}, "one_way_s: .*less than or equal to 0.5"),
+        ({**SMALL, "policies": ["static/99999999999"]}, "there is no policy 'static/99999999999'"),
+        ({**SMALL, "policies": ["static/4/1e9"]}, "there is no policy 'static/4/1e9'"),
+        ({**SMALL, "first_seed": 2**63}, "first_seed"),
+        ({**SMALL, "name": "n" * 101}, "name"),
+        ("kind: cell\nreplicas: 8\nreplicas: 2", "the key 'replicas' is there twice"),
+        ("a: &a [x, x]\nkind: [*a, *a, *a, *a, *a, *a]", "kind: given"),
         ("kind: [cell]", "kind: given"),
         ("kind: cell\nwhat: 2020-99-99", "cannot read"),
         ("kind: " + "[" * 5000, "nested too deeply"),

@@ -53,9 +53,13 @@ def test_the_fewest_that_is_enough_is_found_and_none_below_it_is_missed(
     sizing = size_device(task, task.devices[0], evaluate)
     assert sizing.least == 1
     assert sizing.replicas == (needed if needed <= most else None)
-    below = min(needed - 1, most)
-    is_bursts = below >= needed - saved_by_evenness
-    assert sizing.binds == ("throughput" if needed == 1 else "bursts" if is_bursts else "batches")
+    if needed == 1:
+        assert (sizing.binds, sizing.evenly) == ("throughput", 1)
+        return
+    evenly = max(1, needed - saved_by_evenness)
+    assert sizing.evenly == (evenly if evenly <= most else None)
+    if needed <= most:
+        assert sizing.binds == ("bursts" if needed - evenly >= evenly - 1 else "batches")
     assert len(set(tried)) == len(tried) <= 16
 
 

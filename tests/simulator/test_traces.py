@@ -65,6 +65,10 @@ HEADER = "arrival_s,model,width,height,steps"
         ("a.csv", f"{HEADER},step\n1,m,64,64,5,5\n", ("step", "did you mean 'steps'")),
         ("a.csv", f"{HEADER}\n1,m,64,64\n", ("steps", "required")),
         ("a.csv", f"{HEADER}\n1,m,64,64,5,6\n", ("line 2", "more cells than the header")),
+        ("a.csv", f"{HEADER}\n1.7e9,m,64,64,5\n", ("line 2", "arrival_s", "less than or equal")),
+        ("a.csv", f"{HEADER},steps\n1,m,64,64,5,6\n", ("the header has a column twice",)),
+        ("a.jsonl", '{"steps": 5, "steps": 6}\n', ("line 1", "a key twice")),
+        ("a.jsonl", "[" * 200_000, ("line 1", "nested too deeply")),
         ("a.csv", f"{HEADER}\n", ("no requests",)),
         ("a.csv", "", ("no requests",)),
         (
