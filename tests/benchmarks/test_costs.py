@@ -1,6 +1,7 @@
 """What policies cost can be measured, in part and at any size."""
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,8 @@ def test_a_quick_run_measures_every_part_and_writes_what_it_found(
 def test_one_part_alone_is_measured_and_drawn(tmp_path: Path) -> None:
     path = tmp_path / "hours.json"
     main(["--quick", "--only", "hours", "--out", str(path)])
+    # others in this process want to hear of things
+    assert logging.root.manager.disable == logging.NOTSET
     (rows,) = json.loads(path.read_text())["parts"].values()
     sizes = quick_costs()
     assert [row["gpus"] for row in rows] == [*sizes.hours, *(8 * one for one in sizes.fleets)]

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,8 +44,6 @@ _WEIGHTS = {"dispatch": 15.0, "rounds": 30.0, "allocation": 25.0, "hours": 120.0
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is asked for, and write tables, figures and a plot."""
     options = _parse(arguments)
-    # the dispatch core tells of every image
-    logging.disable(logging.WARNING)
     console, started = wide_console(), datetime.now(UTC)
     settings = quick_costs() if options.quick else CostSettings()
     result = describe_run("ray-cluster policy costs 1", quick=options.quick, started=started)
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts: dict[str, list[dict[str, Any]]] = {}
     weights = {name: weight for name, weight in _WEIGHTS.items() if name in options.only}
     try:
-        with progress_bar(console) as progress:
+        with _silence(), progress_bar(console) as progress:
             reports = Reports(progress, weights)
             for name in weights:
                 parts[name] = []
@@ -70,6 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plot = save_cost_plot(result, path.with_suffix(".png"))
     for file in (path, *([plot] if plot else [])):
         console.print(f"written: {file}")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the dispatch core from telling of every image."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
