@@ -113,12 +113,14 @@ def kill_everything(
 
 
 def kill_once(
-    service: Service, unkilled: Unkilled, kill: Kill, delay_s: float, losses: Losses
+    service: Service, unkilled: Unkilled, kill: Kill, share: float, losses: Losses
 ) -> None:
     """Kill under jobs; every one is completed once, and goes on where its state says."""
     before = wait_for_replicas(service)
     seeds = start_jobs(service)
-    time.sleep(delay_s)
+    # by steps, not by time: other tests may have made the run without kills slower than this one
+    while sum(steps_now(service, seeds).values()) < share * STEPS * JOBS:
+        time.sleep(0.05)
     interval = int(max(scrape(service).values("steps_between_exports")))
     told_by_id, states = kill(service, seeds)
     told = {seeds[job_id]: steps for job_id, steps in told_by_id.items()}
@@ -165,7 +167,7 @@ def rounds(service: Service, kill: Kill, count: int) -> None:
     # a replica that is killed may have had nothing to do
     while len(losses.intervals) < count or not losses.repeated:
         assert len(losses.intervals) < count + 5
-        kill_once(service, unkilled, kill, unkilled.took_s * chance.uniform(0.2, 0.7), losses)
+        kill_once(service, unkilled, kill, chance.uniform(0.2, 0.7), losses)
     logger.warning("%d times %s, run of %.1f s: %s", count, kill.__name__, unkilled.took_s, losses)
     # what ends with nothing resumed would not have tested anything
     assert losses.num_without < len(losses.repeated)
