@@ -1,0 +1,179 @@
+"""What each op is given, what it is compared with, and how many bytes it cannot but move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.kernels import naive
+
+_EPS = 1e-5
+_NUM_COEFFICIENTS = 8
+_LATENT_CHANNELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The matrix that the ops work on.
+
+    Attributes:
+        sides: of the images, in latent pixels.
+        patch: side of a patch in latent pixels; it divides every side.
+    """
+
+    sides: tuple[int, ...]
+    channels: int
+    groups: int
+    patch: int
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op on one input.
+
+    Attributes:
+        op: the folder in ``kernels/``, and the name of its function.
+        shape: of the input and the result, for people.
+        num_bytes: read and written if each byte is touched once.
+        naive: what one would write without the op.
+        call: gives an implementation of the op the same input.
+    """
+
+    op: str
+    shape: str
+    num_bytes: int
+    naive: Callable[[], Any]
+    call: Callable[[Callable[..., Any]], Any]
+
+
+def cpu_sizes() -> Sizes:
+    """Return eight images of 64, 96 and 128 px in the first level of a small model."""
+    return Sizes((8, 8, 8, 12, 12, 12, 16, 16), 32, 8, 4, torch.float32, "cpu")
+
+
+def gpu_sizes(dtype: torch.dtype = torch.float16) -> Sizes:
+    """Return eight images of 512, 768 and 1024 px in the first level of SDXL."""
+    sides = (64, 64, 64, 96, 96, 96, 128, 128)
+    return Sizes(sides, 320, 32, 32, dtype, "cuda")
+
+
+def cases_of(sizes: Sizes) -> list[Case]:
+    """Return a case of every op."""
+    rows = [side * side for side in sizes.sides]
+    offsets = torch.tensor([0, *rows]).cumsum(0).int().to(sizes.device)
+    x = _random(sizes, sum(rows), sizes.channels)
+    return [
+        *_norms(sizes, x, offsets, rows),
+        _geglu(sizes, x),
+        *_moves(sizes, x, rows),
+        _sampler(sizes, rows),
+    ]
+
+
+def _norms(sizes: Sizes, x: Tensor, offsets: Tensor, rows: Sequence[int]) -> list[Case]:
+    weight, bias = _random(sizes, 2, sizes.channels)
+    norm = (x, offsets, sizes.groups, weight, bias, _EPS)
+    plain = (x, rows, sizes.groups, weight, bias, _EPS)
+    index = halo_order(sizes).to(sizes.device)
+    halo_bytes = len(index) * sizes.channels * x.element_size()
+    shape = f"{_shape(x)}, {len(rows)} images"
+    return [
+        Case(
+            "group_norm_silu",
+            shape,
+            2 * x.nbytes,
+            lambda: naive.group_norm_silu(*plain),
+            lambda function: function(*norm, silu=True),
+        ),
+        Case(
+            "group_norm_silu",
+            f"{shape}, to {len(index)} rows with halo",
+            x.nbytes + halo_bytes,
+            lambda: naive.with_zero_row(naive.group_norm_silu(*plain))[index],
+            lambda function: function(*norm, silu=True, index=index),
+        ),
+        Case(
+            "segment_stats",
+            shape,
+            x.nbytes,
+            lambda: naive.segment_stats(x, rows, sizes.groups, _EPS),
+            lambda function: function(x, offsets, sizes.groups, _EPS),
+        ),
+    ]
+
+
+def _geglu(sizes: Sizes, x: Tensor) -> Case:
+    wide = _random(sizes, len(x), 4 * sizes.channels)
+    return Case(
+        "geglu",
+        _shape(wide),
+        wide.nbytes * 3 // 2,
+        lambda: naive.geglu(wide),
+        lambda function: function(wide),
+    )
+
+
+def _moves(sizes: Sizes, x: Tensor, rows: Sequence[int]) -> list[Case]:
+    """Every second patch is packed, and put back."""
+    patch = sizes.patch**2
+    is_taken = torch.arange(sum(rows) // patch, device=sizes.device) % 2 == 0
+    mask = is_taken.repeat_interleave(patch)
+    index = mask.nonzero().flatten().int()
+    packed = _random(sizes, len(index), sizes.channels)
+    return [
+        Case(
+            "row_gather",
+            f"{_shape(packed)} of {_shape(x)}",
+            2 * packed.nbytes,
+            lambda: x[mask],
+            lambda function: function(x, index),
+        ),
+        Case(
+            "row_scatter",
+            f"{_shape(packed)} into a copy of {_shape(x)}",
+            2 * x.nbytes + 2 * packed.nbytes,
+            lambda: naive.row_scatter(x, packed, mask),
+            lambda function: function(x, packed, index),
+        ),
+    ]
+
+
+def _sampler(sizes: Sizes, rows: Sequence[int]) -> Case:
+    tensors = [_random(sizes, sum(rows), _LATENT_CHANNELS) for _ in range(4)]
+    table = torch.rand(len(rows), _NUM_COEFFICIENTS).tolist()
+    coefficients = torch.tensor(table, device=sizes.device)
+    owner = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).int().to(sizes.device)
+    return Case(
+        "sampler_update",
+        f"{_shape(tensors[0])}, {len(rows)} images",
+        6 * tensors[0].nbytes + owner.nbytes,
+        lambda: naive.sampler_update(*tensors, table, rows),
+        lambda function: function(*tensors, coefficients, owner),
+    )
+
+
+def halo_order(sizes: Sizes) -> Tensor:
+    """Return the rows of every patch with one pixel of halo around, -1 outside the image."""
+    parts, begin = [], 0
+    for side in sizes.sides:
+        image = torch.arange(begin, begin + side * side).view(side, side)
+        image = F.pad(image, (1, 1, 1, 1), value=-1)
+        patches = image.unfold(0, sizes.patch + 2, sizes.patch)
+        parts.append(patches.unfold(1, sizes.patch + 2, sizes.patch).flatten())
+        begin += side * side
+    return torch.cat(parts).int()
+
+
+def _random(sizes: Sizes, *shape: int) -> Tensor:
+    return torch.randn(shape, device=sizes.device).to(sizes.dtype)
+
+
+def _shape(x: Tensor) -> str:
+    return " x ".join(str(size) for size in x.shape)
