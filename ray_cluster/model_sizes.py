@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_cluster.config import PoolConfig
+from ray_cluster.errors import ConfigError
+
+# FLUX's pipeline has these numbers, not its transformer's configuration
+_FLUX_PATCH = 2
+_FLUX_SAMPLE_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +29,50 @@ class ModelSizes:
     default_height_px: int
 
 
-def model_sizes(pool: PoolConfig, unet: Mapping[str, Any], vae: Mapping[str, Any]) -> ModelSizes:
+def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes as the model's parts and the pool say.
 
     Args:
-        unet: the UNet's configuration in diffusers' form.
+        model: the UNet's or transformer's configuration in diffusers' form.
         vae: the autoencoder's, likewise.
+
+    Raises:
+        ConfigError: the pool allows larger images than the model has positions for.
     """
     factor = vae_scale_factor(vae)
-    multiple = factor * 2 ** (len(unet["block_out_channels"]) - 1)
-    sample = unet["sample_size"]
+    multiple = factor * _smallest_side(model)
+    sample = model.get("sample_size", _FLUX_SAMPLE_SIZE)
     rows, columns = (sample, sample) if isinstance(sample, int) else sample
     width, height = columns * factor, rows * factor
     if pool.defaults.size is not None:
         width, height = (int(part) for part in pool.defaults.size.split("x"))
+    positions = model.get("pos_embed_max_size")
+    limit = None if positions is None else positions * multiple
+    if limit is not None and (pool.max_px or 0) > limit:
+        raise ConfigError(
+            f"pool {pool.name}: max_px is {pool.max_px}, but the model has positions for sides of "
+            f"at most {limit} px; lower max_px"
+        )
+    largest = 2 * max(width, height)
     return ModelSizes(
         multiple_px=multiple,
         min_px=pool.min_px or multiple,
-        max_px=pool.max_px or 2 * max(width, height),
+        max_px=pool.max_px or (largest if limit is None else min(largest, limit)),
         default_width_px=width,
         default_height_px=height,
     )
+
+
+def patch_size(transformer: Mapping[str, Any]) -> int:
+    """Return the latent pixels along a side of a transformer's tokens, from its configuration."""
+    # FLUX's own says 1: its pipeline makes the patches
+    return int(transformer["patch_size"]) if "sample_size" in transformer else _FLUX_PATCH
+
+
+def _smallest_side(model: Mapping[str, Any]) -> int:
+    """Return the latent pixels that a side must be a multiple of."""
+    blocks = model.get("block_out_channels")
+    return patch_size(model) if blocks is None else int(2 ** (len(blocks) - 1))
 
 
 def vae_scale_factor(vae: Mapping[str, Any]) -> int:

@@ -75,9 +75,7 @@ class ReplicaAgent:
         self._link = link
         self._clock = clock
         self._max_silence_s = max_silence_s
-        self._pace = ReplicaPace(
-            registration.step_cost, registration.profile.model, registration.replica_id
-        )
+        self._pace = ReplicaPace(registration.profile.model, registration.replica_id)
         self._log = WorkLog(registration.replica_id)
         self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id, self._on_heard)
@@ -211,7 +209,7 @@ class ReplicaAgent:
                 )
                 for lease in (*self._ends.leases, *self._leases.values())
             },
-            step_cost=self._pace.step_cost,
+            step_cost=self._runner.step_cost,
             metrics=self._pace.snapshot(),
         )
 

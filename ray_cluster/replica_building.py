@@ -11,6 +11,7 @@ from ray_cluster.config import PoolConfig, StorageConfig
 from ray_cluster.delivery import Delivery
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
 from ray_cluster.image_coding import ImageCoder
 from ray_cluster.leases import DispatcherLink, Registration
@@ -48,7 +49,9 @@ def build_agent(
             max_batch=pool.max_batch,
             step_cost=step_cost,
         ),
-        make_runner=partial(build_runner, model, pool, clock=clock, sink=states.writer),
+        make_runner=partial(
+            build_runner, model, pool, clock=clock, costs=StepCosts(step_cost), sink=states.writer
+        ),
         delivery=Delivery(coder, BlobStore(storage.results)),
         states=states,
         link=link,

@@ -13,9 +13,15 @@ from typing import Literal, get_args
 from ray_cluster.errors import Stage
 from ray_cluster.policies.types import RequestView, WhenLate
 
-SamplerName = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
+NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
+FlowSampler = Literal["flow_match_euler"]
+SamplerName = Literal[NoiseSampler, FlowSampler]
+GuidanceKind = Literal["rows", "embedded", "none"]
+"""How a model is guided: by a second row per step, by an input of its own, or not at all."""
 ImageFormat = Literal["png", "jpeg", "webp"]
-SAMPLER_NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
+# for models that are trained on noise schedules, and for those that are trained on flows
+SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
+FLOW_SAMPLER_NAMES: tuple[FlowSampler, ...] = get_args(FlowSampler)
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 
 
@@ -55,6 +61,8 @@ class ImageRequest:
         when_late: whether it is wanted though it will miss its deadline.
         fewest_steps: how many steps it may be made with, where with more it or others would be
             late; None for all.
+        embeds_guidance: whether the model takes the guidance scale as an input, and so needs no
+            second row for it.
         call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
         job_id: the durable job that it belongs to; empty for an attached one.
     """
@@ -74,13 +82,19 @@ class ImageRequest:
     when_late: WhenLate = "accept"
     fewest_steps: int | None = None
     output: OutputSpec = OutputSpec()
+    embeds_guidance: bool = False
     call_id: str = field(default="", compare=False)
     job_id: str = field(default="", compare=False)
 
     @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height."""
+        return (self.width_px, self.height_px)
+
+    @property
     def uses_guidance(self) -> bool:
         """Whether a second, unconditional row is computed per step (as diffusers decides it)."""
-        return self.guidance_scale > 1.0
+        return self.guidance_scale > 1.0 and not self.embeds_guidance
 
     @property
     def file_id(self) -> str:
@@ -215,6 +229,7 @@ class ModelProfile:
         default_width_px: used for ``size: auto``.
         max_prompt_tokens: longer prompts are refused, never silently cut.
         max_steps_by_sampler: most denoising steps each sampler can take.
+        guidance: what a guidance scale does.
     """
 
     model: str
@@ -230,3 +245,4 @@ class ModelProfile:
     max_steps_by_sampler: dict[SamplerName, int]
     max_prompt_tokens: int
     created_s: int
+    guidance: GuidanceKind = "rows"

@@ -73,6 +73,7 @@ def resolve(
             when_late=fields.when_late or "accept",
             fewest_steps=fewest_steps,
             output=output,
+            embeds_guidance=profile.guidance == "embedded",
         )
         for index in range(num_images)
     )
@@ -185,6 +186,7 @@ def _fewest_steps(fields: ImageGenerationRequest, num_steps: int) -> int | None:
 def _guidance_scale(
     fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig
 ) -> float:
+    _check_guidance(fields, profile)
     scale = fields.guidance_scale
     if scale is None:
         scale = defaults.guidance_scale
@@ -197,6 +199,22 @@ def _guidance_scale(
             "negative_prompt",
         )
     return float(scale)
+
+
+def _check_guidance(fields: ImageGenerationRequest, profile: ModelProfile) -> None:
+    """Refuse what a model that is guided in another way would pay no attention to."""
+    if profile.guidance == "none" and (fields.guidance_scale or 0) > 1:
+        raise InvalidRequest(
+            f"The parameter 'guidance_scale' changes nothing: {profile.model} is made to do "
+            "without guidance. Leave it out.",
+            "guidance_scale",
+        )
+    if profile.guidance != "rows" and fields.negative_prompt:
+        raise InvalidRequest(
+            f"The parameter 'negative_prompt' changes nothing: {profile.model} is not guided away "
+            "from a second prompt. Leave it out.",
+            "negative_prompt",
+        )
 
 
 def _output(fields: ImageGenerationRequest) -> OutputSpec:

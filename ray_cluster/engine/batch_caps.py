@@ -1,9 +1,9 @@
-"""How large a batch of each image size may be at present."""
+"""How large a batch of each image size, and of images of several, may be at present."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ray_cluster.policies.memory import SizePx
 
@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 # one try that fails costs about a batch: at most 1 % of them
 _QUIET_BATCHES = 100
+_ROUNDING = 1e-9
 
 
 class BatchCaps(dict[SizePx, int]):
@@ -36,21 +37,36 @@ class BatchCaps(dict[SizePx, int]):
         """Return the cap of the smallest planned size that has at least as many pixels."""
         return self[_nearest(self, size)]
 
-    def lower(self, size: SizePx, batch: int) -> None:
-        """Allow at most ``batch`` images of this size, and of larger ones, for now."""
-        self._set_apart(size)
-        for other in self:
-            if _pixels(other) >= _pixels(size):
-                self[other] = max(1, min(self[other], batch))
-                self._full_batches.pop(other, None)
-        logger.warning(
-            "batches of %dx%d are capped at %d: a larger one ran out of memory", *size, self[size]
-        )
+    def share(self, sizes: Iterable[SizePx]) -> float:
+        """Return which part of the device's room a batch of these images takes; at most 1 fits."""
+        return sum(1 / max(1, self[size]) for size in sizes)
 
-    def confirm(self, size: SizePx, batch: int) -> None:
-        """Note a batch that ran; enough full ones raise a lowered cap of this size."""
-        if batch < self[size] or self[size] >= self._most(size):
+    def lower(self, sizes: Sequence[SizePx]) -> None:
+        """For now allow no more than a batch of these images, nor larger ones than it has."""
+        share = self.share(sizes)
+        lowered = {size: max(1, round(self[size] * share)) for size in sorted(set(sizes))}
+        for size, most in lowered.items():
+            self._set_apart(size)
+            for other in self:
+                if _pixels(other) >= _pixels(size):
+                    self[other] = max(1, min(self[other], most))
+                    self._full_batches.pop(other, None)
+            logger.warning(
+                "batches of %dx%d are capped at %d: a larger one ran out of memory",
+                *(*size, self[size]),
+            )
+
+    def confirm(self, sizes: Sequence[SizePx]) -> None:
+        """Note a batch that ran; enough full ones raise the lowered caps of its sizes."""
+        lowered = [size for size in set(sizes) if self[size] < self._most(size)]
+        if not lowered:
             return
+        share = self.share(sizes)
+        for size in lowered:
+            if share + 1 / self[size] > 1 + _ROUNDING:
+                self._confirm_full(size)
+
+    def _confirm_full(self, size: SizePx) -> None:
         self._full_batches[size] = self._full_batches.get(size, 0) + 1
         if self._full_batches[size] >= self._quiet_batches:
             del self._full_batches[size]

@@ -8,21 +8,50 @@ from ray_cluster.config import PoolConfig
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.mixed_step import LayoutChoice
 from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.checkpointing import steps_between_exports
-from ray_cluster.policies.step_batching import choose_batch
-from ray_cluster.policies.types import BatchDecision, RowView
+from ray_cluster.policies.mixed_batching import mixed_batches
+from ray_cluster.policies.step_policy import ReplicaSight, StepPolicy
+from ray_cluster.policies.types import RowView
 
 
-def build_engine(model: LoadedModel, *, clock: Callable[[], float]) -> StepEngine:
-    """Return a step engine with the production policy and the model's own batch limits."""
-    caps = model.max_batch_by_size
+def build_engine(
+    model: LoadedModel,
+    *,
+    max_batch: int,
+    clock: Callable[[], float],
+    costs: StepCosts | None = None,
+    policy: StepPolicy = mixed_batches,
+    layout: LayoutChoice | None = None,
+) -> StepEngine:
+    """Return a step engine with the model's own batch limits.
 
-    def policy(rows: Sequence[RowView], now_s: float) -> BatchDecision:
-        return choose_batch(rows, max_batch_by_size=caps, now_s=now_s)
+    Args:
+        model: the loaded stages.
+        max_batch: most rows of a step, if memory allows.
+        clock: monotonic seconds.
+        costs: what steps are expected to take; corrected by those that are taken.
+        policy: which rows step together; the production policy unless another is compared.
+        layout: whether sizes share a model call; by their costs unless another is compared.
+    """
+    costs = costs or StepCosts()
 
-    return StepEngine(model.executor, policy, model.tables, clock, limits=caps)
+    def choose(rows: Sequence[RowView], now_s: float) -> Sequence[str]:
+        sight = ReplicaSight(rows, costs.current, max_batch, now_s, model.max_batch_by_size)
+        return policy(sight).request_ids
+
+    return StepEngine(
+        model.executor,
+        choose,
+        model.tables,
+        clock,
+        limits=model.max_batch_by_size,
+        costs=costs,
+        layout=layout,
+    )
 
 
 def build_runner(
@@ -31,13 +60,14 @@ def build_runner(
     on_event: Callable[[RunnerEvent], None],
     *,
     clock: Callable[[], float],
+    costs: StepCosts | None = None,
     sink: StateSink | None = None,
     interval: ExportInterval = steps_between_exports,
 ) -> EngineRunner:
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
     return EngineRunner(
         model,
-        build_engine(model, clock=clock),
+        build_engine(model, max_batch=pool.max_batch, clock=clock, costs=costs),
         on_event,
         clock=clock,
         num_threads=pool.num_threads,

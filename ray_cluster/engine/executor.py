@@ -1,4 +1,4 @@
-"""What the step engine asks of a model: one call over a batch, in two halves."""
+"""What the step engine asks of a model: one call over a batch of any sizes, in two halves."""
 
 from __future__ import annotations
 
@@ -9,57 +9,95 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.token_layout import TokenLayout
 
+PreparedT = TypeVar("PreparedT")
 EncodedT = TypeVar("EncodedT")
+
+Activations = tuple[tuple[Tensor, ...], ...]
+"""What a model made within a ring of its blocks, per model row of a request ``[n, C]`` matrices."""
+
+
+@dataclass(slots=True)
+class RowReuse:
+    """A request's part in a step of which something is kept, or was.
+
+    Attributes:
+        num_outer: blocks at either end of the model around what is kept.
+        kept: what its last full step made within them and this one takes over; None in a full step.
+        fresh: what this step makes within them, set by the executor in a full step.
+    """
+
+    num_outer: int
+    kept: Activations | None = None
+    fresh: Activations | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The rows of one denoising step, all of one size.
+class StepBatch(Generic[PreparedT]):
+    """The requests of one denoising step, in the order of their layout.
 
     Attributes:
-        latents: ``[B, C, H, W]`` float32, already scaled for the model.
-        timesteps: ``[B]`` float32, each row's own.
-        conditionings: one per row.
-        guidance_scales: one per row; a second model row is computed where it is above 1.
+        layout: where their pixels lie.
+        latents: ``[M, C]`` float32, a row per pixel, already scaled for the model.
+        timesteps: ``[B]`` float32, each request's own.
+        prepared: per request what the executor made of its conditioning.
+        guidance_scales: ``[B]`` float32; used where the layout says that a request is guided.
+        num_calls: model calls that the step takes, of which this is one.
+        reuse: per request its part in reuse; None for those that reuse nothing and keep nothing,
+            and empty where all are like that.
     """
 
+    layout: TokenLayout
     latents: Tensor
     timesteps: Tensor
-    conditionings: tuple[Conditioning, ...]
-    guidance_scales: tuple[float, ...]
+    prepared: tuple[PreparedT, ...]
+    guidance_scales: Tensor
+    num_calls: int = 1
+    reuse: tuple[RowReuse | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What a ControlNet adds between the halves.
+    """What a ControlNet adds between the halves; matrices of the layout's levels.
 
     Attributes:
-        down: one ``[R, C, H, W]`` per skip connection.
-        mid: ``[R, C, H, W]``.
+        down: one ``[N, C]`` per skip connection.
+        mid: ``[N, C]``.
     """
 
     down: tuple[Tensor, ...]
     mid: Tensor
 
 
-class Executor(Protocol, Generic[EncodedT]):
+class Executor(Protocol, Generic[PreparedT, EncodedT]):
     """A model on a set of ranks, called once per denoising step.
 
-    ``open`` lays the batch out and ``encode_half`` runs the down and mid blocks; what they return
-    goes into ``decode_half``, which runs the up blocks and applies guidance. Residuals may arrive
-    between the halves (SwiftDiffusion §4.1).
+    ``encode_half`` runs the down and mid blocks; what it returns goes into ``decode_half``, which
+    runs the up blocks and applies guidance. Residuals may arrive between the halves
+    (SwiftDiffusion §4.1).
     """
 
     @property
     def device(self) -> torch.device:
         """Where latents must be."""
 
+    @property
+    def num_levels(self) -> int:
+        """Resolutions that the layout of a batch must have."""
+
+    @property
+    def num_outer(self) -> range:
+        """Numbers of outer blocks within which it can keep and reuse what it makes."""
+
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
 
-    def encode_half(self, batch: StepBatch) -> EncodedT:
+    def prepare(self, conditioning: Conditioning) -> PreparedT:
+        """Compute what stays the same in all steps of a request."""
+
+    def encode_half(self, batch: StepBatch[PreparedT]) -> EncodedT:
         """Run the first half and return what the second half needs."""
 
     def decode_half(self, encoded: EncodedT, residuals: Residuals | None = None) -> Tensor:
-        """Return the prediction after guidance, ``[B, C, H, W]`` float32."""
+        """Return the prediction after guidance, ``[M, C]`` float32."""

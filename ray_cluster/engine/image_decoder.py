@@ -36,6 +36,8 @@ class ImageDecoder:
         self._device = device
         config = vae.config
         self._scale = float(config.scaling_factor)
+        # Stable Diffusion's and SDXL's have none
+        self._shift = float(config.get("shift_factor") or 0.0)
         self._mean = config.get("latents_mean")
         self._std = config.get("latents_std")
 
@@ -62,7 +64,7 @@ class ImageDecoder:
             std = torch.tensor(self._std, device=batch.device).reshape(shape)
             batch = batch * std / self._scale + mean
         else:
-            batch = batch / self._scale
+            batch = batch / self._scale + self._shift
         images = self._vae.decode(batch.to(self._dtype), return_dict=False)[0].float()
         if not bool(torch.isfinite(images).all()):
             raise ArithmeticError("the autoencoder returned NaN or infinite pixels")

@@ -13,8 +13,17 @@ from safetensors import SafetensorError
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.engine.batch_caps import BatchCaps
+from ray_cluster.engine.denoisers import (
+    build_executor,
+    check_denoiser,
+    denoiser_name,
+    flow_model,
+    guidance_kind,
+)
+from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import (
     component_config,
+    component_names,
     max_prompt_tokens,
     pipeline_name,
     resolve_folder,
@@ -23,18 +32,27 @@ from ray_cluster.engine.image_decoder import ImageDecoder
 from ray_cluster.engine.memory import offload_weights, plan_model_memory
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
 from ray_cluster.engine.samplers import SamplerTables
-from ray_cluster.engine.unet_executor import UNetExecutor, check_unet_config
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.model_sizes import model_sizes
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.reference_models.registry import builtin_sampling
-from ray_cluster.requests import ModelProfile
+from ray_cluster.requests import GuidanceKind, ModelProfile, SamplerName
 
 logger = logging.getLogger(__name__)
 
 FAMILY_BY_PIPELINE = {
     "StableDiffusionPipeline": "stable-diffusion",
     "StableDiffusionXLPipeline": "stable-diffusion-xl",
+    "StableDiffusion3Pipeline": "stable-diffusion-3",
+    "FluxPipeline": "flux",
+}
+# the text encoder that Stable Diffusion 3 may do without
+_T5_OF_SD3 = ("text_encoder_3", "tokenizer_3")
+# steps and guidance scale where neither the pool nor the model's card says any
+_SAMPLING: dict[GuidanceKind, tuple[int, float]] = {
+    "rows": (30, 5.0),
+    "embedded": (28, 3.5),
+    "none": (4, 1.0),
 }
 DTYPE_BY_NAME = {
     "float32": torch.float32,
@@ -67,7 +85,7 @@ class LoadedModel:
     """
 
     encoder: PromptEncoder
-    executor: UNetExecutor
+    executor: Executor[Any, Any]
     decoder: ImageDecoder
     tables: SamplerTables
     profile: ModelProfile
@@ -80,12 +98,12 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
 
     Raises:
         ConfigError: the model cannot be found, or the pool's sizes do not suit it.
-        ModelUnsupported: its pipeline, UNet or scheduler is not covered.
+        ModelUnsupported: its pipeline, UNet, transformer or scheduler is not covered.
     """
     folder = resolve_folder(pool.model)
     family = _family(folder)
-    check_unet_config(component_config(folder, "unet"))
-    tables = SamplerTables(component_config(folder, "scheduler"))
+    check_denoiser(component_config(folder, denoiser_name(folder)))
+    tables = SamplerTables(component_config(folder, "scheduler"), flow_model(folder))
     return InspectedModel(folder, tables, _profile(pool, folder, family, tables))
 
 
@@ -122,8 +140,10 @@ def load_model(pool: PoolConfig) -> LoadedModel:
         pipeline.to(device)
     return LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
-        executor=UNetExecutor(
-            pipeline.unet, vae_scale_factor=pipeline.vae_scale_factor, device=device
+        executor=build_executor(
+            getattr(pipeline, denoiser_name(model.folder)),
+            vae_scale_factor=pipeline.vae_scale_factor,
+            device=device,
         ),
         decoder=ImageDecoder(pipeline.vae, device),
         tables=model.tables,
@@ -143,7 +163,13 @@ def _family(folder: Path) -> str:
 
 
 def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
-    extra = {"safety_checker": None} if "XL" not in pipeline_name(folder) else {}
+    extra: dict[str, None] = {}
+    match pipeline_name(folder):
+        case "StableDiffusionPipeline":
+            extra = {"safety_checker": None}
+        case "StableDiffusion3Pipeline":
+            # what a folder leaves out has to be left out by name
+            extra = dict.fromkeys(set(_T5_OF_SD3) - set(component_names(folder)))
     try:
         pipeline = DiffusionPipeline.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **extra
@@ -157,10 +183,12 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables) -> ModelProfile:
-    sizes = model_sizes(pool, component_config(folder, "unet"), component_config(folder, "vae"))
+    model = component_config(folder, denoiser_name(folder))
+    sizes = model_sizes(pool, model, component_config(folder, "vae"))
+    kind = guidance_kind(model)
     defaults, builtin = pool.defaults, builtin_sampling(pool.model)
     guidance = defaults.guidance_scale
-    steps, scale = (builtin.num_steps, builtin.guidance_scale) if builtin else (30, 5.0)
+    steps, scale = (builtin.num_steps, builtin.guidance_scale) if builtin else _SAMPLING[kind]
     profile = ModelProfile(
         model=pool.model_name,
         family=family,
@@ -171,15 +199,34 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         default_height_px=sizes.default_height_px,
         default_num_steps=defaults.num_inference_steps or steps,
         default_guidance_scale=scale if guidance is None else guidance,
-        default_sampler=defaults.sampler or ("ddim" if builtin else "dpmpp_2m"),
+        default_sampler=_default_sampler(pool, tables, is_builtin=builtin is not None),
         max_steps_by_sampler={
             name: tables.max_steps(name, pool.max_num_inference_steps) for name in tables.names
         },
         max_prompt_tokens=max_prompt_tokens(folder),
         created_s=int((folder / "model_index.json").stat().st_mtime),
+        guidance=kind,
     )
     _check_sizes(pool, profile)
+    if kind == "none" and profile.default_guidance_scale > 1:
+        raise ConfigError(
+            f"pool {pool.name}: defaults.guidance_scale is {profile.default_guidance_scale:g}, but "
+            "this model is made to do without guidance; leave it out"
+        )
     return profile
+
+
+def _default_sampler(pool: PoolConfig, tables: SamplerTables, *, is_builtin: bool) -> SamplerName:
+    given, offered = pool.defaults.sampler, tables.names
+    if given is None:
+        usual: SamplerName = "ddim" if is_builtin else "dpmpp_2m"
+        return usual if usual in offered else offered[0]
+    if given not in offered:
+        raise ConfigError(
+            f"pool {pool.name}: defaults.sampler is {given}, which this model does not offer; "
+            f"allowed: {', '.join(offered)}"
+        )
+    return given
 
 
 def _check_sizes(pool: PoolConfig, profile: ModelProfile) -> None:

@@ -17,24 +17,32 @@ from typing import Any
 import diffusers
 import psutil
 import torch
-from diffusers import UNet2DConditionModel
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ray_cluster.config import PoolConfig
+from ray_cluster.engine.denoisers import (
+    build_executor,
+    denoiser_name,
+    guidance_kind,
+    is_unet,
+    model_class,
+)
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config, component_names
 from ray_cluster.engine.image_decoder import decode_batch
 from ray_cluster.engine.memory_format import in_decoders_format
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.unet_executor import UNetExecutor
+from ray_cluster.engine.token_layout import SizeGroup, layout_of
 from ray_cluster.model_sizes import vae_scale_factor
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
 _CPU = torch.device("cpu")
 _TOKENS = 77
+# to which the pipelines fill up every prompt: SD3's of CLIP and T5, FLUX's of T5
+_TRANSFORMER_TOKENS = {"SD3Transformer2DModel": _TOKENS + 256, "FluxTransformer2DModel": 512}
 # of what is free; the rest is for the allocator's slack and the other processes
 _USABLE_SHARE = 0.85
 
@@ -58,7 +66,7 @@ class PeakBytes(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
-        if "conv" in str(func) and not all(map(_is_channels_last, args[:2])):
+        if "conv" in str(func) and not _is_channels_last(args[0]):
             # while it runs, a convolution copies its input into a layout of its own
             self.peak = max(self.peak, self._alive + args[0].nbytes)
         return result
@@ -109,10 +117,19 @@ def _elements(file: Path) -> int:
 def step_bytes(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -> int:
     """Return the peak bytes of one float32 step with ``rows`` model rows of a latent size."""
     with _fake() as peak:
-        unet = UNet2DConditionModel.from_config(config)
-        executor = UNetExecutor(unet, vae_scale_factor=1, device=_CPU)
-        batch = _fake_batch(config, latent_hw, rows)
+        model = model_class(config).from_config(config)
+        executor = build_executor(model, vae_scale_factor=1, device=_CPU)
+        conditioning = _fake_conditioning(config)
         with peak:
+            batch = StepBatch(
+                layout=layout_of((SizeGroup(*latent_hw, 0, rows),), executor.num_levels),
+                latents=torch.zeros(
+                    rows * latent_hw[0] * latent_hw[1], executor.latent_shape(*latent_hw)[0]
+                ),
+                timesteps=torch.zeros(rows),
+                prepared=tuple(executor.prepare(conditioning) for _ in range(rows)),
+                guidance_scales=torch.ones(rows),
+            )
             executor.decode_half(executor.encode_half(batch))
     return peak.peak
 
@@ -136,7 +153,13 @@ def _fake() -> Iterator[PeakBytes]:
         yield PeakBytes()
 
 
-def _fake_batch(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -> StepBatch:
+def _fake_conditioning(config: dict[str, Any]) -> Conditioning:
+    if not is_unet(config):
+        num_tokens = _TRANSFORMER_TOKENS[config["_class_name"]]
+        return Conditioning(
+            torch.zeros(num_tokens, config["joint_attention_dim"]),
+            pooled_embeds=torch.zeros(config["pooled_projection_dim"]),
+        )
     width = config["cross_attention_dim"]
     width = max(width) if isinstance(width, list | tuple) else width
     pooled = ids = None
@@ -145,13 +168,7 @@ def _fake_batch(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -
         pooled = torch.zeros(config["projection_class_embeddings_input_dim"] - time_width)
         ids = torch.zeros(6)
     prompt = torch.zeros(_TOKENS, config.get("encoder_hid_dim") or width)
-    conditioning = Conditioning(prompt, pooled_embeds=pooled, time_ids=ids)
-    return StepBatch(
-        latents=torch.zeros(rows, config["in_channels"], *latent_hw),
-        timesteps=torch.zeros(rows),
-        conditionings=(conditioning,) * rows,
-        guidance_scales=(1.0,) * rows,
-    )
+    return Conditioning(prompt, pooled_embeds=pooled, time_ids=ids)
 
 
 def model_need(
@@ -163,17 +180,18 @@ def model_need(
 ) -> MemoryNeed:
     """Return what a model needs for images of each size, from its files alone.
 
-    A step is counted with guidance (two model rows a request), beside the decoding of the images
-    that may be decoded together meanwhile.
+    A step is counted with guidance (two model rows a request, if the model is guided by these),
+    beside the decoding of the images that may be decoded together meanwhile.
     """
-    unet, vae = (component_config(folder, name) for name in ("unet", "vae"))
+    model, vae = (component_config(folder, name) for name in (denoiser_name(folder), "vae"))
+    per_request = 2 if guidance_kind(model) == "rows" else 1
     factor = vae_scale_factor(vae)
     # activations scale with the width of the numbers they are made of
     share = dtype.itemsize / torch.float32.itemsize
     activation = {}
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
-        one, two = (step_bytes(unet, latent_hw, rows) for rows in (2, 4))
+        one, two = (step_bytes(model, latent_hw, n * per_request) for n in (1, 2))
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
         fixed = max(0, 2 * one - two) + together * decode_bytes(vae, latent_hw, device)
         activation[size] = ActivationCost(

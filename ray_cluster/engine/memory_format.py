@@ -16,8 +16,7 @@ def in_decoders_format(vae: ModuleT, device: torch.device) -> ModuleT:
     0.6 to 0.85 of its time at 1 to 16 images of 64 to 128 px, one as large as Stable Diffusion's
     as long as before. On a GPU nothing was measured, and nothing is changed.
 
-    Not for the UNet: it would gain 1 to 11 % and leave the bounds of Exactness (one call 2.7e-5
-    from diffusers' on the CPU, where 2e-5 is allowed and 1.7e-5 is what it is without).
+    The denoiser's weights are brought into order by its executor (``packed_weights.py``).
     """
     if device.type == "cpu":
         for part in vae.modules():

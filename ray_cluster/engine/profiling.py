@@ -60,7 +60,12 @@ def measure_rows(
 
 
 def planned_keys(model: LoadedModel, plan: ProfilingPlan) -> list[OperationKey]:
-    """Return the operations that a plan has measured: those that fit into memory."""
+    """Return the operations that a plan has measured: those that fit into memory.
+
+    Guidance that takes no second model row is none to a step.
+    """
+    by_rows = model.profile.guidance == "rows"
+    guidance = tuple(guided for guided in plan.guidance if by_rows or not guided)
     sized = [
         (size, batch)
         for size in plan.sizes
@@ -69,12 +74,12 @@ def planned_keys(model: LoadedModel, plan: ProfilingPlan) -> list[OperationKey]:
     ]
     encodes = [
         OperationKey("encode", batch=batch, uses_guidance=guided)
-        for guided in plan.guidance
+        for guided in guidance
         for batch in plan.batches
     ]
     steps = [
         OperationKey("step", *size, batch=batch, uses_guidance=guided)
-        for guided in plan.guidance
+        for guided in guidance
         for size, batch in sized
     ]
     return [*encodes, *steps, *(OperationKey("decode", *size, batch=n) for size, n in sized)]

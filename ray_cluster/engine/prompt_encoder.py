@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -28,36 +29,65 @@ class PromptEncoder(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How a pipeline's ``encode_prompt`` is called, and what it returns.
+
+    Attributes:
+        options: arguments beside the prompts.
+        pooled_at: where its result has the pooled embeddings; None for a family without.
+        takes_negative: whether guidance takes an embedding of the negative prompt.
+        has_time_ids: whether the image's size is a condition.
+        t5_tokens: to which the pipeline cuts what its T5 encoder reads.
+    """
+
+    options: dict[str, Any]
+    pooled_at: int | None = None
+    takes_negative: bool = True
+    has_time_ids: bool = False
+    t5_tokens: int = 0
+
+
+_ALONE = {"do_classifier_free_guidance": False}
+_FAMILIES = {
+    "StableDiffusionPipeline": _Family(_ALONE),
+    "StableDiffusionXLPipeline": _Family(_ALONE, pooled_at=2, has_time_ids=True),
+    "StableDiffusion3Pipeline": _Family(
+        _ALONE | {"prompt_2": None, "prompt_3": None}, pooled_at=2, t5_tokens=256
+    ),
+    "FluxPipeline": _Family({"prompt_2": None}, pooled_at=1, takes_negative=False, t5_tokens=512),
+}
+
+
 class PipelineEncoder:
-    """Encodes with the ``encode_prompt`` of a Stable Diffusion or SDXL pipeline.
+    """Encodes with the ``encode_prompt`` of a pipeline of one of the families covered.
 
     Args:
-        pipeline: a loaded diffusers pipeline of one of the two families.
+        pipeline: a loaded diffusers pipeline.
         device: where its text encoders are.
     """
 
     def __init__(self, pipeline: Any, device: torch.device) -> None:
         self._pipeline = pipeline
         self._device = device
-        names = ("tokenizer", "tokenizer_2")
-        found = (getattr(pipeline, name, None) for name in names)
-        self._tokenizers = [tokenizer for tokenizer in found if tokenizer is not None]
-        self._is_xl = len(self._tokenizers) == 2
+        self._family = _FAMILIES[type(pipeline).__name__]
+        self._limits = _token_limits(pipeline, self._family)
 
     @property
     def max_prompt_tokens(self) -> int:
         """Most tokens of a prompt, without the two that mark its ends."""
-        return min(int(tokenizer.model_max_length) for tokenizer in self._tokenizers) - 2
+        return min(limit for _, limit in self._limits)
 
     def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
         """Return one conditioning per request; see :class:`PromptEncoder`."""
         for request in requests:
             self._check_length(request.prompt, "prompt")
             self._check_length(request.negative_prompt, "negative_prompt")
-        guided = [request for request in requests if request.uses_guidance]
+        takes_negative = self._family.takes_negative
+        guided = [request for request in requests if takes_negative and request.uses_guidance]
         positive = self._embed([request.prompt for request in requests])
         negative = self._embed([request.negative_prompt for request in guided])
-        if self._is_xl and self._pipeline.config.force_zeros_for_empty_prompt:
+        if self._pipeline.config.get("force_zeros_for_empty_prompt", False):
             negative = [
                 pair if request.negative_prompt else tuple(torch.zeros_like(part) for part in pair)
                 for pair, request in zip(negative, guided, strict=True)
@@ -69,27 +99,28 @@ class PipelineEncoder:
         ]
 
     def _check_length(self, prompt: str, param: str) -> None:
-        for tokenizer in self._tokenizers:
+        for tokenizer, limit in self._limits:
             count = len(tokenizer(prompt, truncation=False, verbose=False).input_ids) - 2
-            if count > self.max_prompt_tokens:
+            if count > limit:
                 raise InvalidRequest(
                     f"The parameter {param!r} has {count} tokens; this model reads at most "
-                    f"{self.max_prompt_tokens}, some 4 characters each. Shorten it.",
+                    f"{limit}, some 4 characters each. Shorten it.",
                     param=param,
                     code="string_above_max_length",
                 )
 
     def _embed(self, prompts: Sequence[str]) -> list[tuple[Tensor, ...]]:
-        """Return per prompt ``(embeds,)``, or ``(embeds, pooled)`` for SDXL."""
+        """Return per prompt ``(embeds,)``, or ``(embeds, pooled)`` for families that have it."""
         if not prompts:
             return []
         encoded = self._pipeline.encode_prompt(
             prompt=list(prompts),
             device=self._device,
             num_images_per_prompt=1,
-            do_classifier_free_guidance=False,
+            **self._family.options,
         )
-        parts = (encoded[0], encoded[2]) if self._is_xl else (encoded[0],)
+        pooled_at = self._family.pooled_at
+        parts = (encoded[0],) if pooled_at is None else (encoded[0], encoded[pooled_at])
         return [tuple(part[index] for part in parts) for index in range(len(prompts))]
 
     def _conditioning(
@@ -98,15 +129,29 @@ class PipelineEncoder:
         embeds: tuple[Tensor, ...],
         negative: tuple[Tensor, ...] | None,
     ) -> Conditioning:
-        if not self._is_xl:
+        if len(embeds) == 1:
             return Conditioning(embeds[0], negative[0] if negative else None)
-        size = [request.height_px, request.width_px]
+        ids = None
+        if self._family.has_time_ids:
+            size = [request.height_px, request.width_px]
+            ids = torch.tensor([*size, 0, 0, *size], dtype=embeds[0].dtype, device=embeds[0].device)
         return Conditioning(
             prompt_embeds=embeds[0],
             negative_embeds=negative[0] if negative else None,
             pooled_embeds=embeds[1],
             negative_pooled_embeds=negative[1] if negative else None,
-            time_ids=torch.tensor(
-                [*size, 0, 0, *size], dtype=embeds[0].dtype, device=embeds[0].device
-            ),
+            time_ids=ids,
         )
+
+
+def _token_limits(pipeline: Any, family: _Family) -> list[tuple[Any, int]]:
+    """Return the tokenizers with the most tokens of a prompt that the encoder of each reads."""
+    pairs = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"))
+    limits = []
+    for tokenizer_name, encoder_name in (*pairs, ("tokenizer_3", "text_encoder_3")):
+        tokenizer = getattr(pipeline, tokenizer_name, None)
+        if tokenizer is not None:
+            is_t5 = type(getattr(pipeline, encoder_name)).__name__ == "T5EncoderModel"
+            longest = family.t5_tokens if is_t5 else int(tokenizer.model_max_length)
+            limits.append((tokenizer, longest - 2))
+    return limits

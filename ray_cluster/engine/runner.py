@@ -23,6 +23,7 @@ from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.policies.checkpointing import steps_between_exports
+from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
 
 _IDLE_WAKE_S = 0.5
@@ -128,6 +129,11 @@ class EngineRunner:
     def steps_done_by_id(self) -> dict[str, int]:
         """Denoising steps done by every request in flight."""
         return self._live.steps_done_by_id()
+
+    @property
+    def step_cost(self) -> StepCost:
+        """What a step costs at present."""
+        return self._engine.step_cost
 
     @property
     def steps_between_exports(self) -> int | None:

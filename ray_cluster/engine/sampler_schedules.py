@@ -20,7 +20,7 @@ from diffusers import (
 from torch import Tensor
 
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.requests import SAMPLER_NAMES, SamplerName
+from ray_cluster.requests import SAMPLER_NAMES
 
 _INF = float("inf")
 
@@ -57,7 +57,7 @@ class SamplerTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """One step before it becomes a row of the table; names as in ``sampler_update``."""
 
     timestep: float
@@ -72,6 +72,7 @@ class _Step:
     draws: bool = False
 
     def row(self, clip: float) -> list[float]:
+        """Return its coefficients, in the order of ``sampler_update``."""
         return [
             self.from_latents,
             self.from_output,
@@ -84,7 +85,8 @@ class _Step:
         ]
 
 
-def _assemble(steps: list[_Step], *, clip: float, init_noise_sigma: float) -> SamplerTable:
+def assemble(steps: list[Step], *, clip: float, init_noise_sigma: float) -> SamplerTable:
+    """Return the table of a schedule's steps."""
     return SamplerTable(
         timesteps=torch.tensor([step.timestep for step in steps]),
         input_scale=torch.tensor([step.input_scale for step in steps]),
@@ -139,7 +141,7 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         }[kind]
         from_latents, from_output = _denoised_from_vp(kind, alpha, sigma)
         steps.append(
-            _Step(
+            Step(
                 timestep=float(timestep),
                 from_latents=from_latents,
                 from_output=from_output,
@@ -148,7 +150,7 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
                 toward=kept**0.5,
             )
         )
-    return _assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
+    return assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
 
 
 def _euler(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
@@ -181,7 +183,7 @@ def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
             target = (target**2 - up**2) ** 0.5
         from_latents, from_output = _denoised_from_ve(scheduler.config.prediction_type, sigma)
         steps.append(
-            _Step(
+            Step(
                 timestep=timestep,
                 input_scale=1.0 / (sigma**2 + 1.0) ** 0.5,
                 from_latents=from_latents,
@@ -192,7 +194,7 @@ def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
                 draws=ancestral,
             )
         )
-    return _assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
+    return assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
 
 
 def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
@@ -226,7 +228,7 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             settings.prediction_type, alphas[index], spreads[index]
         )
         steps.append(
-            _Step(
+            Step(
                 timestep=float(timestep),
                 from_latents=from_latents,
                 from_output=from_output,
@@ -235,7 +237,7 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
                 history=history,
             )
         )
-    return _assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
+    return assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
 
 
 def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
@@ -255,7 +257,7 @@ def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             (1.0 - alphas[timestep]) ** 0.5,
         )
         steps.append(
-            _Step(
+            Step(
                 timestep=float(timestep),
                 from_latents=from_latents,
                 from_output=from_output,
@@ -265,10 +267,10 @@ def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
                 draws=not is_last,
             )
         )
-    return _assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
+    return assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
 
 
-BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int], SamplerTable]] = {
+BUILDERS: Mapping[str, Callable[[Mapping[str, Any], int], SamplerTable]] = {
     "ddim": _ddim,
     "euler": _euler,
     "euler_ancestral": _euler_ancestral,

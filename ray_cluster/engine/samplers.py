@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ray_cluster.engine.flow_schedules import FlowModel, flow_match_euler
 from ray_cluster.engine.sampler_schedules import BUILDERS, SamplerTable
 from ray_cluster.errors import InvalidRequest, ModelUnsupported
-from ray_cluster.requests import SAMPLER_NAMES, SamplerName
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, SamplerName
 
 # those whose config means the same to the schedulers that the samplers are built from; flow
 # matching and EDM (Playground v2.5) share the keys' names, but not the noise that they describe
@@ -42,6 +43,11 @@ _COVERED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_flow_sigmas": (False,),
     "variance_type": ("fixed_small", "fixed_large", "fixed_small_log", None),
 }
+_COVERED_FLOW_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "_class_name": ("FlowMatchEulerDiscreteScheduler",),
+    "stochastic_sampling": (False,),
+    "invert_sigmas": (False,),
+}
 
 
 class SamplerTables:
@@ -49,15 +55,19 @@ class SamplerTables:
 
     Args:
         scheduler_config: the config of the model's own diffusers scheduler.
+        flow: of a model that is trained on flows; None for those trained on noise schedules.
 
     Raises:
-        ModelUnsupported: the schedule is not one of the alpha-cumprod family, or thresholds.
+        ModelUnsupported: the schedule is not one of the alpha-cumprod family, or thresholds; or it
+            is none for flows.
     """
 
-    def __init__(self, scheduler_config: Mapping[str, Any]) -> None:
+    def __init__(self, scheduler_config: Mapping[str, Any], flow: FlowModel | None = None) -> None:
         self._config = dict(scheduler_config)
-        self._tables: dict[tuple[SamplerName, int], SamplerTable] = {}
-        for key, allowed in _COVERED_VALUES.items():
+        self._flow = flow
+        self._tables: dict[tuple[SamplerName, int, int | None], SamplerTable] = {}
+        covered = _COVERED_VALUES if flow is None else _COVERED_FLOW_VALUES
+        for key, allowed in covered.items():
             given = self._config.get(key, allowed[0])
             if given not in allowed:
                 raise ModelUnsupported(
@@ -74,6 +84,8 @@ class SamplerTables:
     @property
     def names(self) -> tuple[SamplerName, ...]:
         """The samplers that are defined for what this model predicts."""
+        if self._flow is not None:
+            return FLOW_SAMPLER_NAMES
         if self._predicts("sample"):
             return tuple(name for name in SAMPLER_NAMES if name != "euler_ancestral")
         return SAMPLER_NAMES
@@ -83,6 +95,8 @@ class SamplerTables:
 
     def max_steps(self, sampler: SamplerName, ceiling: int) -> int:
         """Return the most steps the sampler can take with this model, at most ``ceiling``."""
+        if self._flow is not None:
+            return min(int(self._config.get("num_train_timesteps", 1000)), ceiling)
         # with as many steps as timesteps some schedulers repeat a timestep, or pass the last one
         limit = int(self._config.get("num_train_timesteps", 1000)) - 1
         limit -= int(self._config.get("steps_offset", 0))
@@ -90,19 +104,40 @@ class SamplerTables:
             limit = int(self._config.get("original_inference_steps", 50))
         return min(limit, ceiling)
 
-    def table(self, sampler: SamplerName, num_steps: int) -> SamplerTable:
+    def table(
+        self, sampler: SamplerName, num_steps: int, size_px: tuple[int, int] | None = None
+    ) -> SamplerTable:
         """Return the schedule of ``sampler`` with ``num_steps`` steps; built once and kept.
 
+        Args:
+            size_px: width and height of the image; schedules of some flow models depend on it.
+
         Raises:
-            InvalidRequest: the sampler cannot take so many steps.
+            InvalidRequest: the model has no such sampler, or it cannot take so many steps.
         """
-        key = (sampler, num_steps)
+        key = (sampler, num_steps, self._num_tokens(size_px))
         if key not in self._tables:
-            allowed = self.max_steps(sampler, num_steps)
-            if not 1 <= num_steps <= allowed:
-                raise InvalidRequest(
-                    f"sampler {sampler!r} cannot take {num_steps} steps; allowed: 1 to {allowed}",
-                    param="num_inference_steps",
-                )
-            self._tables[key] = BUILDERS[sampler](self._config, num_steps)
+            self._tables[key] = self._build(*key)
         return self._tables[key]
+
+    def _num_tokens(self, size_px: tuple[int, int] | None) -> int | None:
+        if self._flow is None or not self._config.get("use_dynamic_shifting", False):
+            return None
+        assert size_px is not None, "this schedule depends on the size"
+        return self._flow.num_tokens(size_px)
+
+    def _build(self, sampler: SamplerName, num_steps: int, num_tokens: int | None) -> SamplerTable:
+        if (sampler in FLOW_SAMPLER_NAMES) != (self._flow is not None):
+            raise InvalidRequest(
+                f"sampler {sampler!r} is not defined for this model; allowed: {list(self.names)}",
+                param="sampler",
+            )
+        allowed = self.max_steps(sampler, num_steps)
+        if not 1 <= num_steps <= allowed:
+            raise InvalidRequest(
+                f"sampler {sampler!r} cannot take {num_steps} steps; allowed: 1 to {allowed}",
+                param="num_inference_steps",
+            )
+        if self._flow is not None:
+            return flow_match_euler(self._config, num_steps, self._flow, num_tokens)
+        return BUILDERS[sampler](self._config, num_steps)

@@ -19,7 +19,7 @@ def start_states(
             request,
             conditioning,
             latent_shape=model.executor.latent_shape(request.width_px, request.height_px),
-            table=model.tables.table(request.sampler, request.num_steps),
+            table=model.tables.table(request.sampler, request.num_steps, request.size_px),
             arrival_s=now_s,
             deadline_s=now_s,
         )

@@ -16,9 +16,10 @@ from torch import Tensor
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
+from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest, OutputSpec
 
-_MAGIC = b"ray-cluster request state 1\n"
+_MAGIC = b"ray-cluster request state 2\n"
 _CHECKSUM_BYTES = 4
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
@@ -31,7 +32,7 @@ class Conditioning:
     Attributes:
         prompt_embeds: ``[T, D]``.
         negative_embeds: ``[T, D]``, only with guidance.
-        pooled_embeds: ``[P]``, only for models with added conditions (SDXL).
+        pooled_embeds: ``[P]``, only for models with added conditions (SDXL, SD3, FLUX).
         negative_pooled_embeds: ``[P]``, likewise, only with guidance.
         time_ids: ``[6]``, original size, crop and target size (SDXL).
     """
@@ -42,10 +43,30 @@ class Conditioning:
     negative_pooled_embeds: Tensor | None = None
     time_ids: Tensor | None = None
 
+    @property
+    def is_guided(self) -> bool:
+        """Whether every step takes a second, unconditional model row."""
+        return self.negative_embeds is not None
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are there, by field name."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class FullStep:
+    """The last step of a request that was computed whole: from this, it can be computed again.
+
+    Attributes:
+        step_index: which it was.
+        latents: ``[C, H, W]`` float32, with which it began.
+        drift: how far the estimates have moved in it and since (see ``ReuseProgress``).
+    """
+
+    step_index: int
+    latents: Tensor
+    drift: float = 0.0
 
 
 @dataclass(slots=True)
@@ -63,6 +84,9 @@ class RequestState:
         encode_s: seconds from submission to the first step's queue.
         denoise_s: seconds from there to the last step, here and in earlier replicas.
         queued_s: seconds before the first replica had it.
+        reuse: which of its steps are computed whole; None for all.
+        full_step: the last of these, of a request with such a schedule.
+        num_reused: steps in which it has taken anything from an earlier one.
         kept_steps: steps contained in the last copy of it; no part of the portable form.
     """
 
@@ -77,6 +101,9 @@ class RequestState:
     queued_s: float = 0.0
     encode_s: float = 0.0
     denoise_s: float = 0.0
+    reuse: ReuseSchedule | None = None
+    full_step: FullStep | None = None
+    num_reused: int = 0
     kept_steps: int = 0
 
     @property
@@ -102,6 +129,7 @@ class RequestState:
         table: SamplerTable,
         arrival_s: float,
         deadline_s: float,
+        reuse: ReuseSchedule | None = None,
     ) -> RequestState:
         """Return the state before the first step, its noise drawn from the request's seed.
 
@@ -121,6 +149,7 @@ class RequestState:
             generator=generator,
             arrival_s=arrival_s,
             deadline_s=deadline_s,
+            reuse=reuse,
         )
 
     def copy(self) -> RequestState:
@@ -140,12 +169,19 @@ class RequestState:
         tensors = {_PREFIX + name: t for name, t in self.conditioning.tensors().items()}
         tensors |= {"latents": self.latents, "denoised": self.denoised}
         tensors["generator"] = self.generator.get_state()
+        full_step = None
+        if self.full_step is not None:
+            tensors["full_step"] = self.full_step.latents
+            full_step = {"step_index": self.full_step.step_index, "drift": self.full_step.drift}
         header = {
             "request": asdict(self.request),
             "step_index": self.step_index,
             "queued_s": self.queued_s,
             "encode_s": self.encode_s,
             "denoise_s": self.denoise_s,
+            "reuse": None if self.reuse is None else asdict(self.reuse),
+            "full_step": full_step,
+            "num_reused": self.num_reused,
         }
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         body = save_tensors(packed, metadata={"state": json.dumps(header)})
@@ -183,9 +219,13 @@ class RequestState:
         )
         fields = dict(header["request"])
         request = ImageRequest(**(fields | {"output": OutputSpec(**fields["output"])}))
+        reuse, full_step = header["reuse"], header["full_step"]
         return cls(
             request=request,
             conditioning=conditioning,
+            reuse=None if reuse is None else ReuseSchedule(**reuse),
+            full_step=full_step and FullStep(**full_step, latents=tensors["full_step"]),
+            num_reused=header["num_reused"],
             latents=tensors["latents"],
             denoised=tensors["denoised"],
             step_index=header["step_index"],

@@ -9,7 +9,6 @@ import torch
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.starting import start_states
 from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.policies.types import BatchDecision
 from ray_cluster.requests import ImageRequest
 
 SizePx = tuple[int, int]
@@ -33,7 +32,7 @@ class OperationTimer:
         """Return the seconds of steps of a batch of images of these sizes, one of each entry."""
         engine = StepEngine(
             self._model.executor,
-            lambda rows, _now_s: BatchDecision(None, tuple(r.request.request_id for r in rows)),
+            lambda rows, _now_s: [row.request.request_id for row in rows],
             self._model.tables,
             self._clock,
         )
@@ -84,7 +83,7 @@ class OperationTimer:
                 # one is left over: the last step of an image does less
                 num_steps=2 + self._repeats,
                 guidance_scale=guidance_scale,
-                sampler="ddim",
+                sampler=self._model.tables.names[0],
                 seed=index,
             )
             for index, (width, height) in enumerate(sizes)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.timing import OperationTimer
+from ray_cluster.engine.timing import OperationTimer, SizePx
+from ray_cluster.policies.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
+from ray_cluster.requests import ModelProfile
 
-_REPEATS = 3
+_REPEATS = 6
 
 
 def prepare_threads(num_threads: int) -> None:
@@ -28,22 +30,34 @@ def prepare_threads(num_threads: int) -> None:
 def measure_step_cost(
     model: LoadedModel, *, max_batch: int, clock: Callable[[], float]
 ) -> StepCost:
-    """Run a few real steps alone and in a full batch, and fit the linear cost through the medians.
+    """Run a few real steps and fit the cost of a step through the fastest of each kind.
 
-    Images of the default size, without guidance; the first step of each batch is not counted, nor
-    is the first image that is decoded.
+    Alone and in a full batch of the default size, and of two sizes together, all without guidance;
+    the first step of each batch is not counted, nor is the first image that is decoded. What else
+    the machine does only ever makes them slower; the steps of requests correct the figure later.
     """
     profile = model.profile
     size = (profile.default_width_px, profile.default_height_px)
     largest = max(2, min(max_batch, model.max_batch_by_size[size]))
     timer = OperationTimer(model, clock, _REPEATS)
-    alone_s, together_s = (statistics.median(timer.steps_s([size] * n)) for n in (1, largest))
-    decode_s = statistics.median(timer.decodes_s(size, 1))
-    megapixels = size[0] * size[1] / 1e6
-    per_row_s = max(0.0, (together_s - alone_s) / (largest - 1))
-    return StepCost(
-        fixed_s=max(0.0, alone_s - per_row_s),
-        per_megapixel_s=max(per_row_s, 0.01 * alone_s) / megapixels,
-        decode_per_megapixel_s=decode_s / megapixels,
-        source="measured",
+
+    def fastest_s(sizes: Sequence[SizePx]) -> float:
+        return min(timer.steps_s(sizes))
+
+    other = _other_size(profile)
+    cost = fitted_cost(
+        size,
+        alone_s=fastest_s([size]),
+        together_s=fastest_s([size] * largest),
+        num_together=largest,
+        beside=None if other == size else (other, fastest_s([size, other])),
     )
+    decode_s = min(timer.decodes_s(size, 1))
+    return replace(cost, decode_per_megapixel_s=decode_s / (size[0] * size[1] / 1e6))
+
+
+def _other_size(profile: ModelProfile) -> SizePx:
+    """Return a size that is not the default one, about half of it if there is such a size."""
+    width, height = profile.default_width_px, profile.default_height_px
+    half = max(profile.min_px, height // 2 // profile.size_multiple_px * profile.size_multiple_px)
+    return (width, half)

@@ -7,10 +7,9 @@ from importlib import resources
 from pathlib import Path
 
 # what a pool can serve
-BUILTIN_MODELS = ("shapes-sd", "shapes-sd-light")
+BUILTIN_MODELS = ("shapes-sd", "shapes-sd-light", "shapes-sd3")
 # what else may lie beside them, once it is trained, and what it is
 BUILTIN_PARTS = {
-    "shapes-sd3": "model, not served yet",
     "shapes-sd-edges": "ControlNet",
     "shapes-sd-layout": "ControlNet",
     "outline": "LoRA",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ import pytest
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.reference_models.registry import builtin_folder
+from tests.engine.dits import DiTReference
 from tests.engine.failing import requests_with_a_bad_one
-from tests.engine.harness import Reference, pool
+from tests.engine.harness import pool
+from tests.engine.random_dits import save_flux, save_sd3
 from tests.engine.random_models import save_sd, save_sdxl
+from tests.engine.reference import Reference
+from tests.engine.reusing import Company
 from tests.engine.staged import StagedModel
 
 FAMILIES = ("sd", "sd15", "sdxl", "shapes")
+DITS = ("sd3", "sd35", "flux", "schnell", "shapes-sd3")
 
 
 class Zoo:
@@ -35,12 +41,14 @@ class Zoo:
 
     def model(self, name: str) -> LoadedModel:
         if name not in self._models:
-            self._models[name] = load_model(pool(self.folder(name)))
+            # FLUX's own default size is not the folder's to say
+            self._models[name] = load_model(pool(self.folder(name), defaults={"size": "64x64"}))
         return self._models[name]
 
     def reference(self, name: str) -> Reference:
         if name not in self._references:
-            self._references[name] = Reference(self.folder(name))
+            kind = DiTReference if name in DITS else Reference
+            self._references[name] = kind(self.folder(name))
         return self._references[name]
 
     def _make(self, name: str) -> Path:
@@ -52,7 +60,11 @@ class Zoo:
                 return save_sd(folder, zero_snr=False)
             case "sdxl":
                 return save_sdxl(folder)
-        built_in = builtin_folder("shapes-sd")
+            case "sd3" | "sd35":
+                return save_sd3(folder, is_35=name == "sd35")
+            case "flux" | "schnell":
+                return save_flux(folder, is_distilled=name == "flux")
+        built_in = builtin_folder("shapes-sd" if name == "shapes" else name)
         assert built_in is not None
         return built_in
 
@@ -67,9 +79,32 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return Zoo(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture(scope="session")
+def companies(zoo: Zoo) -> Callable[[str], Company]:
+    return cache(lambda name: Company(zoo.model(name)))
+
+
+@pytest.fixture(params=("shapes", "sdxl", "shapes-sd3", "sd35", "flux"))
+def company(request: pytest.FixtureRequest, companies: Callable[[str], Company]) -> Company:
+    """Each kind of model in turn, for rows that reuse."""
+    return companies(str(request.param))
+
+
+@pytest.fixture(scope="session")
+def small(companies: Callable[[str], Company]) -> Company:
+    """The random Stable Diffusion model, for rows that reuse."""
+    return companies("sd")
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Any:
     """Each model in turn."""
+    return request.param
+
+
+@pytest.fixture(params=DITS)
+def dit(request: pytest.FixtureRequest) -> Any:
+    """Each diffusion transformer in turn."""
     return request.param
 
 

@@ -57,15 +57,23 @@ class FailsWith:
 
     def __init__(self, inner: Any, error: Exception, marked: Any, at_calls: Sequence[int]) -> None:
         self.device, self.latent_shape = inner.device, inner.latent_shape
-        self.decode_half = inner.decode_half
+        self.num_levels, self.decode_half = inner.num_levels, inner.decode_half
+        self.num_outer = inner.num_outer
         self._inner, self._error, self._marked, self._at = inner, error, marked, at_calls
+        self._marked_prepared: Any = None
         self.num_calls = 0
         self.sizes: list[int] = []
 
+    def prepare(self, conditioning: Any) -> Any:
+        prepared = self._inner.prepare(conditioning)
+        if conditioning is self._marked:
+            self._marked_prepared = prepared
+        return prepared
+
     def encode_half(self, batch: Any) -> Any:
         self.num_calls += 1
-        self.sizes.append(len(batch.conditionings))
-        has_it = any(one is self._marked for one in batch.conditionings)
+        self.sizes.append(len(batch.prepared))
+        has_it = any(one is self._marked_prepared for one in batch.prepared)
         if has_it and (not self._at or self.num_calls in self._at):
             raise self._error
         return self._inner.encode_half(batch)

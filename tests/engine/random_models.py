@@ -22,7 +22,8 @@ from ray_cluster.reference_models.tokenizer import build_tokenizer
 _SCHEDULE = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 
 
-def _text_config(width: int, tokenizer: Any) -> CLIPTextConfig:
+def text_config(width: int, tokenizer: Any) -> CLIPTextConfig:
+    """The configuration of a small CLIP text encoder."""
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -71,7 +72,7 @@ def save_sd(folder: Path, *, zero_snr: bool = True) -> Path:
         )
     StableDiffusionPipeline(
         vae=vae,
-        text_encoder=CLIPTextModel(_text_config(32, tokenizer)),
+        text_encoder=CLIPTextModel(text_config(32, tokenizer)),
         tokenizer=tokenizer,
         unet=unet,
         scheduler=scheduler,
@@ -111,8 +112,8 @@ def save_sdxl(folder: Path) -> Path:
     )
     StableDiffusionXLPipeline(
         vae=vae,
-        text_encoder=CLIPTextModel(_text_config(32, tokenizer)),
-        text_encoder_2=CLIPTextModelWithProjection(_text_config(32, tokenizer)),
+        text_encoder=CLIPTextModel(text_config(32, tokenizer)),
+        text_encoder_2=CLIPTextModelWithProjection(text_config(32, tokenizer)),
         tokenizer=tokenizer,
         tokenizer_2=tokenizer,
         unet=unet,

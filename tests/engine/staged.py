@@ -78,6 +78,8 @@ class StagedModel:
         self._tokenizer = threading.Lock()
         self.device = inner.executor.device
         self.latent_shape = inner.executor.latent_shape
+        self.num_levels = inner.executor.num_levels
+        self._id_by_prepared: dict[int, str] = {}
         self.max_prompt_tokens = inner.encoder.max_prompt_tokens
         self.loaded = replace(inner, encoder=self, executor=self, decoder=self)  # type: ignore[arg-type]
 
@@ -115,8 +117,14 @@ class StagedModel:
             self._id_by_embeds[id(embeds)] = key
         return conditionings
 
+    def prepare(self, conditioning: Any) -> Any:
+        prepared = self.inner.executor.prepare(conditioning)
+        name = self._id_by_embeds.get(id(conditioning.prompt_embeds), "?")
+        self._id_by_prepared[id(prepared)] = name
+        return prepared
+
     def encode_half(self, batch: Any) -> Any:
-        ids = [self._id_by_embeds.get(id(one.prompt_embeds), "?") for one in batch.conditionings]
+        ids = [self._id_by_prepared[id(one)] for one in batch.prepared]
         self._enter("denoise", ids)
         return ids, self.inner.executor.encode_half(batch)
 
@@ -124,7 +132,8 @@ class StagedModel:
         ids, half = encoded
         output = self.inner.executor.decode_half(half, residuals)
         if self.nan_in.get("denoise") in ids:
-            output[ids.index(self.nan_in["denoise"])] = float("nan")
+            images = output.split(half.batch.layout.request_tokens)
+            images[ids.index(self.nan_in["denoise"])][:] = float("nan")
         return output
 
     def decode(self, latents: Sequence[Tensor]) -> list[Pixels]:

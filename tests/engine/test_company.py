@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ray_cluster.engine.loading import load_model
+from ray_cluster.quality.distances import similarity
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.exactness import check, variety
@@ -116,3 +117,35 @@ def test_half_width_numbers_give_a_finite_image_near_the_full_one(zoo: Zoo, reco
             gap = float(np.abs(images[0] - images[1]).mean())
             record(f"mean pixel {one.sampler}", gap)
             assert gap < 16
+
+
+def test_half_width_numbers_make_the_same_pictures(zoo: Zoo, record: Record) -> None:
+    """The gate of bfloat16: structural similarity to float32 of the worst of all sizes."""
+    full = zoo.model("shapes")
+    half = load_model(pool(zoo.folder("shapes"), dtype="bfloat16"))
+    sizes = ((64, 64), (96, 96), (128, 128), (64, 128))
+    prompts = ("red circle", "blue square", "green triangle", "yellow ring")
+    requests = [
+        request(
+            f"r{i}",
+            prompt=f"a large {prompts[i % 4]} in the center on a black background",
+            width_px=sizes[i // 2][0],
+            height_px=sizes[i // 2][1],
+            num_steps=20,
+            guidance_scale=2.0,
+            seed=i,
+        )
+        for i in range(8)
+    ]
+    expected, found = run_together(full, requests), run_together(half, requests)
+    with torch.inference_mode():
+        for one in requests:
+            wanted, made = (
+                torch.tensor(model.decoder.decode([latents[one.request_id]])[0]).permute(2, 0, 1)
+                for model, latents in ((full, expected), (half, found))
+            )
+            likeness = float(similarity(made[None] / 255, wanted[None] / 255))
+            record(f"likeness {one.width_px}x{one.height_px}", likeness)
+            assert likeness >= 0.98
+    other = torch.rand(made.shape)
+    assert float(similarity(other[None], wanted[None] / 255)) < 0.5

@@ -91,14 +91,13 @@ from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.policies.types import BatchDecision
 
 prepare_threads(1)
 model = load_model(PoolConfig(name="m", model=sys.argv[1], max_px=128))
 for path in map(Path, sys.argv[2:]):
     engine = StepEngine(
         model.executor,
-        lambda rows, now_s: BatchDecision(None, tuple(row.request.request_id for row in rows)),
+        lambda rows, now_s: [row.request.request_id for row in rows],
         model.tables,
         time.monotonic,
     )
@@ -208,7 +207,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is(exported: bytes) -> None:
         b"\xff" * 200,
         b"not a state",
         b"[]" * 50,
-        b"ray-cluster request state 1\n",
+        b"ray-cluster request state 2\n",
     ],
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
@@ -220,7 +219,7 @@ def test_a_state_of_another_version_is_refused(
     zoo: Zoo, exported: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="not a request state"):
-        moved(exported.replace(b"state 1", b"state 9", 1))
+        moved(exported.replace(b"state 2", b"state 9", 1))
     state = moved(exported)
     # a newer replica added a field; the checksum holds
     monkeypatch.setattr(

@@ -111,10 +111,11 @@ def test_the_second_half_of_the_model_may_fail_too(zoo: Zoo, model: StagedModel)
 
     class FailsInSecondHalf:
         device, latent_shape = inner.device, inner.latent_shape
+        num_levels, prepare = inner.num_levels, staticmethod(inner.prepare)
         encode_half = staticmethod(inner.encode_half)
 
         def decode_half(self, encoded: Any, residuals: Any = None) -> Any:
-            if len(encoded.layout.latents) > 2:
+            if len(encoded.batch.prepared) > 2:
                 raise RuntimeError("lost the link")
             return inner.decode_half(encoded, residuals)
 
@@ -161,7 +162,7 @@ def test_an_update_that_fails_after_the_noise_is_drawn_gives_it_back(
     model = zoo.model("sd")
     requests = [request(f"r{i}", sampler=sampler, seed=i) for i in range(3)]
     expected = {one.request_id: run_alone(model, one) for one in requests}
-    monkeypatch.setattr("ray_cluster.engine.step_engine.sampler_update", fails_once)
+    monkeypatch.setattr("ray_cluster.engine.mixed_step.sampler_update", fails_once)
     run = drive(engine_of(model), {0: start_all(model, requests)})
     assert num_calls == 3 + 2 + 3
     for key, latents in expected.items():

@@ -12,7 +12,7 @@ import torch
 
 from ray_cluster.config import DefaultsConfig, PoolConfig
 from ray_cluster.engine.loading import inspect_model, load_model
-from ray_cluster.engine.unet_executor import check_unet_config
+from ray_cluster.engine.unet.config import check_unet_config
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
@@ -52,7 +52,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["StableDiffusion3Pipeline", "FluxPipeline", "StableDiffusionInpaintPipeline"],
+    ["PixArtSigmaPipeline", "FluxFillPipeline", "StableDiffusionInpaintPipeline"],
 )
 def test_a_pipeline_of_another_family_is_refused_by_name(copy: Path, name: str) -> None:
     change(copy / "model_index.json", _class_name=name)
@@ -175,7 +175,7 @@ def test_a_sampler_that_the_model_has_no_formula_for_is_not_offered(copy: Path) 
 
 
 def test_a_models_own_mean_and_deviation_of_the_latents_are_used(zoo: Zoo, tmp_path: Path) -> None:
-    from tests.engine.harness import Reference
+    from tests.engine.reference import Reference
 
     folder = Path(shutil.copytree(zoo.folder("sdxl"), tmp_path / "sdxl"))
     change(

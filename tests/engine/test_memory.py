@@ -12,7 +12,6 @@ from diffusers import DiffusionPipeline
 from torch.profiler import ProfilerActivity, profile
 
 from ray_cluster.engine.batch_caps import BatchCaps
-from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config
 from ray_cluster.engine.image_decoder import ImageDecoder, decode_batch
 from ray_cluster.engine.loading import load_model
@@ -26,10 +25,21 @@ from ray_cluster.engine.memory import (
 )
 from ray_cluster.engine.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.unet_executor import UNetExecutor
+from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.errors import MemoryRefused
 from tests.engine.conftest import Zoo
-from tests.engine.harness import CALL_TOLERANCE, difference, drive, engine_of, pool, request, start
+from tests.engine.harness import (
+    CALL_TOLERANCE,
+    PIXEL_TOLERANCE,
+    call_model,
+    difference,
+    drive,
+    engine_of,
+    pixel_difference,
+    pool,
+    request,
+    start,
+)
 
 Record = Callable[[str, object], None]
 SHARE = 0.05
@@ -51,18 +61,14 @@ def allocator_peak(work: Callable[[], Any]) -> int:
     return peak
 
 
-def real_batch(config: dict[str, Any], side: int, rows: int) -> StepBatch:
+def real_step(executor: UNetExecutor, config: dict[str, Any], side: int, rows: int) -> None:
     width = config["cross_attention_dim"]
     pooled = ids = None
     if config.get("addition_embed_type") == "text_time":
         pooled, ids = torch.randn(32), torch.zeros(6)
     conditioning = Conditioning(torch.randn(77, width), pooled_embeds=pooled, time_ids=ids)
-    return StepBatch(
-        torch.randn(rows, 4, side, side),
-        torch.full((rows,), 500.0),
-        (conditioning,) * rows,
-        (1.0,) * rows,
-    )
+    latents = [torch.randn(4, side, side)] * rows
+    call_model(executor, latents, torch.full((rows,), 500.0), [conditioning] * rows, [1.0] * rows)
 
 
 @pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])
@@ -74,9 +80,11 @@ def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
     executor = zoo.model(name).executor
     worst = 0.0
     for side, rows in ((16, 4), (16, 8), (32, 2), (32, 6)):
-        batch = real_batch(config, side, rows)
-        with torch.inference_mode():
-            real = allocator_peak(lambda b=batch: executor.decode_half(executor.encode_half(b)))
+        # what is freed of an earlier step while this one runs is taken off its peak
+        real = max(
+            allocator_peak(lambda s=side, n=rows: real_step(executor, config, s, n))
+            for _ in range(3)
+        )
         planned = step_bytes(config, (side, side), rows)
         record(f"step {name} {side} x{rows}", planned / real - 1)
         worst = max(worst, abs(planned / real - 1))
@@ -104,7 +112,7 @@ def test_the_bytes_of_a_step_grow_linearly_with_the_rows(zoo: Zoo, name: str) ->
     two, four, ten = (step_bytes(config, (16, 16), rows) for rows in (2, 4, 10))
     assert ten == pytest.approx(four + 3 * (four - two), rel=0.02)
     assert four > 1.5 * two
-    assert step_bytes(config, (32, 32), 2) > 3 * two
+    assert step_bytes(config, (64, 64), 2) > 3 * step_bytes(config, (32, 32), 2)
 
 
 @pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])
@@ -207,7 +215,8 @@ def test_offloaded_weights_give_the_same_image(zoo: Zoo, name: str, record: Reco
         found = drive(engine_of(model, executor=executor), {0: [state]}).latents("a")
         record("offloaded", difference(found, expected))
         assert difference(found, expected) <= CALL_TOLERANCE
-        assert (decoder.decode([found])[0] == model.decoder.decode([expected])[0]).all()
+        pixels, wanted = decoder.decode([found])[0], model.decoder.decode([expected])[0]
+        assert pixel_difference(pixels, wanted) <= PIXEL_TOLERANCE
     # and the weights are away again
     assert {each.device.type for one in modules for each in one.parameters()} == {"meta"}
 

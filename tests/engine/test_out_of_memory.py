@@ -37,8 +37,8 @@ class RoomFor(FailsWith):
         self.room = room
 
     def encode_half(self, batch: Any) -> Any:
-        if len(batch.conditionings) > self.room:
-            self.sizes.append(len(batch.conditionings))
+        if len(batch.prepared) > self.room:
+            self.sizes.append(len(batch.prepared))
             raise self._error
         return super().encode_half(batch)
 
@@ -47,7 +47,7 @@ def engine_with_caps(zoo: Zoo, executor: Any, caps: BatchCaps) -> Any:
     from dataclasses import replace
 
     model = replace(zoo.model("sd"), executor=executor, max_batch_by_size=caps)
-    return build_engine(model, clock=lambda: 0.0)
+    return build_engine(model, max_batch=8, clock=lambda: 0.0)
 
 
 def test_a_batch_that_runs_out_of_memory_is_not_tried_again_at_that_size(
@@ -92,39 +92,39 @@ def test_any_other_error_of_a_batch_lowers_no_cap(zoo: Zoo) -> None:
 
 def test_a_lowered_cap_holds_for_larger_sizes_and_not_for_planned_smaller_ones() -> None:
     caps = BatchCaps({(64, 64): 8, (96, 96): 6, (128, 128): 4})
-    caps.lower((80, 80), 5)
+    caps.lower([(80, 80)] * 5)
     assert [caps[size] for size in ((64, 64), (80, 80), (96, 96), (128, 128))] == [8, 5, 5, 4]
-    caps.lower((96, 96), 0)
+    caps.lower([(96, 96)])
     assert [caps[size] for size in ((64, 64), (80, 80), (96, 96), (128, 128))] == [8, 5, 1, 1]
-    caps.lower((96, 96), 7)
+    caps.lower([(96, 96)] * 7)
     assert caps[96, 96] == 1
 
 
 def test_a_lowered_cap_rises_by_one_after_so_many_full_batches() -> None:
     caps = BatchCaps({(64, 64): 5, (128, 128): 4}, quiet_batches=3)
-    caps.lower((64, 64), 2)
+    caps.lower([(64, 64)] * 2)
     for batch in (2, 1, 2, 1):
-        caps.confirm((64, 64), batch)
+        caps.confirm([(64, 64)] * batch)
     assert caps[64, 64] == 2, "batches that are not full prove nothing"
-    caps.confirm((64, 64), 2)
+    caps.confirm([(64, 64)] * 2)
     assert caps == {(64, 64): 3, (128, 128): 2}
     for _ in range(2):
-        caps.confirm((64, 64), 3)
-    caps.lower((64, 64), 3)
+        caps.confirm([(64, 64)] * 3)
+    caps.lower([(64, 64)] * 3)
     for _ in range(2):
-        caps.confirm((64, 64), 3)
+        caps.confirm([(64, 64)] * 3)
     assert caps[64, 64] == 3, "the time without an error starts again"
     for _ in range(20):
-        caps.confirm((64, 64), caps[64, 64])
+        caps.confirm([(64, 64)] * caps[64, 64])
     assert caps == {(64, 64): 5, (128, 128): 2}, "never above the plan"
 
 
 def test_a_size_that_was_not_planned_raises_no_larger_ones_cap() -> None:
     caps = BatchCaps({(64, 64): 8, (128, 128): 4}, quiet_batches=2)
-    caps.lower((128, 128), 1)
+    caps.lower([(128, 128)])
     assert caps[80, 80] == 1
     for _ in range(20):
-        caps.confirm((80, 80), caps[80, 80])
+        caps.confirm([(80, 80)] * caps[80, 80])
     assert (caps[80, 80], caps[128, 128]) == (4, 1)
 
 
@@ -164,7 +164,7 @@ def test_memory_of_a_failed_call_is_free_before_the_next_try(zoo: Zoo) -> None:
             seen.append(sum(one() is not None for one in alive))
             activations = torch.zeros(1000)
             alive.append(weakref.ref(activations))
-            if len(batch.conditionings) > 1:
+            if len(batch.prepared) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return inner.encode_half(batch)
 

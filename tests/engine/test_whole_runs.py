@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ray_cluster.engine.executor import StepBatch
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.exactness import GUIDANCE, check, variety
@@ -17,6 +16,7 @@ from tests.engine.harness import (
     CONTROL_FACTOR,
     PIXEL_TOLERANCE,
     RUN_TOLERANCE,
+    call_model,
     difference,
     drive,
     engine_of,
@@ -28,6 +28,7 @@ from tests.engine.harness import (
 )
 
 Record = Callable[[str, object], None]
+SIZES_PX = ((64, 64), (96, 96), (128, 128), (64, 128), (128, 64))
 
 
 @pytest.mark.parametrize("guidance", GUIDANCE)
@@ -88,17 +89,22 @@ def test_other_sizes_give_what_the_pipeline_gives(
         assert pixel_difference(pixels, reference.outcome(one).pixels) <= PIXEL_TOLERANCE
 
 
-def test_sizes_take_turns_in_one_engine_without_changing_the_images(zoo: Zoo) -> None:
-    model, reference = zoo.model("sd"), zoo.reference("sd")
-    sizes = [(64, 64), (96, 64), (64, 96)]
+def test_images_of_all_sizes_step_together_without_changing(zoo: Zoo, family: str) -> None:
+    """With every sampler, guided and not, each from its own step on, in one batch."""
+    model, reference = zoo.model(family), zoo.reference(family)
     requests = [
-        request(f"r{i}", width_px=width, height_px=height, seed=i)
-        for i, (width, height) in enumerate(sizes * 2)
+        replace(one, width_px=SIZES_PX[i % 5][0], height_px=SIZES_PX[i % 5][1])
+        for i, one in enumerate(variety()[::2])
     ]
-    run = drive(engine_of(model), {0: start_all(model, requests)})
-    assert set(run.batch_sizes) == {2}
+    states = start_all(model, requests)
+    run = drive(engine_of(model), {0: states[:4], 1: states[4:6], 3: states[6:]})
+    assert max(run.batch_sizes) == 6
     for one in requests:
-        check(reference, one, run.latents(one.request_id))
+        latents = run.latents(one.request_id)
+        check(reference, one, latents)
+        with torch.inference_mode():
+            pixels = model.decoder.decode([latents])[0]
+        assert pixel_difference(pixels, reference.outcome(one).pixels) <= PIXEL_TOLERANCE
 
 
 def test_images_decoded_together_are_those_decoded_alone(zoo: Zoo, family: str) -> None:
@@ -122,9 +128,18 @@ def test_the_references_own_decoding_is_the_pipelines(zoo: Zoo, family: str) -> 
 
 
 def call(
-    zoo: Zoo, family: str, *, swap: bool = False, late: float = 0.0, side_px: int = 64
+    zoo: Zoo,
+    family: str,
+    *,
+    swap: bool = False,
+    late: float = 0.0,
+    sizes: Sequence[tuple[int, int]] = SIZES_PX,
 ) -> tuple[float, float]:
-    """One call over a mixed batch; the largest error against diffusers' UNet and its spread."""
+    """One call over a mixed batch; the largest error against diffusers' UNet and its spread.
+
+    A guided prediction is ``(1 - s) * u + s * c``, so that errors of its two rows count ``2 s - 1``
+    times: its error is told as that of one row.
+    """
     model, unet = zoo.model(family), zoo.reference(family).pipeline.unet
     requests = [
         request(
@@ -132,50 +147,55 @@ def call(
             prompt="red " * (i + 1),
             guidance_scale=(1.0, 3.0, 7.5)[i % 3],
             seed=i,
-            width_px=side_px,
+            width_px=sizes[i % len(sizes)][0],
+            height_px=sizes[i % len(sizes)][1],
         )
         for i in range(8)
     ]
     states = start_all(model, requests)
     # with latents drawn anew every time, guidance of 7.5 would be past the bound now and then
     generator = torch.Generator().manual_seed(0)
-    latents = torch.randn((8, *states[0].latents.shape), generator=generator)
+    latents = [torch.randn(state.latents.shape, generator=generator) for state in states]
     timesteps = torch.linspace(1, 999, 8).round()
     conditionings = [state.conditioning for state in states]
     order = [0, 2, 1, *range(3, 8)] if swap else range(8)
-    given = [conditionings[index] for index in order]
-    batch = StepBatch(
-        latents, timesteps + late, tuple(given), tuple(one.guidance_scale for one in requests)
+    found = call_model(
+        model.executor,
+        latents,
+        timesteps + late,
+        [conditionings[index] for index in order],
+        [one.guidance_scale for one in requests],
     )
     errors = []
     with torch.inference_mode():
-        found = model.executor.decode_half(model.executor.encode_half(batch))
         for index, (one, owned) in enumerate(zip(requests, conditionings, strict=True)):
             added = {}
             if owned.pooled_embeds is not None:
                 added = {"text_embeds": owned.pooled_embeds[None], "time_ids": owned.time_ids[None]}
-            row = (latents[index : index + 1], timesteps[index])
+            row = (latents[index][None], timesteps[index])
             expected = unet(*row, owned.prompt_embeds[None], added_cond_kwargs=added).sample
             if one.uses_guidance:
                 if added:
                     added = added | {"text_embeds": owned.negative_pooled_embeds[None]}
                 blank = unet(*row, owned.negative_embeds[None], added_cond_kwargs=added).sample
                 expected = blank + one.guidance_scale * (expected - blank)
-            errors.append(difference(found[index], expected[0]))
-    return max(errors), float(found.std())
+            times = 2 * one.guidance_scale - 1 if one.uses_guidance else 1.0
+            errors.append(difference(found[index], expected[0]) / times)
+    return max(errors), min(float(one.std()) for one in found)
 
 
+@pytest.mark.parametrize("sizes", [SIZES_PX, SIZES_PX[:1]], ids=["all sizes", "one size"])
 def test_one_call_over_a_mixed_batch_equals_the_unet_row_by_row(
-    zoo: Zoo, family: str, record: Record
+    zoo: Zoo, family: str, sizes: Sequence[tuple[int, int]], record: Record
 ) -> None:
-    error, spread = call(zoo, family)
+    error, spread = call(zoo, family, sizes=sizes)
     record("call", error)
     assert error <= CALL_TOLERANCE
     assert spread > 1e-2
 
 
-def test_a_size_with_odd_latents_equals_the_unet_too(zoo: Zoo, family: str, record: Record) -> None:
-    error, _ = call(zoo, family, side_px=76)
+def test_sizes_with_odd_latents_equal_the_unet_too(zoo: Zoo, family: str, record: Record) -> None:
+    error, _ = call(zoo, family, sizes=((76, 64), (76, 76), (64, 64)))
     record("call", error)
     assert error <= CALL_TOLERANCE
 
@@ -203,7 +223,7 @@ def test_from_infinite_noise_a_run_is_nearer_to_the_truth_than_the_pipelines(
         ours, theirs = difference(found, truth), difference(expected, truth)
         record(f"ours {name}", ours)
         record(f"diffusers {name}", theirs)
-        assert ours <= theirs
+        assert ours <= max(theirs, RUN_TOLERANCE)
         # what they have in common is far more than what they differ in
         assert theirs < 0.02 * float(truth.abs().max())
 

@@ -264,7 +264,8 @@ async def test_fifty_requests_with_aborts_and_a_death_leave_nothing_behind(
     left = LeftStates(store, knows=link.service._core.knows, wall_clock=time.time)
     link.service._on_outcome = left.on_outcome
     left.start()
-    requests = [request(f"n{i}", seed=i, num_steps=2 + i % 6) for i in range(50)]
+    # enough steps that some are on their way when the replica dies
+    requests = [request(f"n{i}", seed=i, num_steps=12 + i % 24) for i in range(50)]
     aborted = set(chance.sample([one.request_id for one in requests], 15))
     mortal = new_agent(model, link, coder, "mortal", blobs=store, every=1)
     mortal.start()

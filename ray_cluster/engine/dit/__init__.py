@@ -1,0 +1,1 @@
+"""The lean executor of the DiT family."""

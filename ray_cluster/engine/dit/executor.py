@@ -1,0 +1,180 @@
+"""Executor of the DiT family: one step of requests of any sizes, timesteps and prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
+from torch import Tensor
+
+from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
+from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
+from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
+from ray_cluster.engine.dit.packing import packing_of
+from ray_cluster.engine.dit.parts import Conditions
+from ray_cluster.engine.dit.streams import Parted
+from ray_cluster.engine.dit.walk import Walk, num_rings
+from ray_cluster.engine.executor import Residuals, StepBatch
+from ray_cluster.engine.model_rows import KeptStacks, guide, lay_out, rows_of
+from ray_cluster.engine.packed_weights import packed_linear
+from ray_cluster.engine.rings import Rings
+from ray_cluster.engine.state import Conditioning
+from ray_cluster.errors import ModelUnsupported
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """What a request's prompt comes to, the same in all its steps: one or two model rows.
+
+    Attributes:
+        tokens: ``[1 or 2, T, D]``; with guidance the negative prompt's first.
+        pooled: ``[1 or 2, D]``, what is added to the time embedding.
+    """
+
+    tokens: Tensor
+    pooled: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedHalf:
+    """What the blocks start from.
+
+    Attributes:
+        walk: through the blocks.
+        streams: tokens of images ``[N, D]`` and of prompts ``[P, D]``.
+    """
+
+    batch: StepBatch[PreparedPrompt]
+    walk: Walk
+    streams: Parted
+
+
+class DiTExecutor:
+    """Runs the weights of a diffusers SD3 or FLUX transformer over packed tokens.
+
+    The first half is what comes before the first block: that is where a ControlNet of these
+    families would begin to add residuals. None is covered yet.
+
+    Args:
+        model: on its device in its dtype. Its weights are taken over: the module itself cannot be
+            called any more.
+        vae_scale_factor: image pixels per latent pixel.
+        device: where it computes; its weights may rest elsewhere when they are offloaded.
+        attention: the one that the device is taken to be fastest with, unless another is compared.
+
+    Raises:
+        ModelUnsupported: the model is made of something that the executor does not cover.
+    """
+
+    def __init__(
+        self,
+        model: SD3Transformer2DModel | FluxTransformer2DModel,
+        *,
+        vae_scale_factor: int,
+        device: torch.device,
+        attention: AttentionKind | None = None,
+    ) -> None:
+        check_dit_config(dict(model.config) | {"_class_name": type(model).__name__})
+        check_dit_layers(model)
+        self._device = device
+        # diffusers walks through all modules to answer this
+        self._dtype = model.dtype
+        model.eval()
+        is_flux = isinstance(model, FluxTransformer2DModel)
+        self._lean: LeanDiT = LeanFlux(model) if is_flux else LeanSD3(model)
+        self._prompts = packed_linear(model.context_embedder)
+        self._pooled: Any = model.time_text_embed.text_embedder
+        self._attention = attention or attention_for(device, self._dtype)
+        self._vae_scale_factor = vae_scale_factor
+        self._stacked = KeptStacks(_stack)
+
+    @property
+    def device(self) -> torch.device:
+        """Where latents must be."""
+        return self._device
+
+    @property
+    def num_levels(self) -> int:
+        """Resolutions that the layout of a batch must have: the last is that of the tokens."""
+        return self._lean.patch.bit_length()
+
+    @property
+    def num_outer(self) -> range:
+        """Numbers of blocks at either end within which it can keep and reuse what others add."""
+        return range((self._lean.num_blocks + 1) // 2)
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
+        """Return ``(C, H, W)`` of the latents of an image of that size."""
+        factor = self._vae_scale_factor
+        return (self._lean.channels, height_px // factor, width_px // factor)
+
+    def prepare(self, conditioning: Conditioning) -> PreparedPrompt:
+        """Compute what stays the same in all steps of a request."""
+        embeds = torch.stack(rows_of(conditioning.negative_embeds, conditioning.prompt_embeds))
+        assert conditioning.pooled_embeds is not None, "these models have pooled embeddings"
+        pooled = rows_of(conditioning.negative_pooled_embeds, conditioning.pooled_embeds)
+        return PreparedPrompt(
+            tokens=self._prompts(embeds.flatten(0, 1)).unflatten(0, embeds.shape[:2]),
+            pooled=self._pooled(torch.stack(pooled)),
+        )
+
+    def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
+        """Embed patches, timesteps and positions."""
+        lean, layout = self._lean, batch.layout
+        rings = Rings(batch, num_rings(lean))
+        conditions = self._conditions(batch, rings)
+        image = lean.tokens(lay_out(batch, self._dtype), layout.levels)
+        prompt = self._stacked.of(batch, rings[0]).tokens.flatten(0, 1)
+        walk = Walk(lean, rings, conditions, layout.levels[-1])
+        return EncodedHalf(batch, walk, Parted(image, prompt))
+
+    def _conditions(self, batch: StepBatch[PreparedPrompt], rings: Rings) -> list[Conditions]:
+        """Return the conditions of every ring."""
+        lean, layout = self._lean, batch.layout
+        prompts = self._stacked.of(batch, rings[0])
+        times = lean.times(batch.timesteps, batch.guidance_scales, self._dtype)
+        if layout.num_guided:
+            times = times[layout.request_of_row(times.device)]
+        embedding = F.silu(times + prompts.pooled)
+        attend = start_attention(self._attention)
+        found: list[Conditions] = []
+        for depth in range(num_rings(lean) + 1):
+            ring = rings[depth]
+            if depth and (ring.is_empty or ring.images == rings[depth - 1].images):
+                found.append(found[-1])
+                continue
+            packing = packing_of(ring.layout.levels[-1], prompts.tokens.shape[1])
+            found.append(
+                Conditions(
+                    embedding=embedding if rings.is_whole(depth) else embedding[list(ring.images)],
+                    packing=packing,
+                    attend=attend,
+                    rotary=lean.rotary(packing, self._device),
+                )
+            )
+        return found
+
+    def decode_half(self, encoded: EncodedHalf, residuals: Residuals | None = None) -> Tensor:
+        """Run all blocks; return the guided prediction ``[M, C]``.
+
+        Raises:
+            ModelUnsupported: there are residuals.
+        """
+        if residuals is not None:
+            raise ModelUnsupported("ControlNets of diffusion transformers are not covered")
+        walk = encoded.walk
+        image = walk.run(encoded.streams)
+        levels = encoded.batch.layout.levels
+        output = self._lean.pixels(image, levels, walk.conditions[0])
+        return guide(output.float(), encoded.batch)
+
+
+def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
+    return PreparedPrompt(
+        tokens=torch.stack([one.tokens[row] for one, row in rows]),
+        pooled=torch.stack([one.pooled[row] for one, row in rows]),
+    )

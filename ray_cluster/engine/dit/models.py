@@ -1,0 +1,152 @@
+"""What the models of the family differ in: patches, time, positions, blocks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
+from torch import Tensor
+
+from ray_cluster.engine.dit.blocks import JointBlock, SingleBlock
+from ray_cluster.engine.dit.packing import Packing
+from ray_cluster.engine.dit.parts import Conditions, LastNorm
+from ray_cluster.engine.dit.patches import from_channels_first, from_channels_last, to_patches
+from ray_cluster.engine.dit.rotary import Rotary, RotaryTables
+from ray_cluster.engine.dit.streams import Joined, Parted, Streams
+from ray_cluster.engine.packed_weights import packed_linear
+from ray_cluster.engine.token_layout import Level
+
+_FLUX_PATCH = 2
+_FLUX_TIMESTEPS = 1000
+_HALF_LIMIT = 65504.0
+
+
+class LeanDiT(Protocol):
+    """A DiT between latents and prediction."""
+
+    @property
+    def patch(self) -> int:
+        """Latent pixels along a side of a token; a power of two."""
+
+    @property
+    def channels(self) -> int:
+        """Of the latents."""
+
+    def tokens(self, pixels: Tensor, levels: tuple[Level, ...], /) -> Tensor:
+        """Return the embedded patches ``[N, D]`` of ``[N * patch**2, C]``."""
+
+    def times(self, timesteps: Tensor, guidance_scales: Tensor, dtype: torch.dtype, /) -> Tensor:
+        """Return what the embeddings of timesteps ``[B]`` come to, ``[B, D]``."""
+
+    def rotary(self, packing: Packing, device: torch.device, /) -> Rotary | None:
+        """Return the positions that queries and keys are turned by, if they are."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks, of all kinds."""
+
+    def run(self, block: int, streams: Streams, conditions: Conditions) -> Streams:
+        """Run one block."""
+
+    def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
+        """Return the prediction ``[N * patch**2, C]`` of tokens ``[N, D]``."""
+
+
+class LeanSD3:
+    """Stable Diffusion 3 and 3.5: joint blocks, positions added to the patches."""
+
+    def __init__(self, model: SD3Transformer2DModel) -> None:
+        self.patch = int(model.config.patch_size)
+        self.channels = int(model.config.in_channels)
+        self._embed: Any = model.pos_embed
+        self._time: Any = model.time_text_embed
+        self._blocks = [JointBlock(block) for block in model.transformer_blocks]
+        self._last_norm, self._last = LastNorm(model.norm_out), packed_linear(model.proj_out)
+
+    def tokens(self, pixels: Tensor, levels: tuple[Level, ...]) -> Tensor:
+        """Return embedded patches; every size has its own part of the table of positions."""
+        parts = [
+            self._embed(segment.as_images(pixels)).flatten(0, 1) for segment in levels[0].segments
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def times(self, timesteps: Tensor, _guidance_scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the embeddings of timesteps; guidance takes a second model row instead."""
+        embedded: Tensor = self._time.timestep_embedder(self._time.time_proj(timesteps).to(dtype))
+        return embedded
+
+    def rotary(self, _packing: Packing, _device: torch.device) -> Rotary | None:
+        """Return nothing: positions are part of the patches."""
+        return None
+
+    @property
+    def num_blocks(self) -> int:
+        """Joint blocks."""
+        return len(self._blocks)
+
+    def run(self, block: int, streams: Streams, conditions: Conditions) -> Streams:
+        """Run one block; the last one leaves the prompts as they are."""
+        return Parted(*self._blocks[block](*streams.parted(conditions.packing), conditions))
+
+    def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
+        """Return the prediction."""
+        normed = self._last_norm(image, conditions.packing.image, conditions)
+        return from_channels_last(self._last(normed), levels[-1], self.patch)
+
+
+class LeanFlux:
+    """FLUX.1: joint blocks, then single ones; positions turn queries and keys."""
+
+    def __init__(self, model: FluxTransformer2DModel) -> None:
+        self.patch = _FLUX_PATCH
+        self.channels = int(model.config.in_channels) // _FLUX_PATCH**2
+        self._embed = packed_linear(model.x_embedder)
+        self._time: Any = model.time_text_embed
+        self._embeds_guidance = bool(model.config.guidance_embeds)
+        self._positions = RotaryTables(model.pos_embed)
+        self._blocks = [JointBlock(block) for block in model.transformer_blocks]
+        self._single_blocks = [SingleBlock(block) for block in model.single_transformer_blocks]
+        self._last_norm, self._last = LastNorm(model.norm_out), packed_linear(model.proj_out)
+
+    def tokens(self, pixels: Tensor, levels: tuple[Level, ...]) -> Tensor:
+        """Return embedded patches."""
+        return self._embed(to_patches(pixels, levels[-1], self.patch))
+
+    def times(self, timesteps: Tensor, guidance_scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the embeddings of timesteps, with those of the scales where the model has such."""
+        # rounded as on diffusers' way through the pipeline and the model
+        timesteps = timesteps.to(dtype) / _FLUX_TIMESTEPS * _FLUX_TIMESTEPS
+        embedded: Tensor = self._time.timestep_embedder(self._time.time_proj(timesteps).to(dtype))
+        if self._embeds_guidance:
+            scales = self._time.time_proj(guidance_scales.to(dtype) * _FLUX_TIMESTEPS)
+            embedded = embedded + self._time.guidance_embedder(scales.to(dtype))
+        return embedded
+
+    def rotary(self, packing: Packing, device: torch.device) -> Rotary | None:
+        """Return the positions of the batch's joint rows."""
+        return self._positions.of(packing, device)
+
+    @property
+    def num_blocks(self) -> int:
+        """Joint and single blocks."""
+        return len(self._blocks) + len(self._single_blocks)
+
+    def run(self, block: int, streams: Streams, conditions: Conditions) -> Streams:
+        """Run one block; the joint ones come first."""
+        if block < len(self._blocks):
+            image, prompt = self._blocks[block](*streams.parted(conditions.packing), conditions)
+            return Parted(image, _within_half(prompt))
+        single_block = self._single_blocks[block - len(self._blocks)]
+        joint = streams.joined(conditions.packing)
+        return Joined(_within_half(single_block(joint, conditions)))
+
+    def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
+        """Return the prediction."""
+        normed = self._last_norm(image, conditions.packing.image, conditions)
+        return from_channels_first(self._last(normed), levels[-1], self.patch)
+
+
+def _within_half(rows: Tensor) -> Tensor:
+    """Return rows without what is infinite in float16, as diffusers' FLUX does."""
+    return rows.clip(-_HALF_LIMIT, _HALF_LIMIT) if rows.dtype == torch.float16 else rows

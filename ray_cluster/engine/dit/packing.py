@@ -1,0 +1,113 @@
+"""How the tokens of a batch lie: those of all images in one matrix, those of all prompts likewise.
+
+Attention is the only layer that asks which image a token belongs to. It runs over a third matrix,
+in which each prompt's tokens follow those of its image: that is SD3's order in diffusers. In the
+other one its sums, over many equal tokens where there is no T5, are rounded up to twice as much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from torch import Tensor
+
+from ray_cluster.engine.token_layout import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sequences of one length: consecutive rows of a matrix.
+
+    Attributes:
+        images: which of the batch's images, in the layout's order.
+        rows: which rows of the matrix.
+        length: tokens of each.
+    """
+
+    images: slice
+    rows: slice
+    length: int
+
+    @property
+    def num_images(self) -> int:
+        """Sequences of the span."""
+        return int(self.images.stop - self.images.start)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return this span of ``[N, ...]`` as ``[n, length, ...]``, a view."""
+        return flat[self.rows].view(self.num_images, self.length, *flat.shape[1:])
+
+
+Spans = tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The spans of a batch in its three matrices; in each, one per size of image.
+
+    Attributes:
+        image: in the matrix of all images' tokens.
+        prompt: in that of all prompts' tokens, which are equally many for every image.
+        joint: in that of both, each image before its prompt.
+        sizes: height and width in tokens, per span.
+    """
+
+    image: Spans
+    prompt: Spans
+    joint: Spans
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of each prompt."""
+        return self.prompt[0].length
+
+    def merge(self, prompt: Tensor, image: Tensor) -> Tensor:
+        """Return the joint matrix of two, ``[P, ...]`` and ``[N, ...]`` as ``[P + N, ...]``."""
+        joint = image.new_empty(len(prompt) + len(image), *image.shape[1:])
+        for of_prompt, of_image, both in zip(self.prompt, self.image, self.joint, strict=True):
+            rows = both.of(joint)
+            rows[:, : of_image.length] = of_image.of(image)
+            rows[:, of_image.length :] = of_prompt.of(prompt)
+        return joint
+
+    def image_rows(self, joint: Tensor) -> Tensor:
+        """Return the images' rows of a joint matrix."""
+        count = self.image[-1].rows.stop
+        image = joint.new_empty(count, *joint.shape[1:])
+        for of_image, both in zip(self.image, self.joint, strict=True):
+            of_image.of(image)[:] = both.of(joint)[:, : of_image.length]
+        return image
+
+    def prompt_rows(self, joint: Tensor) -> Tensor:
+        """Return the prompts' rows of a joint matrix."""
+        count = self.prompt[-1].rows.stop
+        prompt = joint.new_empty(count, *joint.shape[1:])
+        for of_prompt, both in zip(self.prompt, self.joint, strict=True):
+            of_prompt.of(prompt)[:] = both.of(joint)[:, -self.num_prompt :]
+        return prompt
+
+
+def packing_of(level: Level, num_prompt: int) -> Packing:
+    """Return the packing of a batch.
+
+    Args:
+        level: where its images' tokens lie.
+        num_prompt: tokens of each prompt.
+    """
+    images = [segment.images for segment in level.segments]
+    lengths = [segment.height * segment.width for segment in level.segments]
+    return Packing(
+        image=_spans(images, lengths),
+        prompt=_spans(images, [num_prompt] * len(lengths)),
+        joint=_spans(images, [num_prompt + length for length in lengths]),
+        sizes=tuple((segment.height, segment.width) for segment in level.segments),
+    )
+
+
+def _spans(images: list[slice], lengths: list[int]) -> Spans:
+    counts = [one.stop - one.start for one in images]
+    ends = accumulate((n * length for n, length in zip(counts, lengths, strict=True)), initial=0)
+    rows = (slice(*pair) for pair in pairwise(ends))
+    return tuple(Span(*span) for span in zip(images, rows, lengths, strict=True))

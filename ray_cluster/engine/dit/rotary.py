@@ -1,0 +1,75 @@
+"""Positions that queries and keys are turned by (RoPE), of all tokens of a batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_cluster.engine.dit.packing import Packing
+
+# batches whose positions are kept: the latest, and those of its rows that go on inwards
+_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Cosines and sines of every row's angles, ``[J, 1, d]`` float32."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Turn each pair of neighbouring channels of ``[J, heads, d]`` by its angle."""
+        whole = rows.float()
+        real, imaginary = whole.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack([-imaginary, real], dim=-1).flatten(-2)
+        return torch.addcmul(whole * self.cosines, turned, self.sines).to(rows.dtype)
+
+
+class RotaryTables:
+    """Makes the positions of a batch: a prompt's are all zero, a pixel's are its row and column.
+
+    Args:
+        embed: diffusers' ``FluxPosEmbed``, from ids ``[L, 3]`` to cosines and sines ``[L, d]``.
+    """
+
+    def __init__(self, embed: Any) -> None:
+        self._embed = embed
+        self._by_size: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self._kept: deque[tuple[Packing, torch.device, Rotary]] = deque(maxlen=_KEPT)
+
+    def of(self, packing: Packing, device: torch.device) -> Rotary:
+        """Return the positions of a batch's joint rows."""
+        for known, place, rotary in self._kept:
+            if (known, place) == (packing, device):
+                return rotary
+        rotary = self._joined(packing, device)
+        self._kept.append((packing, device, rotary))
+        return rotary
+
+    def _joined(self, packing: Packing, device: torch.device) -> Rotary:
+        tables = [self._table(packing.num_prompt, *size) for size in packing.sizes]
+        joined = (
+            torch.cat(
+                [
+                    table[part].expand(span.num_images, -1, -1).flatten(0, 1)
+                    for table, span in zip(tables, packing.joint, strict=True)
+                ]
+            )
+            for part in (0, 1)
+        )
+        return Rotary(*(one.unsqueeze(1).to(device) for one in joined))
+
+    def _table(self, num_prompt: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+        key = (num_prompt, height, width)
+        if key not in self._by_size:
+            ids = torch.zeros(height, width, 3)
+            ids[..., 1] += torch.arange(height)[:, None]
+            ids[..., 2] += torch.arange(width)[None, :]
+            prompt = torch.zeros(num_prompt, 3)
+            self._by_size[key] = self._embed(torch.cat([ids.flatten(0, 1), prompt]))
+        return self._by_size[key]

@@ -1,0 +1,87 @@
+"""The blocks of a DiT, from both ends to the middle and back, over rows that leave and come back.
+
+Ring ``k`` has the ``k``-th block from either end. Of what lies within it, the residual is reused:
+what the inner blocks add to the tokens (Chen et al. 2024, Delta-DiT, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ray_cluster.engine.dit.models import LeanDiT
+from ray_cluster.engine.dit.parts import Conditions
+from ray_cluster.engine.dit.streams import Parted, Streams
+from ray_cluster.engine.rings import Rings
+from ray_cluster.engine.token_layout import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One pass through the blocks.
+
+    Attributes:
+        conditions: of every ring, from that of all rows inwards.
+        level: of all model rows' tokens.
+    """
+
+    lean: LeanDiT
+    rings: Rings
+    conditions: Sequence[Conditions]
+    level: Level
+
+    def run(self, streams: Streams) -> Tensor:
+        """Run all blocks; return the images' tokens ``[N, D]`` of all rows."""
+        return self._within(0, streams).parted(self.conditions[0].packing).image
+
+    def _within(self, depth: int, streams: Streams) -> Streams:
+        """Run what lies within a ring, over the rows of that ring."""
+        if depth == num_rings(self.lean):
+            return streams
+        if not self.rings.is_cut(depth):
+            return self._ring(depth + 1, streams)
+        before = streams.parted(self.conditions[depth].packing)
+        inside = Parted(*map(self._narrow, [depth] * 2, before, self._lengths))
+        if not self.rings[depth + 1].is_empty:
+            packing = self.conditions[depth + 1].packing
+            inside = self._ring(depth + 1, inside).parted(packing)
+        # behind the last block nobody asks for the prompts
+        used = range(1 if depth == 0 else 2)
+        after = [self._widen(depth, stream, inside[stream], before[stream]) for stream in used]
+        made = [(after[stream] - before[stream], self._lengths[stream]) for stream in used]
+        self.rings.keep(depth, made)
+        return Parted(after[0], after[-1] if depth else before.prompt)
+
+    def _ring(self, depth: int, streams: Streams) -> Streams:
+        """Run a ring and what lies within it."""
+        first, last = depth - 1, self.lean.num_blocks - depth
+        streams = self.lean.run(first, streams, self.conditions[depth])
+        if first == last:
+            return streams
+        return self.lean.run(last, self._within(depth, streams), self.conditions[depth])
+
+    @property
+    def _lengths(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens of every model row in the images' matrix and in the prompts'."""
+        images = self.level.image_tokens
+        return images, [self.conditions[0].packing.num_prompt] * len(images)
+
+    def _narrow(self, depth: int, rows: Tensor, lengths: Sequence[int]) -> Tensor:
+        return self.rings.narrow(rows, depth, lengths)
+
+    def _widen(self, depth: int, stream: int, inside: Tensor, before: Tensor) -> Tensor:
+        """Return the rows of a ring, those that reuse with what was kept added to them."""
+        kept, lengths = self.rings.kept(depth, stream), self._lengths[stream]
+        if not kept:
+            return inside
+        images = self.rings[depth].images
+        own = dict(zip(images, before.split([lengths[one] for one in images]), strict=True))
+        returning = {image: own[image] + more for image, more in kept.items()}
+        return self.rings.widen(inside, depth, lengths, returning)
+
+
+def num_rings(lean: LeanDiT) -> int:
+    """Return how many rings the blocks of a model make."""
+    return -(-lean.num_blocks // 2)

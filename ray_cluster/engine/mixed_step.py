@@ -1,0 +1,281 @@
+"""One denoising step of requests of any sizes: the model call and the samplers' update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_cluster.engine.activations import ActivationStore
+from ray_cluster.engine.executor import Executor, RowReuse, StepBatch
+from ray_cluster.engine.reuse_steps import Turn, turn_of
+from ray_cluster.engine.sampler_schedules import SamplerTable
+from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.token_layout import (
+    Composition,
+    TokenLayout,
+    composition_of,
+    layout_of,
+)
+from ray_cluster.kernels.sampler_update.op import sampler_update
+from ray_cluster.kernels.sampler_update.reference import NUM_COEFFICIENTS
+from ray_cluster.policies.batch_layout import BatchLayout
+
+LayoutChoice = Callable[[int], BatchLayout]
+"""Says for a number of sizes whether they share a model call."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A request that an engine has.
+
+    Attributes:
+        table: the schedule of its sampler.
+        last_step: number of the engine's step that it was last part of, or after which it came.
+        prepared: what the executor made of its conditioning, from its first step here on.
+    """
+
+    state: RequestState
+    table: SamplerTable
+    last_step: int
+    prepared: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has taken its last step; a state imported like that is not to step."""
+        return self.state.step_index >= self.table.num_steps
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether its next step draws from the request's generator."""
+        return self.table.takes_noise[self.state.step_index]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """What a step makes of one request, before it is its own.
+
+    Attributes:
+        latents: ``[C, h, w]``, the next latents.
+        denoised: ``[C, h, w]``, the estimate of the clean ones.
+        is_finite: whether all of the latents are.
+        turn: how the step was taken.
+    """
+
+    latents: Tensor
+    denoised: Tensor
+    is_finite: bool
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What one row's model call begins with.
+
+    Attributes:
+        latents: ``[C, h, w]`` in the sampler's own scale.
+        step_index: of the step whose timestep it is.
+        reuse: the row's part in reuse.
+    """
+
+    row: Held
+    latents: Tensor
+    step_index: int
+    reuse: RowReuse | None
+
+
+def compute_step(
+    rows: Sequence[Held],
+    executor: Executor[Any, Any],
+    choose: LayoutChoice,
+    store: ActivationStore,
+) -> list[Advanced]:
+    """Compute one step of every row in one batch; the rows' states stay as they are.
+
+    Generators of samplers that take noise are drawn from. What rows are to reuse, and what is not
+    in the store, is computed again.
+
+    Args:
+        rows: any.
+        executor: the model.
+        choose: told the number of sizes, says whether they share a model call.
+        store: of what rows have kept.
+    """
+    for row in rows:
+        if row.prepared is None:
+            row.prepared = executor.prepare(row.state.conditioning)
+    turns = [turn_of(row.state, row.table.num_steps, store) for row in rows]
+    lacking = [pair for pair in zip(rows, turns, strict=True) if pair[1].is_lacking]
+    if lacking:
+        _restore(lacking, executor, choose)
+    composition, order = _arranged(rows)
+    advanced = _compute([(rows[i], turns[i]) for i in order], composition, executor, choose)
+    by_row = dict(zip(order, advanced, strict=True))
+    return [by_row[index] for index in range(len(rows))]
+
+
+def _arranged(rows: Sequence[Held]) -> tuple[Composition, tuple[int, ...]]:
+    """Return the composition of rows, and the order in which its layout takes them."""
+    return composition_of(
+        [(*row.state.latents.shape[1:], row.state.conditioning.is_guided) for row in rows]
+    )
+
+
+def _restore(
+    lacking: Sequence[tuple[Held, Turn]], executor: Executor[Any, Any], choose: LayoutChoice
+) -> None:
+    """Compute the last full step of rows again, for what they kept of it."""
+    composition, order = _arranged([row for row, _ in lacking])
+    starts, parts = [], []
+    for row, turn in (lacking[index] for index in order):
+        last, part = row.state.full_step, turn.reuse
+        assert last is not None, "a row that reuses has had a full step"
+        assert part is not None, "a row that lacks something reuses"
+        starts.append(_Start(row, last.latents, last.step_index, RowReuse(part.num_outer)))
+        parts.append(part)
+    _predict(_Call(starts, layout_of(composition, executor.num_levels), executor), choose)
+    for part, start in zip(parts, starts, strict=True):
+        assert start.reuse is not None
+        part.kept = start.reuse.fresh
+
+
+class _Call:
+    """The inputs of a model call over rows in the order of their layout.
+
+    Attributes:
+        latents: ``[M, C]`` in the samplers' own scales.
+        coefficients: ``[B, 8]`` of the samplers' updates.
+        owner: ``[M]``, whose pixel it is.
+        batch: what the executor takes.
+    """
+
+    def __init__(
+        self, starts: Sequence[_Start], layout: TokenLayout, executor: Executor[Any, Any]
+    ) -> None:
+        packed = torch.stack([start.row.table.packed[start.step_index] for start in starts])
+        scales = torch.tensor([[start.row.state.request.guidance_scale] for start in starts])
+        timesteps, input_scale, self.coefficients, scales = (
+            torch.cat([packed, scales], dim=1)
+            .to(executor.device)
+            .split([1, 1, NUM_COEFFICIENTS, 1], dim=1)
+        )
+        self.executor = executor
+        self.owner = layout.request_of_token(executor.device)
+        self.latents = _flat([start.latents for start in starts])
+        parts = tuple(start.reuse for start in starts)
+        self.batch: StepBatch[Any] = StepBatch(
+            layout=layout,
+            latents=self.latents * input_scale[self.owner],
+            timesteps=timesteps[:, 0],
+            prepared=tuple(start.row.prepared for start in starts),
+            guidance_scales=scales[:, 0],
+            reuse=parts if any(part is not None for part in parts) else (),
+        )
+
+
+def _predict(call: _Call, choose: LayoutChoice) -> Tensor:
+    """Call the model, once or for each size; return the guided prediction ``[M, C]``."""
+    composition, executor = call.batch.layout.composition, call.executor
+    runs = [composition]
+    if choose(len(composition)) == "grouped":
+        runs = [(group,) for group in composition]
+    return torch.cat(
+        [
+            executor.decode_half(executor.encode_half(part))
+            for part in _parts(call.batch, runs, executor.num_levels)
+        ]
+    )
+
+
+def _compute(
+    turns: Sequence[tuple[Held, Turn]],
+    composition: Composition,
+    executor: Executor[Any, Any],
+    choose: LayoutChoice,
+) -> list[Advanced]:
+    """Compute a step of rows in the order of their layout."""
+    rows = [row for row, _ in turns]
+    layout = layout_of(composition, executor.num_levels)
+    starts = [
+        _Start(row, row.state.latents, row.state.step_index, turn.reuse) for row, turn in turns
+    ]
+    call = _Call(starts, layout, executor)
+    advanced, denoised = sampler_update(
+        call.latents,
+        _predict(call, choose),
+        _flat([row.state.denoised for row in rows]),
+        _noise(rows, executor.device),
+        call.coefficients,
+        call.owner,
+    )
+    return [
+        Advanced(latents=new, denoised=estimate, is_finite=is_finite, turn=turn)
+        for new, estimate, is_finite, (_, turn) in zip(
+            _images(advanced, rows, layout),
+            _images(denoised, rows, layout),
+            _are_finite(advanced, call.owner, len(rows)),
+            turns,
+            strict=True,
+        )
+    ]
+
+
+def _parts(
+    batch: StepBatch[Any], runs: Sequence[Composition], num_levels: int
+) -> Iterator[StepBatch[Any]]:
+    """Cut a batch into one for each run of its sizes."""
+    if len(runs) == 1:
+        yield batch
+        return
+    request = token = 0
+    for run in runs:
+        layout = layout_of(run, num_levels)
+        requests = slice(request, request + layout.num_requests)
+        tokens = slice(token, token + sum(layout.request_tokens))
+        yield StepBatch(
+            layout=layout,
+            latents=batch.latents[tokens],
+            timesteps=batch.timesteps[requests],
+            prepared=batch.prepared[requests],
+            guidance_scales=batch.guidance_scales[requests],
+            num_calls=len(runs),
+            reuse=batch.reuse[requests],
+        )
+        request, token = requests.stop, tokens.stop
+
+
+def _flat(images: Sequence[Tensor]) -> Tensor:
+    """Return images ``[C, h, w]`` as rows of pixels ``[M, C]``."""
+    return torch.cat([image.permute(1, 2, 0).flatten(0, 1) for image in images])
+
+
+def _images(flat: Tensor, rows: Sequence[Held], layout: TokenLayout) -> list[Tensor]:
+    """Return rows of pixels as images ``[C, h, w]``, views."""
+    parts = flat.split(layout.request_tokens)
+    return [
+        part.unflatten(0, row.state.latents.shape[1:]).permute(2, 0, 1)
+        for part, row in zip(parts, rows, strict=True)
+    ]
+
+
+def _are_finite(flat: Tensor, owner: Tensor, count: int) -> list[bool]:
+    bad = (~torch.isfinite(flat)).any(dim=1).float()
+    num_bad = torch.zeros(count, device=flat.device).index_add_(0, owner, bad)
+    return [number == 0 for number in num_bad.tolist()]
+
+
+def _noise(rows: Sequence[Held], device: torch.device) -> Tensor | None:
+    """Draw each row's noise from its own generator, as the request alone would draw it."""
+    if not any(row.draws_noise for row in rows):
+        return None
+    return _flat(
+        [
+            torch.randn((1, *row.state.latents.shape), generator=row.state.generator)[0]
+            if row.draws_noise
+            else torch.zeros(row.state.latents.shape)
+            for row in rows
+        ]
+    ).to(device)

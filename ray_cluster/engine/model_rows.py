@@ -1,0 +1,77 @@
+"""From requests to the rows of a model call and back: one row each, with guidance two."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ray_cluster.engine.executor import PreparedT, StepBatch
+from ray_cluster.engine.rings import Ring
+
+# stacks of rings further in that are kept for each model call
+_INNER_RINGS = 2
+
+StackedT = TypeVar("StackedT")
+
+
+def rows_of(negative: Tensor | None, positive: Tensor) -> list[Tensor]:
+    """Return what a request's model rows are made of, the unconditional one first."""
+    return [positive] if negative is None else [negative, positive]
+
+
+def lay_out(batch: StepBatch[Any], dtype: torch.dtype) -> Tensor:
+    """Return the latents of all model rows, ``[N, C]``."""
+    layout, latents = batch.layout, batch.latents.to(dtype)
+    if layout.num_guided == 0:
+        return latents
+    images = latents.split(layout.request_tokens)
+    return torch.cat([images[request] for request in layout.row_request])
+
+
+def guide(output: Tensor, batch: StepBatch[Any]) -> Tensor:
+    """Combine each request's two model rows; the one of a request without guidance stays.
+
+    Args:
+        output: ``[N, C]`` float32, of all model rows.
+    """
+    layout = batch.layout
+    if layout.num_guided == 0:
+        return output
+    conditional = output[layout.conditional_tokens(output.device)]
+    unconditional = output[layout.unconditional_tokens(output.device)]
+    scales = batch.guidance_scales[layout.request_of_token(output.device), None]
+    return torch.addcmul(unconditional, scales, conditional - unconditional)
+
+
+class KeptStacks(Generic[PreparedT, StackedT]):
+    """What the requests of the latest step were prepared to, stacked: the next is mostly the same.
+
+    Args:
+        stack: makes it from pairs of what a request was prepared to and which of its rows is meant.
+    """
+
+    def __init__(self, stack: Callable[[Sequence[tuple[PreparedT, int]]], StackedT]) -> None:
+        self._stack = stack
+        # the requests' own are kept with them, so that no other object takes their place
+        self._kept: OrderedDict[tuple[int, ...], tuple[object, StackedT]] = OrderedDict()
+
+    def of(self, batch: StepBatch[PreparedT], ring: Ring) -> StackedT:
+        """Return the stack of those model rows of a batch that are in a ring."""
+        prepared = tuple(batch.prepared[request] for request in ring.requests)
+        key = tuple(map(id, prepared))
+        if key not in self._kept:
+            layout = ring.layout
+            rows = zip(layout.row_request, layout.is_conditional, strict=True)
+            chosen = [(prepared[request], -1 if last else 0) for request, last in rows]
+            stacked = self._stack(chosen)
+            self._kept[key] = (prepared, stacked)
+            # a step in which rows reuse is between steps in which they do not
+            most = batch.num_calls * (1 + _INNER_RINGS * bool(batch.reuse))
+            while len(self._kept) > most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key][1]

@@ -1,0 +1,1 @@
+"""The lean executor of the UNet family."""

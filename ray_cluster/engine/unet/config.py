@@ -1,0 +1,42 @@
+"""What a UNet's configuration may say for the lean executor to compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray_cluster.errors import ModelUnsupported
+
+
+def check_unet_config(config: Any) -> None:
+    """Refuse by name what the executor does not cover.
+
+    Raises:
+        ModelUnsupported: with the key, what was given and what is allowed.
+    """
+    allowed: dict[str, tuple[Any, ...]] = {
+        "addition_embed_type": (None, "text_time"),
+        "class_embed_type": (None,),
+        "num_class_embeds": (None,),
+        "encoder_hid_dim_type": (None, "text_proj"),
+        "time_cond_proj_dim": (None,),
+        "time_embedding_act_fn": (None,),
+        "center_input_sample": (False,),
+        "attention_type": ("default",),
+        "act_fn": ("silu", "swish"),
+        "dual_cross_attention": (False,),
+        "only_cross_attention": (False,),
+        "resnet_time_scale_shift": ("default",),
+        "resnet_out_scale_factor": (1.0,),
+        "resnet_skip_time_act": (False,),
+        "cross_attention_norm": (None,),
+        "mid_block_type": ("UNetMidBlock2DCrossAttn", None),
+    }
+    for key, values in allowed.items():
+        given = config.get(key, values[0])
+        if given not in values:
+            raise ModelUnsupported(f"unet config {key}={given!r} is not covered; allowed: {values}")
+    if config["in_channels"] != config["out_channels"]:
+        raise ModelUnsupported(
+            f"unet takes {config['in_channels']} channels and gives {config['out_channels']}; "
+            "only text-to-image UNets (equal numbers) are covered, no inpainting or editing ones"
+        )

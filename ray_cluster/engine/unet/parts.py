@@ -1,0 +1,263 @@
+"""The parts of a UNet over the flat matrix of a batch's pixels; what they compute is diffusers'.
+
+Each takes and returns ``[N, C]`` at one level of the layout. The weights are those of the diffusers
+modules that they are built from, taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ray_cluster.engine.packed_weights import packed_conv, packed_linear
+from ray_cluster.engine.token_layout import Level, Segment
+from ray_cluster.kernels.by_device import has_triton
+from ray_cluster.kernels.geglu.op import geglu
+from ray_cluster.kernels.group_norm_silu.op import group_norm_silu
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the images of a batch are conditioned on, in the layout's order.
+
+    Attributes:
+        time: ``[R, S]``, the projections of the time embedding for all resnets beside each other.
+        keys_values: ``[R, T, P]``, the projections of the prompt for all cross-attentions.
+    """
+
+    time: Tensor
+    keys_values: Tensor
+
+
+def per_size(level: Level, compute: Callable[[Segment], Tensor]) -> Tensor:
+    """Return the flat matrix of what is computed for each size as ``[n, C, h, w]``."""
+    return join([compute(segment) for segment in level.segments])
+
+
+def join(images: Sequence[Tensor]) -> Tensor:
+    """Return images ``[n, C, h, w]`` of several sizes as one flat matrix."""
+    rows = [as_rows(one) for one in images]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def as_rows(images: Tensor) -> Tensor:
+    """Return ``[n, C, h, w]`` as ``[n * h * w, C]``; a view if it is in channels-last order."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+
+
+def has_row_norm(norm: Any) -> bool:
+    """Whether the kernel for rows of pixels normalises where a norm's weights are.
+
+    PyTorch's own on CUDA wants channels first: it would copy the pixels into that order, and hand
+    them on in it to convolutions that want them channels last again. Weights that are elsewhere
+    until they are called (``offload``) are for PyTorch's own.
+    """
+    return norm.weight.is_cuda and has_triton() and not hasattr(norm, "_hf_hook")
+
+
+class Normalise:
+    """Group normalisation of whole images, and the activation (SiLU) if there is one after it.
+
+    On a CPU it is computed in float32 whatever the model's dtype: in bfloat16 PyTorch's own takes
+    four times as long. On CUDA one kernel does both, in float32 inside, in the pixels' own order.
+    """
+
+    def __init__(self, norm: Any, *, activates: bool) -> None:
+        self._norm = norm
+        self._activates = activates
+        self._of_rows = has_row_norm(norm)
+        self._float: tuple[Tensor, Tensor] | None = None
+        if norm.weight.device.type == "cpu" and norm.weight.dtype is not torch.float32:
+            self._float = (norm.weight.detach().float(), norm.bias.detach().float())
+
+    def __call__(self, images: Tensor, segment: Segment) -> Tensor:
+        """Return ``[n, C, h, w]`` normalised; the segment says where each image's rows are."""
+        if self._of_rows:
+            # a view of a single image with its channels first would have its columns far apart
+            norm, rows = self._norm, as_rows(images).contiguous()
+            bounds = segment.bounds(rows.device)
+            settings = (norm.num_groups, norm.weight, norm.bias, norm.eps)
+            flat = group_norm_silu(rows, bounds, *settings, silu=self._activates)
+            return flat.view(len(images), *images.shape[2:], -1).permute(0, 3, 1, 2)
+        if self._float is None:
+            normed: Tensor = self._norm(images)
+        else:
+            groups, eps = self._norm.num_groups, self._norm.eps
+            normed = F.group_norm(images.float(), groups, *self._float, eps)
+        if self._activates:
+            normed = F.silu(normed, inplace=True)
+        return normed.to(images.dtype)
+
+
+class Resnet:
+    """Two convolutions with norms, the time embedding between them, and the shortcut.
+
+    Args:
+        resnet: diffusers' ``ResnetBlock2D``.
+        time: where its projection of the time embedding stands in ``Conditions.time``.
+    """
+
+    def __init__(self, resnet: Any, time: slice) -> None:
+        self._norm1 = Normalise(resnet.norm1, activates=True)
+        self._norm2 = Normalise(resnet.norm2, activates=True)
+        self._conv1, self._conv2 = packed_conv(resnet.conv1), packed_conv(resnet.conv2)
+        shortcut = resnet.conv_shortcut
+        self._shortcut = None if shortcut is None else packed_linear(shortcut)
+        self._time = time
+
+    def __call__(self, flat: Tensor, level: Level, conditions: Conditions) -> Tensor:
+        kept = flat if self._shortcut is None else self._shortcut(flat)
+        time = conditions.time[:, self._time, None, None]
+
+        def compute(segment: Segment) -> Tensor:
+            hidden = self._conv1(self._norm1(segment.as_images(flat), segment))
+            hidden += time[segment.images]
+            hidden = self._conv2(self._norm2(hidden, segment))
+            hidden += segment.as_images(kept)
+            return hidden
+
+        return per_size(level, compute)
+
+
+class Attention:
+    """Attention of an image's pixels, to each other or to the prompt.
+
+    Args:
+        attention: diffusers' ``Attention``.
+        prompt: where its keys and values stand in ``Conditions.keys_values``; None for attention
+            of the pixels to each other.
+    """
+
+    def __init__(self, attention: Any, prompt: slice | None) -> None:
+        self._heads = attention.heads
+        self._prompt = prompt
+        inputs = [attention.to_q]
+        if prompt is None:
+            inputs += [attention.to_k, attention.to_v]
+        self._inputs = packed_linear(*inputs)
+        self._output = packed_linear(attention.to_out[0])
+
+    def __call__(self, rows: Tensor, level: Level, conditions: Conditions) -> Tensor:
+        projected = self._inputs(rows)
+        attended = [
+            self._attend(segment, segment.as_sequences(projected), conditions)
+            for segment in level.segments
+        ]
+        return self._output(attended[0] if len(attended) == 1 else torch.cat(attended))
+
+    def _attend(self, segment: Segment, projected: Tensor, conditions: Conditions) -> Tensor:
+        """Return ``[n * h * w, C]`` of one size."""
+        if self._prompt is None:
+            query, key, value = self._split(projected, 3)
+        else:
+            [query] = self._split(projected, 1)
+            prompts = conditions.keys_values[segment.images, :, self._prompt]
+            key, value = self._split(prompts, 2)
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _split(self, projected: Tensor, count: int) -> tuple[Tensor, ...]:
+        """Return ``[n, L, count * C]`` as ``count`` times ``[n, heads, L, d]``, views."""
+        heads = projected.unflatten(2, (count, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        return tuple(heads[index] for index in range(count))
+
+
+class FeedForward:
+    """The gated feed-forward layer (GEGLU)."""
+
+    def __init__(self, feed_forward: Any) -> None:
+        gated, _, output = feed_forward.net
+        self._gated, self._output = packed_linear(gated.proj), packed_linear(output)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._output(geglu(self._gated(rows)))
+
+
+class TransformerLayer:
+    """Self-attention, cross-attention and feed-forward over rows (``BasicTransformerBlock``)."""
+
+    def __init__(self, layer: Any, prompt: slice) -> None:
+        self._norms = (layer.norm1, layer.norm2, layer.norm3)
+        self._pixels = Attention(layer.attn1, None)
+        self._prompt = Attention(layer.attn2, prompt)
+        self._feed_forward = FeedForward(layer.ff)
+
+    def __call__(self, rows: Tensor, level: Level, conditions: Conditions) -> Tensor:
+        first, second, third = self._norms
+        rows = self._pixels(first(rows), level, conditions).add_(rows)
+        rows = self._prompt(second(rows), level, conditions).add_(rows)
+        return self._feed_forward(third(rows)).add_(rows)
+
+
+class Transformer:
+    """A stack of transformer layers between two projections (``Transformer2DModel``)."""
+
+    def __init__(self, transformer: Any, prompts: Sequence[slice]) -> None:
+        self._norm = Normalise(transformer.norm, activates=False)
+        self._input = packed_linear(transformer.proj_in)
+        self._layers = [
+            TransformerLayer(layer, prompt)
+            for layer, prompt in zip(transformer.transformer_blocks, prompts, strict=True)
+        ]
+        self._output = packed_linear(transformer.proj_out)
+
+    def __call__(self, flat: Tensor, level: Level, conditions: Conditions) -> Tensor:
+        normed = per_size(level, lambda segment: self._norm(segment.as_images(flat), segment))
+        rows = self._input(normed)
+        for layer in self._layers:
+            rows = layer(rows, level, conditions)
+        return self._output(rows).add_(flat)
+
+
+class Convolve:
+    """One convolution at one level: the first and the last layer of a UNet."""
+
+    def __init__(self, conv: Any) -> None:
+        self._conv = packed_conv(conv)
+
+    def __call__(self, flat: Tensor, level: Level) -> Tensor:
+        return per_size(level, lambda segment: self._conv(segment.as_images(flat)))
+
+
+class Downsample:
+    """The convolution that halves the resolution (``Downsample2D``)."""
+
+    def __init__(self, downsample: Any) -> None:
+        self._conv = packed_conv(downsample.conv)
+        self._pads_after = downsample.padding == 0
+
+    def __call__(self, flat: Tensor, level: Level) -> Tensor:
+        return per_size(level, lambda segment: self._conv(self._padded(segment.as_images(flat))))
+
+    def _padded(self, images: Tensor) -> Tensor:
+        return F.pad(images, (0, 1, 0, 1)) if self._pads_after else images
+
+
+class Upsample:
+    """Doubling of the resolution and a convolution (``Upsample2D``)."""
+
+    def __init__(self, upsample: Any) -> None:
+        self._conv = packed_conv(upsample.conv)
+
+    def __call__(self, flat: Tensor, level: Level, target: Level) -> Tensor:
+        pairs = zip(level.segments, target.segments, strict=True)
+        return join([self._grown(segment.as_images(flat), larger) for segment, larger in pairs])
+
+    def _grown(self, images: Tensor, larger: Segment) -> Tensor:
+        size = (larger.height, larger.width)
+        return self._conv(F.interpolate(images, size=size, mode="nearest"))
+
+
+class LastNorm:
+    """The norm and activation before the last convolution."""
+
+    def __init__(self, norm: Any) -> None:
+        self._norm = Normalise(norm, activates=True)
+
+    def __call__(self, flat: Tensor, level: Level) -> Tensor:
+        return per_size(level, lambda segment: self._norm(segment.as_images(flat), segment))

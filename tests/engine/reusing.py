@@ -1,0 +1,75 @@
+"""Requests that reuse, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from ray_cluster.engine.activations import ActivationStore
+from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.requests import ImageRequest
+from tests.engine.harness import Run, all_rows, difference, drive, start
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request that joins before a step and may be aborted some steps later."""
+
+    one: ImageRequest
+    reuse: ReuseSchedule | None
+    joins: int = 0
+    stays: int | None = None
+
+
+class Company:
+    """An engine over one model, and what the model makes of requests that are alone."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self.alone = cache(self._alone)
+
+    def state(self, visit: Visit) -> RequestState:
+        one = replace(visit.one, sampler=self.model.profile.default_sampler)
+        return start(self.model, one, reuse=visit.reuse)
+
+    def moved(self, state: RequestState) -> RequestState:
+        """What arrives of a state in another replica."""
+        data = state.to_bytes()
+        return RequestState.from_bytes(data, device="cpu", arrival_s=0.0, deadline_s=1e9)
+
+    def engine(
+        self, store: ActivationStore | None = None, executor: Any = None, layout: Any = None
+    ) -> StepEngine:
+        return StepEngine(
+            executor or self.model.executor,
+            all_rows,
+            self.model.tables,
+            lambda: 0.0,
+            layout=layout and (lambda _sizes: layout),
+            store=store,
+        )
+
+    def run(
+        self, visits: Sequence[Visit], store: ActivationStore | None = None, layout: Any = None
+    ) -> Run:
+        joining: dict[int, list[RequestState]] = {0: []}
+        leaving: dict[int, list[str]] = {}
+        for visit in visits:
+            joining.setdefault(visit.joins, []).append(self.state(visit))
+            if visit.stays is not None:
+                leaving.setdefault(visit.joins + visit.stays, []).append(visit.one.request_id)
+        return drive(self.engine(store, layout=layout), joining, leaving)
+
+    def _alone(self, one: ImageRequest, reuse: ReuseSchedule | None) -> Tensor:
+        return self.run([Visit(one, reuse)]).latents(one.request_id)
+
+    def gap(self, visit: Visit, latents: Tensor) -> float:
+        """How far a row's latents are from those of the same request alone."""
+        return difference(latents, self.alone(replace(visit.one, request_id="alone"), visit.reuse))

@@ -1,0 +1,123 @@
+"""What rows keep of a step: it goes when they go, and what is not there is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ray_cluster.engine.activations import ActivationStore
+from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.policies.reuse import ReuseSchedule
+from tests.engine.failing import FailsWith
+from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, drive, request
+from tests.engine.reusing import Company, Visit
+
+Record = Callable[[str, object], None]
+
+
+def held(small: Company) -> tuple[StepEngine, ActivationStore]:
+    """An engine whose three rows have kept something of a step."""
+    store = ActivationStore()
+    engine = small.engine(store)
+    for index in range(3):
+        one = request(f"r{index}", num_steps=6, seed=index, guidance_scale=1.0 + index)
+        engine.add(small.state(Visit(one, ReuseSchedule(2, 3))))
+    with torch.inference_mode():
+        engine.step()
+    return engine, store
+
+
+def test_rows_that_leave_take_their_bytes_with_them(small: Company) -> None:
+    engine, store = held(small)
+    before = store.num_bytes
+    assert before > 0
+    # r0 has one model row, the others have two
+    engine.abort("r0")
+    assert store.num_bytes == before * 4 // 5
+    engine.export_state("r1")
+    assert store.num_bytes == before * 2 // 5
+    with torch.inference_mode():
+        while len(engine):
+            engine.step()
+    assert store.num_bytes == 0
+
+
+def test_a_row_that_fails_leaves_nothing(small: Company) -> None:
+    store = ActivationStore()
+    state = small.state(Visit(request("bad", num_steps=6), ReuseSchedule(2, 3)))
+    executor = FailsWith(small.model.executor, ValueError("bad"), state.conditioning, [2])
+    engine = small.engine(store, executor)
+    engine.add(state)
+    with torch.inference_mode():
+        engine.step()
+        assert store.num_bytes > 0
+        assert engine.step().failed
+    assert store.num_bytes == 0
+
+
+def test_a_model_refuses_a_schedule_that_cuts_where_it_has_nothing(company: Company) -> None:
+    last = company.model.executor.num_outer[-1]
+    with pytest.raises(ValueError, match=rf"num_outer .* is {last + 1}; allowed .* to {last}"):
+        company.engine().add(company.state(Visit(request(), ReuseSchedule(last + 1, 2))))
+
+
+class Swapped(ActivationStore):
+    """Gives every row what its neighbour has kept, or what a row kept first."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+        self._first: dict[str, Any] = {}
+
+    def put(self, request_id: str, step_index: int, activations: Any) -> None:
+        self._first.setdefault(request_id, activations)
+        super().put(request_id, step_index, activations)
+
+    def get(self, request_id: str, step_index: int) -> Any:
+        if self._kind == "stale":
+            return self._first[request_id]
+        return super().get({"r0": "r1", "r1": "r0"}[request_id], step_index)
+
+
+@pytest.mark.parametrize("kind", ["neighbour's", "stale"])
+def test_another_rows_or_an_older_steps_activations_would_show(small: Company, kind: str) -> None:
+    some = [Visit(request(f"r{i}", num_steps=6, seed=i), ReuseSchedule(2, 2)) for i in range(2)]
+    run = small.run(some, Swapped(kind))
+    gaps = [small.gap(visit, run.latents(visit.one.request_id)) for visit in some]
+    assert min(gaps) >= CONTROL_FACTOR * RUN_TOLERANCE
+
+
+@pytest.mark.parametrize("max_drift", [None, 1e-3])
+def test_a_row_that_moves_to_another_replica_after_any_step_is_as_if_it_had_not(
+    company: Company, max_drift: float | None, record: Record
+) -> None:
+    cut = company.model.executor.num_outer[-1]
+    visit = Visit(request("alone", num_steps=6), ReuseSchedule(cut, 3, max_drift=max_drift))
+    expected, gaps = company.alone(visit.one, visit.reuse), []
+    for num_steps in range(1, 6):
+        engine = company.engine()
+        engine.add(company.state(visit))
+        with torch.inference_mode():
+            for _ in range(num_steps):
+                engine.step()
+        state = company.moved(engine.export_state("alone"))
+        run = drive(company.engine(), {0: [state]})
+        gaps.append(difference(run.latents("alone"), expected))
+        assert state.num_reused == run.finished["alone"].num_reused
+    record("moved", max(gaps))
+    assert max(gaps) <= RUN_TOLERANCE
+
+
+def test_a_threshold_computes_more_steps_whole_the_smaller_it_is(small: Company) -> None:
+    reused = []
+    for max_drift in (1e-9, 0.3, 1e9):
+        schedule = ReuseSchedule(2, 100, max_drift=max_drift)
+        run = small.run([Visit(request("a", num_steps=8), schedule)])
+        reused.append(run.finished["a"].num_reused)
+    assert reused[0] == 0
+    # of the first step the drift is infinite, and so the second one is full too
+    assert reused[2] == 6
+    assert reused == sorted(reused)

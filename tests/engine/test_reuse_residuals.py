@@ -1,0 +1,111 @@
+"""A ControlNet's residuals, in a batch of which some rows leave on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_cluster.engine.executor import Activations, Residuals, RowReuse, StepBatch
+from ray_cluster.engine.token_layout import composition_of, layout_of
+from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
+from tests.engine.reusing import Company
+
+_SCALE = 2.0
+# r0 and r1 leave at different skip connections, r2 never does
+_CUTS = (2, 4, None)
+
+
+@dataclass(slots=True)
+class Row:
+    """A request in two steps of a model.
+
+    Attributes:
+        latents: ``[C, h, w]`` of each step.
+        more: per skip connection and for the middle, ``[rows, tokens, C]`` of each step.
+    """
+
+    prepared: Any
+    is_guided: bool
+    cut: int | None
+    latents: list[Tensor]
+    more: list[list[Tensor]] = field(default_factory=list)
+    kept: Activations | None = None
+
+
+def rows_of(company: Company) -> list[Row]:
+    requests = [
+        request("r0", guidance_scale=_SCALE),
+        request("r1", guidance_scale=1.0, prompt="a blue square"),
+        request("r2", guidance_scale=_SCALE, width_px=96),
+    ]
+    generator = torch.Generator().manual_seed(0)
+    executor: Any = company.model.executor
+    found = []
+    for state, cut in zip(start_all(company.model, requests), _CUTS, strict=True):
+        shape = state.latents.shape
+        latents = [torch.randn(shape, generator=generator) for _ in range(2)]
+        owned = state.conditioning
+        row = Row(executor.prepare(owned), owned.is_guided, cut, latents)
+        num_rows = 1 + owned.is_guided
+        encoded = executor.encode_half(batch_of(executor, [row], 0))
+        for _ in range(2):
+            shapes = [(num_rows, len(one) // num_rows, one.shape[1]) for one in encoded.skips]
+            hidden = (num_rows, len(encoded.hidden) // num_rows, encoded.hidden.shape[1])
+            shapes.append(hidden)
+            row.more.append([0.1 * torch.randn(one, generator=generator) for one in shapes])
+        found.append(row)
+    return found
+
+
+def batch_of(executor: Any, rows: Sequence[Row], step: int) -> StepBatch[Any]:
+    """The batch of a step; the first one is full."""
+    sizes = [(*row.latents[step].shape[1:], row.is_guided) for row in rows]
+    composition, order = composition_of(sizes)
+    assert order == tuple(range(len(rows))), "the rows are given in their layout's order"
+    return StepBatch(
+        layout_of(composition, executor.num_levels),
+        torch.cat([row.latents[step].permute(1, 2, 0).flatten(0, 1) for row in rows]),
+        torch.full((len(rows),), 500.0 - step),
+        tuple(row.prepared for row in rows),
+        torch.full((len(rows),), _SCALE),
+        reuse=tuple(None if row.cut is None else RowReuse(row.cut, row.kept) for row in rows),
+    )
+
+
+def predict(executor: Any, rows: Sequence[Row], step: int, *, adds: bool = True) -> list[Tensor]:
+    """What is predicted for each row in a step, with its residuals; what it keeps is noted."""
+    batch = batch_of(executor, rows, step)
+    layout = batch.layout
+    images = zip(layout.row_request, layout.is_conditional, strict=True)
+    chosen = [(rows[owner].more[step], -1 if last else 0) for owner, last in images]
+    parts = [torch.cat(own) for own in zip(*(_of_image(*one) for one in chosen), strict=True)]
+    residuals = Residuals(tuple(parts[:-1]), parts[-1]) if adds else None
+    output = executor.decode_half(executor.encode_half(batch), residuals)
+    for row, part in zip(rows, batch.reuse, strict=True):
+        if part is not None and part.fresh is not None:
+            row.kept = part.fresh
+    return list(output.split(layout.request_tokens))
+
+
+def _of_image(more: Sequence[Tensor], image: int) -> list[Tensor]:
+    return [part[image] for part in more]
+
+
+def test_residuals_reach_the_rows_that_are_there(small: Company) -> None:
+    executor: Any = small.model.executor
+    with torch.inference_mode():
+        alone = []
+        for row in rows_of(small):
+            predict(executor, [row], 0)
+            alone.append(predict(executor, [row], 1)[0])
+        rows = rows_of(small)
+        predict(executor, rows, 0)
+        together = predict(executor, rows, 1)
+        without = predict(executor, rows, 1, adds=False)
+    for found, expected, bare in zip(together, alone, without, strict=True):
+        assert difference(found, expected) <= (2 * _SCALE - 1) * CALL_TOLERANCE
+        assert difference(bare, expected) >= CONTROL_FACTOR * CALL_TOLERANCE
