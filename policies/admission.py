@@ -1,9 +1,11 @@
 """Whether a group of requests is let into the queue, and when it will be done.
 
 A group that would rather be refused than late is let in only if the whole queue can bear it: all of
-it is predicted to be in time, and nobody who waits and would be in time is made late. If it may be
-made with fewer steps, it is given as many as can be borne. Predictions are stretched by how wrong
-they have been of late, so that promises are mostly kept.
+it is predicted to be in time, and nobody who would be in time is made late. If it may be made with
+fewer steps, it is given as many as can be borne. Where little is there, all of it is followed step
+by step (:mod:`ray_cluster.policies.forecast`); more flows as a fluid
+(:mod:`ray_cluster.policies.prediction`), whose predictions are stretched by how wrong they have
+been of late. So promises are mostly kept.
 """
 
 from __future__ import annotations
@@ -11,89 +13,22 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, repeat
-from typing import Protocol
 
 import numpy as np
 
-from ray_cluster.policies.load import Amounts, Load, amounts_of, load_of, load_s
+from ray_cluster.policies.forecast import Scene, forecast_s
+from ray_cluster.policies.load import amounts_of, load_of, load_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.pool import PoolView
 from ray_cluster.policies.prediction import Floats, ends_s
+from ray_cluster.policies.queue_view import ClientView, QueueView
 from ray_cluster.policies.types import Offer, RequestView
 
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Waiting requests in the queue's order.
-
-    Attributes:
-        amounts: what each of them takes, [N, 5].
-        deadlines_s: instants, [N].
-    """
-
-    amounts: Amounts
-    deadlines_s: Floats
-
-
-class QueueView(Protocol):
-    """What admission may know of the cell.
-
-    A look at sums that the owner of the queue keeps, and no copy: a decision may not take as long
-    as the queue is.
-    """
-
-    @property
-    def max_waiting(self) -> int:
-        """Most requests that may wait, over all models."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait, of all models."""
-
-    @property
-    def configured(self) -> Collection[str]:
-        """Models that may still come up."""
-
-    @property
-    def waiting_models(self) -> Sequence[str]:
-        """Models of which requests wait."""
-
-    def pool(self, model: str) -> PoolView | None:
-        """The model's live replicas, or the last that there was; None if there never was one."""
-
-    def num_free(self, model: str) -> int:
-        """Requests that the model's live replicas have room for."""
-
-    def waiting(self, model: str) -> Load:
-        """What waits of a model."""
-
-    def ahead_of(self, request: RequestView) -> Load:
-        """What is in progress of the request's model, and what waits before it, without itself."""
-
-    def allowance(self, model: str) -> float:
-        """By what a prediction is to be multiplied so that it is probably kept."""
-
-    def behind(self, request: RequestView) -> Line:
-        """What waits of the request's model after it."""
-
-    def is_waiting(self, request: RequestView) -> bool:
-        """Whether the request waits, and is not in progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientView:
-    """What admission may know of the client that a group is for.
-
-    Attributes:
-        in_flight: its requests that have not ended, waiting or leased.
-        max_in_flight: most that it may have.
-    """
-
-    in_flight: Sequence[RequestView]
-    max_in_flight: int
+# what predictions are at least multiplied by where everybody there was followed: steps are not all
+# alike, and progress is told now and then
+LEAST_ALLOWANCE = 1.1
 
 
 def admit(
@@ -120,7 +55,7 @@ def admit(
     if client is not None:
         num_to_end = len(client.in_flight) + len(group) - client.max_in_flight
         if num_to_end > 0:
-            wait_s = _ends_s(num_to_end, client.in_flight, queue)
+            wait_s = _ends_s(num_to_end, client.in_flight, queue, group[0].arrival_s)
             return Offer(
                 accepted=False,
                 reason="client_limit",
@@ -132,7 +67,7 @@ def admit(
         wait_s = drain_s(num_too_many, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
     if not any(_minds(one) for one in group):
-        return Offer(accepted=True, predicted_s=predict_s(group, queue))
+        return _accepted(group, queue)
     return _admit_in_time(group, queue)
 
 
@@ -156,11 +91,8 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
         range(most), True, key=lambda num: _late_s(_with_fewer_steps(group, num), queue) <= 0
     )
     shortened = _with_fewer_steps(group, num_fewer)
-    return Offer(
-        accepted=True,
-        predicted_s=predict_s(shortened, queue),
-        num_steps=tuple(one.num_steps for one in shortened) if num_fewer else (),
-    )
+    num_steps = tuple(one.num_steps for one in shortened) if num_fewer else ()
+    return replace(_accepted(shortened, queue), num_steps=num_steps)
 
 
 def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[RequestView]:
@@ -172,12 +104,40 @@ def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[
 
 
 def _late_s(group: Sequence[RequestView], queue: QueueView) -> float:
-    """Seconds by which one who minds is late, or who waits is made late; 0 or less if nobody is."""
+    """Seconds by which one who minds is late, or another is made late; 0 or less if nobody is."""
     now_s = group[0].arrival_s
+    scene = queue.scene(group, now_s)
+    if scene is not None:
+        known = queue.allowance(group[0].model, is_followed=True)
+        return _late_there_s(group, scene, max(LEAST_ALLOWANCE, known))
     slacks_s = np.array([one.deadline_s - now_s for one in group])
     minds = np.array([_minds(one) for one in group])
-    safe_s = queue.allowance(group[0].model) * _ends_of_group_s(group, queue)
+    safe_s = queue.allowance(group[0].model, is_followed=False) * _ends_of_group_s(group, queue)
     return max(float((safe_s - slacks_s)[minds].max()), _harm_s(group, queue, now_s))
+
+
+def _late_there_s(group: Sequence[RequestView], scene: Scene, allowance: float) -> float:
+    """The same where all that is there can be followed; who comes later can be refused then."""
+    sure = replace(scene, later=())
+    own = {one.request_id for one in group}
+    late_by_id = _lates_s(sure, allowance)
+    found_s = max(late_by_id[one.request_id] for one in group if _minds(one))
+    harmed = {one for one, late_s in late_by_id.items() if late_s > 0 and one not in own}
+    if harmed:
+        line = [one for one in scene.line if one.request_id not in own]
+        before = _lates_s(replace(sure, line=line), allowance)
+        harms_s = (late_by_id[one] for one in harmed if before[one] <= 0)
+        found_s = max(found_s, max(harms_s, default=0.0))
+    return found_s
+
+
+def _lates_s(scene: Scene, allowance: float) -> dict[str, float]:
+    """Seconds by which each request of a scene is late, negative for those in time."""
+    ends_s = forecast_s(scene)
+    return {
+        one.request_id: allowance * ends_s[one.request_id] - (one.deadline_s - scene.now_s)
+        for one in scene.requests
+    }
 
 
 def _harm_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
@@ -189,21 +149,35 @@ def _harm_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> flo
     before = amounts_of(queue.ahead_of(first)) + behind.amounts.cumsum(axis=0) - behind.amounts
     slacks_s = behind.deadlines_s - now_s
     more = sum((amounts_of(load_of(one)) for one in group), np.zeros(behind.amounts.shape[1]))
-    allowance = queue.allowance(first.model)
+    allowance = queue.allowance(first.model, is_followed=False)
     in_time = allowance * ends_s(behind.amounts, before, pool) <= slacks_s
     late_s = allowance * ends_s(behind.amounts, before + more, pool) - slacks_s
     return float(late_s[in_time].max(initial=0.0))
 
 
-def predict_s(group: Sequence[RequestView], queue: QueueView) -> float:
+def _accepted(group: Sequence[RequestView], queue: QueueView) -> Offer:
+    scene = queue.scene(group, group[0].arrival_s)
+    predicted_s = _predict_s(group, queue, scene)
+    return Offer(accepted=True, predicted_s=predicted_s, is_followed=scene is not None)
+
+
+def predict_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
     """Return the seconds until the last of the group, all of one model, is done.
 
-    Ahead of it is what is in progress and what waits before it in the queue's order.
+    Ahead of it is what is in progress and what waits before it in the queue's order; where that is
+    little enough to be followed, what is likely to come counts, too.
 
     Raises:
         ValueError: the model never had a replica.
     """
-    return float(_ends_of_group_s(group, queue).max())
+    return _predict_s(group, queue, queue.scene(group, now_s))
+
+
+def _predict_s(group: Sequence[RequestView], queue: QueueView, scene: Scene | None) -> float:
+    if scene is None:
+        return float(_ends_of_group_s(group, queue).max())
+    ends_s = forecast_s(scene, group)
+    return max(ends_s[one.request_id] for one in group)
 
 
 def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
@@ -219,12 +193,14 @@ def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     return ends_s(own, ahead, pool)
 
 
-def _ends_s(num_ends: int, in_flight: Sequence[RequestView], queue: QueueView) -> float:
+def _ends_s(
+    num_ends: int, in_flight: Sequence[RequestView], queue: QueueView, now_s: float
+) -> float:
     """Return the seconds until that many of a client's requests have probably ended."""
     if num_ends > len(in_flight):
         return math.inf
     by_end = sorted(in_flight, key=lambda r: (queue.is_waiting(r), r.remaining_steps, queue_key(r)))
-    return predict_s([by_end[num_ends - 1]], queue)
+    return predict_s([by_end[num_ends - 1]], queue, now_s)
 
 
 def drain_s(num_departures: int, queue: QueueView) -> float:

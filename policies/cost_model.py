@@ -51,13 +51,57 @@ def row_squared_megapixels(request: RequestView) -> float:
 
 
 def step_s(cost: StepCost, work: StepWork) -> float:
-    """Return the seconds of one denoising step."""
+    """Return the seconds of one denoising step, with the batch in the faster layout."""
+    further_size_s = min(cost.per_further_size_s, cost.fixed_s)
     return (
         cost.fixed_s
         + cost.per_megapixel_s * work.megapixels
         + cost.per_squared_megapixel_s * work.squared_megapixels
-        + cost.per_further_size_s * max(0, work.num_sizes - 1)
+        + further_size_s * max(0, work.num_sizes - 1)
     )
+
+
+def fitted_cost(
+    size_px: tuple[int, int],
+    *,
+    alone_s: float,
+    together_s: float,
+    num_together: int,
+    beside: tuple[tuple[int, int], float] | None = None,
+) -> StepCost:
+    """Return the cost of a step through a few that were measured, all without guidance.
+
+    Args:
+        size_px: of the images.
+        alone_s: seconds of a step of one of them.
+        together_s: seconds of a step of ``num_together`` of them, at least two.
+        beside: another size, and the seconds of a step of one image of each.
+    """
+    megapixels = size_px[0] * size_px[1] / 1e6
+    per_row_s = max(0.0, (together_s - alone_s) / (num_together - 1))
+    cost = StepCost(
+        fixed_s=max(0.0, alone_s - per_row_s),
+        per_megapixel_s=max(per_row_s, 0.01 * alone_s) / megapixels,
+        source="measured",
+    )
+    if beside is None:
+        return cost
+    # beside an image of the first size, what another one costs more than its own pixels
+    (width_px, height_px), pair_s = beside
+    pixels_s = cost.per_megapixel_s * width_px * height_px / 1e6
+    return replace(cost, per_further_size_s=max(0.0, pair_s - alone_s - pixels_s))
+
+
+def own_s(cost: StepCost, request: RequestView) -> float:
+    """Return the seconds that a request adds to a denoising step."""
+    megapixels = request.width_px * request.height_px / 1e6
+    each_s = cost.per_megapixel_s + cost.per_squared_megapixel_s * megapixels
+    return each_s * megapixels * request.rows_per_step
+
+
+def decode_s(cost: StepCost, request: RequestView) -> float:
+    """Return the seconds of decoding a request's image."""
+    return cost.decode_per_megapixel_s * request.width_px * request.height_px / 1e6
 
 
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
@@ -71,6 +115,7 @@ def differs(cost: StepCost, other: StepCost, *, by: float) -> bool:
         (cost.fixed_s, other.fixed_s),
         (cost.per_megapixel_s, other.per_megapixel_s),
         (cost.per_squared_megapixel_s, other.per_squared_megapixel_s),
+        (cost.per_further_size_s, other.per_further_size_s),
         (cost.decode_per_megapixel_s, other.decode_per_megapixel_s),
     )
     return any(abs(mine - theirs) > by * mine for mine, theirs in pairs)

@@ -4,83 +4,56 @@ Every row that joins makes the step longer for all, and the device do more per s
 in the order of their urgency for as long as nobody in the batch who can still be in time would be
 late because of it. (PatchedServe, section 5.2, stops at a running request that would be late, too;
 its gain in throughput, equation 1, is a harmonic ratio that falls as batching helps, and is not
-used: with a fixed cost per step every further row gains.)
+used: with a fixed cost per step every further row gains.) Rows that were left out for too long come
+first whatever that costs the others, which bounds every row's wait:
+
+    A row steps at least once in any ``4 * num_batches + 1`` rounds, where ``num_batches`` is the
+    largest number of full batches, over those rounds, that all rows would fill.
 """
 
 from __future__ import annotations
 
-from ray_cluster.policies.cost_model import (
-    StepWork,
-    row_megapixels,
-    row_squared_megapixels,
-    step_s,
-)
-from ray_cluster.policies.step_batching import urgency
+import math
+
+from ray_cluster.policies.batch_choice import Candidate, choose_batch
+from ray_cluster.policies.cost_model import own_s
+from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import RowView
+
+_ROUNDING = 1e-9
 
 
 def mixed_batches(sight: ReplicaSight) -> StepDecision:
     """Decide as engines may whose batches mix sizes; the rows' order does not matter."""
     if not sight.rows:
         return StepDecision()
-    requests = sorted((row.request for row in sight.rows), key=lambda one: _rank(one, sight))
-    batch = _Batch(sight)
-    for request in requests:
-        if len(batch.requests) == sight.max_batch:
-            break
-        if not batch.requests or batch.allows(request):
-            batch.add(request)
-    everybody = len(batch.requests) == len(requests)
+    patience = patience_of(num_batches(sight))
+    candidates = [_candidate(row, sight, patience) for row in sight.rows]
+    batch = choose_batch(candidates, sight.step_cost, sight.now_s)
+    everybody = len(batch) == len(sight.rows)
     # who is left out may fit in after a step
-    num_rounds = min(one.remaining_steps for one in batch.requests) if everybody else 1
-    return StepDecision(tuple(one.request_id for one in batch.requests), num_rounds)
+    num_rounds = int(min(row.left for row in batch)) if everybody else 1
+    return StepDecision(tuple(row.key[-1] for row in batch), num_rounds)
 
 
-def _rank(request: RequestView, sight: ReplicaSight) -> tuple[bool, object]:
-    """Those that can't be in time any more come last, whatever their deadline was."""
-    alone_s = request.remaining_steps * _alone_s(request, sight)
-    hopeless = sight.now_s + alone_s > request.deadline_s
-    return (hopeless, urgency(request, sight.now_s))
+def num_batches(sight: ReplicaSight) -> int:
+    """Return how many full batches the rows would fill."""
+    return math.ceil(sum(sight.share(row.request.size_px) for row in sight.rows) - _ROUNDING)
 
 
-def _alone_s(request: RequestView, sight: ReplicaSight) -> float:
-    work = StepWork(row_megapixels(request), row_squared_megapixels(request))
-    return step_s(sight.step_cost, work)
+def patience_of(batches: int) -> int:
+    """Return for how many rounds a row may be left out of so many full batches."""
+    return 2 * batches
 
 
-class _Batch:
-    """A batch that grows, with the longest step that nobody in it minds."""
-
-    def __init__(self, sight: ReplicaSight) -> None:
-        self._sight = sight
-        self._work = StepWork(0.0, 0.0, 0)
-        self._sizes: set[tuple[int, int]] = set()
-        self._most_s = float("inf")
-        self.requests: list[RequestView] = []
-
-    def allows(self, request: RequestView) -> bool:
-        """Whether all that can be in time still are if the request joins, itself included."""
-        longer_s = step_s(self._sight.step_cost, self._with(request))
-        return longer_s <= min(self._most_s, self._bearable_s(request))
-
-    def add(self, request: RequestView) -> None:
-        self._work = self._with(request)
-        self._sizes.add(request.size_px)
-        self._most_s = min(self._most_s, self._bearable_s(request))
-        self.requests.append(request)
-
-    def _with(self, request: RequestView) -> StepWork:
-        return StepWork(
-            self._work.megapixels + row_megapixels(request),
-            self._work.squared_megapixels + row_squared_megapixels(request),
-            len(self._sizes | {request.size_px}),
-        )
-
-    def _bearable_s(self, request: RequestView) -> float:
-        """The longest step with which a request is in time; any, if it can't be."""
-        left_s = request.deadline_s - self._sight.now_s
-        bearable_s = left_s / request.remaining_steps
-        if bearable_s < _alone_s(request, self._sight):
-            return float("inf")
-        return bearable_s
+def _candidate(row: RowView, sight: ReplicaSight, patience: int) -> Candidate:
+    request, waited = row.request, row.waited_rounds
+    return Candidate(
+        key=queue_key(request),
+        left=request.remaining_steps,
+        own_s=own_s(sight.step_cost, request),
+        size_px=request.size_px,
+        share=sight.share(request.size_px),
+        overdue=waited if waited >= patience else 0,
+    )

@@ -1,16 +1,15 @@
 """What a replica asks between two steps: which rows go next, for how long, and which never will.
 
-The production answer is that of :mod:`ray_cluster.policies.step_batching`. Other answers stand in
+The production answer is that of :mod:`ray_cluster.policies.mixed_batching`. Other answers stand in
 :mod:`ray_cluster.policies.baselines`, to be compared with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.step_batching import choose_batch, rounds_unchanged
 from ray_cluster.policies.types import RowView, StepCost
 
 
@@ -23,12 +22,25 @@ class ReplicaSight:
         step_cost: seconds of a step, as the replica expects them.
         max_batch: most rows that it steps together.
         now_s: present instant on the clock of the deadlines.
+        max_batch_by_size: most rows of one size that there is memory for; without it as many as
+            of any other.
     """
 
     rows: Sequence[RowView]
     step_cost: StepCost
     max_batch: int
     now_s: float
+    max_batch_by_size: Mapping[tuple[int, int], int] | None = None
+
+    def most_of(self, size_px: tuple[int, int]) -> int:
+        """Return how many rows of a size it steps together, at least 1."""
+        if self.max_batch_by_size is None:
+            return self.max_batch
+        return max(1, min(self.max_batch, self.max_batch_by_size[size_px]))
+
+    def share(self, size_px: tuple[int, int]) -> float:
+        """Return which part of a full batch a row of that size is; rows of 1 in all fit."""
+        return 1 / self.most_of(size_px)
 
     def batch_s(self, request_ids: Sequence[str]) -> float:
         """Return the seconds that a step of these rows is expected to take."""
@@ -57,19 +69,3 @@ class StepDecision:
 
 
 StepPolicy = Callable[[ReplicaSight], StepDecision]
-
-
-def one_size_batches(sight: ReplicaSight) -> StepDecision:
-    """Decide as engines do whose batches hold one size."""
-    caps = {row.request.size_px: sight.max_batch for row in sight.rows}
-    chosen = choose_batch(sight.rows, max_batch_by_size=caps, now_s=sight.now_s)
-    if not chosen.request_ids:
-        return StepDecision()
-    num_rounds = rounds_unchanged(
-        sight.rows,
-        chosen,
-        max_batch_by_size=caps,
-        step_s=lambda: sight.batch_s(chosen.request_ids),
-        now_s=sight.now_s,
-    )
-    return StepDecision(chosen.request_ids, num_rounds)

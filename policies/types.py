@@ -74,7 +74,7 @@ class StepCost:
         fixed_s: seconds a step costs whatever is in it.
         per_megapixel_s: seconds per million image pixels of one model row.
         per_squared_megapixel_s: seconds per square of one model row's megapixels (self-attention).
-        per_further_size_s: seconds for every image size in the batch but the first.
+        per_further_size_s: seconds for every image size in a model call but the first.
         decode_per_megapixel_s: seconds of decoding per million image pixels.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
     """
@@ -128,19 +128,6 @@ class RowView:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchDecision:
-    """Which rows take the next denoising step together; all of one size.
-
-    Attributes:
-        size_px: width and height of the batch; None when there is no row to step.
-        request_ids: the rows, most urgent first.
-    """
-
-    size_px: tuple[int, int] | None
-    request_ids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Offer:
     """The dispatcher's answer to a group of requests that want to be admitted together.
 
@@ -160,6 +147,8 @@ class Offer:
         num_steps: of each of the group, if some are made with fewer steps than they ask for; else
             empty.
         limit: the bound that the client has met, with ``client_limit``.
+        is_followed: whether all that was there was followed for ``predicted_s``, step by step;
+            else it flows as a fluid.
     """
 
     accepted: bool
@@ -168,3 +157,4 @@ class Offer:
     reason: RefusalReason | None = None
     limit: int | None = None
     num_steps: tuple[int, ...] = ()
+    is_followed: bool = False

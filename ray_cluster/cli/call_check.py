@@ -15,8 +15,9 @@ from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.model_sizes import ModelSizes, model_sizes
 from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
-from ray_cluster.requests import SAMPLER_NAMES, ModelProfile
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile, SamplerName
 
+_SAMPLERS: tuple[SamplerName, ...] = (*SAMPLER_NAMES, *FLOW_SAMPLER_NAMES)
 # where nothing is known before the model is downloaded, every size passes
 _ANY_SIZE = ModelSizes(1, 1, 1 << 30, 1, 1)
 
@@ -105,7 +106,7 @@ def _profile(pool: PoolConfig) -> ModelProfile:
         default_num_steps=defaults.num_inference_steps or 1,
         default_guidance_scale=5.0,
         default_sampler="dpmpp_2m",
-        max_steps_by_sampler=dict.fromkeys(SAMPLER_NAMES, pool.max_num_inference_steps),
+        max_steps_by_sampler=dict.fromkeys(_SAMPLERS, pool.max_num_inference_steps),
         max_prompt_tokens=0,
         created_s=0,
     )
@@ -113,12 +114,13 @@ def _profile(pool: PoolConfig) -> ModelProfile:
 
 def _sizes(pool: PoolConfig) -> ModelSizes:
     folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
+    denoiser = "transformer" if (folder / "transformer").is_dir() else "unet"
     try:
-        unet, vae = (
+        model, vae = (
             json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
-            for part in ("unet", "vae")
+            for part in (denoiser, "vae")
         )
-        return model_sizes(pool, unet, vae)
+        return model_sizes(pool, model, vae)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         # not downloaded yet, or damaged: loading it says what is wrong
         return _ANY_SIZE

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ray_cluster.cli.output import plain_errors
+from ray_cluster.cli.workers import MOST_PROCESSES
 
 
 def plan(
@@ -18,7 +19,8 @@ def plan(
         int | None, typer.Option(min=1, max=100, help="Seeds instead of those that the file names.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")
+        int | None,
+        typer.Option(min=1, max=MOST_PROCESSES, help="As many as there are cores if absent."),
     ] = None,
 ) -> None:
     """Find the fewest replicas that make a workload in time, and say what binds.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ray_cluster.cli.output import plain_errors
+from ray_cluster.cli.workers import MOST_PROCESSES
 
 
 def simulate(
@@ -21,7 +22,8 @@ def simulate(
         int | None, typer.Option(min=1, help="So many seeds instead of what the files say.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=256, help="As many as there are cores if absent.")
+        int | None,
+        typer.Option(min=1, max=MOST_PROCESSES, help="As many as there are cores if absent."),
     ] = None,
     write_trace: Annotated[
         Path | None,

@@ -97,12 +97,13 @@ def _rich(table: Table) -> RichTable:
 def _write(out: Path, report: Report) -> list[Path]:
     """Write figures, tables and plots; return the files."""
     figures, text = out / f"{report.name}.json", out / f"{report.name}.txt"
+    # the last to be written, at once, and the first to go: where it is, all is of one run
+    figures.unlink(missing_ok=True)
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
     plots = [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
     plots += [draw_stack(one, out / f"{report.name}-{one.name}.png") for one in report.stacks]
     plots += [draw_timeline(one, out / f"{report.name}-{one.name}.png") for one in report.timelines]
-    # last and at once: where it is, all is
     part = out / f"{report.name}.json.part"
     part.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
     part.replace(figures)

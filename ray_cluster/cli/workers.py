@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ray_cluster.cli.output import stderr
 from ray_cluster.errors import ConfigError
 
+MOST_PROCESSES = 256
 # of prctl(2)
 _DIE_WITH_PARENT = 1
 

@@ -26,7 +26,8 @@ from ray_cluster.leases import (
     ReplicaEvent,
     Shown,
 )
-from ray_cluster.policies.admission import ClientView, admit
+from ray_cluster.policies.admission import admit
+from ray_cluster.policies.queue_view import ClientView
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -142,6 +143,7 @@ class DispatchCore:
                         client_s=client_s,
                         client=client or "",
                         predicted_s=offer.predicted_s,
+                        is_followed=offer.is_followed,
                     )
         if not offer.accepted:
             self._ledger.refuse(requests, str(offer.reason))
@@ -253,7 +255,7 @@ class DispatchCore:
         return request_id in self._ledger
 
     def progress(
-        self, request_ids: Iterable[str], *, predicts: bool
+        self, request_ids: Iterable[str], now_s: float, *, predicts: bool
     ) -> tuple[Progress | None, ...]:
         """Return how far requests are; None for one that has ended or was never accepted.
 
@@ -262,7 +264,8 @@ class DispatchCore:
         """
         records = [self._ledger.get(request_id) for request_id in request_ids]
         return tuple(
-            None if one is None else self.queue.progress(one, predicts=predicts) for one in records
+            None if one is None else self.queue.progress(one, now_s, predicts=predicts)
+            for one in records
         )
 
     def models(self) -> dict[str, ModelProfile]:

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Unpack
 
+from ray_cluster.dispatch.learnt import Learnt
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.dispatch.tally import Tally
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import (
     Completed,
@@ -22,7 +24,6 @@ from ray_cluster.leases import (
     Shown,
 )
 from ray_cluster.logs import LogEvent, LogFields, durations_of, log_event
-from ray_cluster.policies.prediction_error import PredictionError, observe_end
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 class Ledger:
     """Keeps every accepted request in exactly one place until it ends, then forgets it.
 
-    ``errors`` says by model how far off predictions of ends were.
+    ``learnt`` is what predictions rest on; ``tally`` is for metrics.
 
     A request waits (it is in ``queue``, its fence is None) or is leased (it is among one
     replica's ``held``, its fence is that of the lease).
@@ -44,7 +45,8 @@ class Ledger:
     def __init__(self, *, epoch: int, max_attempts: int) -> None:
         self.queue = WaitingQueue()
         self.totals: Counter[str] = Counter()
-        self.errors: dict[str, PredictionError] = {}
+        self.learnt = Learnt()
+        self.tally = Tally()
         self._epoch = epoch
         self._max_attempts = max_attempts
         self._num_fences = 0
@@ -77,11 +79,13 @@ class Ledger:
         client_s: float | None,
         client: str = "",
         predicted_s: float = 0.0,
+        is_followed: bool = False,
     ) -> None:
         """Open a record and queue the request."""
         self._open(request, view, client_s, client)
         record = self._records[request.request_id]
-        record.predicted_s = predicted_s
+        record.predicted_s, record.is_followed = predicted_s, is_followed
+        self.learnt.let_in(view)
         self.totals["accepted"] += 1
         self._tell("image_accepted", record)
 
@@ -224,16 +228,12 @@ class Ledger:
             elapsed_s=now_s - record.view.arrival_s,
             attempts=record.num_leases,
         )
-        self._learn(record, completed.elapsed_s)
+        took_s = completed.elapsed_s
+        self.learnt.ended(record, event.result.timing, took_s)
+        self.tally.took(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
         self.totals["completed"] += 1
         self.totals["missed"] += not completed.deadline_met
         self._end(record, completed)
-
-    def _learn(self, record: RequestRecord, took_s: float) -> None:
-        """Compare the prediction that a request was let in with."""
-        before = self.errors.get(record.view.model, PredictionError())
-        after = observe_end(before, predicted_s=record.predicted_s, took_s=took_s)
-        self.errors[record.view.model] = after
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
         steps_done = record.kept_steps
@@ -284,6 +284,9 @@ class Ledger:
 
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
         self._tell_end(record, outcome)
+        if isinstance(outcome, Completed) or outcome.kind != "aborted":
+            is_met = isinstance(outcome, Completed) and outcome.deadline_met
+            self.tally.ended(record.view, is_met=is_met)
         if record.holder is None:
             self.queue.remove(record.view.request_id)
         self._release(record)

@@ -7,16 +7,21 @@ from collections.abc import Collection, Sequence
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.replicas import Replicas
-from ray_cluster.dispatch.state import RequestRecord
-from ray_cluster.policies.admission import Line, predict_s
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.policies.admission import predict_s
+from ray_cluster.policies.forecast import Leased, ReplicaScene, Scene
 from ray_cluster.policies.load import Load, load_of
+from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView
-from ray_cluster.policies.prediction_error import PredictionError
+from ray_cluster.policies.queue_view import Line
 from ray_cluster.policies.types import RequestView
+
+# requests of a model, waiting and leased, that are followed for a prediction
+MOST_FOLLOWED = 96
 
 
 class QueueLook:
-    """A look at the cell's books; a :class:`ray_cluster.policies.admission.QueueView`."""
+    """A look at the cell's books; a :class:`ray_cluster.policies.queue_view.QueueView`."""
 
     def __init__(
         self, ledger: Ledger, replicas: Replicas, *, max_waiting: int, configured: Collection[str]
@@ -56,9 +61,28 @@ class QueueLook:
             return ahead
         return ahead - load_of(record.view)
 
-    def allowance(self, model: str) -> float:
+    def allowance(self, model: str, *, is_followed: bool) -> float:
         """By what a prediction is to be multiplied so that it is probably kept."""
-        return self._ledger.errors.get(model, PredictionError()).allowance
+        return self._ledger.learnt.allowance(model, is_followed=is_followed)
+
+    def scene(self, group: Sequence[RequestView], now_s: float) -> Scene | None:
+        """All that is there of a group's model, itself included, if it is little enough."""
+        model = group[0].model
+        queue, ids = self._ledger.queue, self._replicas.ids(model)
+        num_here = queue.count(model) + self._replicas.in_progress(model).num_requests
+        if not ids or max(num_here, len(ids)) > MOST_FOLLOWED:
+            return None
+        new = [one for one in group if self._ledger.get(one.request_id) is None]
+        inflow, stages = self._ledger.learnt.inflow(model), self._ledger.learnt.stages(model)
+        return Scene(
+            now_s=now_s,
+            replicas=[_scene_of(self._replicas[one], now_s, stages.encode_s) for one in ids],
+            line=sorted([*queue.line(model)[:], *new], key=queue_key),
+            later=inflow.recent,
+            later_every_s=inflow.every_s(now_s),
+            encode_s=stages.encode_s,
+            rest_s=stages.rest_s,
+        )
 
     def behind(self, request: RequestView) -> Line:
         """What waits of the request's model after it."""
@@ -68,11 +92,11 @@ class QueueLook:
         """Whether the request waits, and is not in progress."""
         return request.request_id in self._ledger.queue
 
-    def progress(self, record: RequestRecord, *, predicts: bool) -> Progress:
+    def progress(self, record: RequestRecord, now_s: float, *, predicts: bool) -> Progress:
         """Return how far a request is, and, if its model has replicas, when it will be done."""
         view, predicted_s = record.view, None
         if predicts and self.pool(view.model) is not None:
-            predicted_s = predict_s([view], self)
+            predicted_s = predict_s([view], self, now_s)
         return Progress(
             position=self._ledger.queue.position(view) if record.holder is None else None,
             steps_done=view.steps_done,
@@ -81,3 +105,20 @@ class QueueLook:
             predicted_s=predicted_s,
             preview=record.preview,
         )
+
+
+def _scene_of(replica: ReplicaRecord, now_s: float, encode_s: float) -> ReplicaScene:
+    held, leased = [], []
+    for record in replica.held.values():
+        if record.leased_s + encode_s >= replica.told_s:
+            leased.append(Leased(record.view, record.leased_s - now_s))
+        else:
+            held.append(record.view)
+    return ReplicaScene(
+        cost=replica.step_cost,
+        max_batch=replica.registration.max_batch,
+        max_in_flight=replica.registration.max_in_flight,
+        told_s=min(0.0, replica.told_s - now_s),
+        held=held,
+        leased=leased,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -58,6 +60,11 @@ class ReplicaRows:
             array[row] = array[end]
         self._ids[row], self._costs[row] = last, cost
         self._row_by_id[last] = row
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Of the replicas; good until one comes or goes."""
+        return self._ids
 
     @property
     def num_free(self) -> int:

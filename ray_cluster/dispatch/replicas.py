@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ray_cluster.dispatch.replica_rows import ReplicaRows
 from ray_cluster.dispatch.state import ReplicaRecord
@@ -113,6 +113,11 @@ class Replicas:
         """Return for how many requests the model's replicas have room."""
         self._catch_up()
         return self._rows[model].num_free if model in self._rows else 0
+
+    def ids(self, model: str) -> Sequence[str]:
+        """Return the ids of a model's live replicas; good until one comes or goes."""
+        rows = self._rows.get(model)
+        return () if rows is None else rows.ids
 
     def note_heard(self, replica: ReplicaRecord, now_s: float) -> None:
         """Note a sign of life."""

@@ -151,7 +151,7 @@ class DispatchService:
         self, request_ids: Iterable[str], *, predicts: bool
     ) -> tuple[Progress | None, ...]:
         """See :meth:`DispatchCore.progress`."""
-        return self._core.progress(request_ids, predicts=predicts)
+        return self._core.progress(request_ids, self._clock(), predicts=predicts)
 
     async def close_admission(self) -> None:
         """Refuse every offer from now on; see :meth:`DispatchCore.close_admission`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.tally import Ratios
 from ray_cluster.policies.types import StepCost
 
 
@@ -55,6 +56,9 @@ class ClusterSnapshot:
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
         totals: events since the dispatcher started, by name: accepted, refused, completed,
             missed (of the completed, those after their deadline), error, aborted, lost, requeued.
+        met: images that ended by their deadlines, by model and size class.
+        missed: those that ended later or not at all, likewise.
+        ratios: real over predicted seconds, by model.
     """
 
     epoch: int
@@ -65,6 +69,9 @@ class ClusterSnapshot:
     num_waiting_by_model: Mapping[str, int]
     replicas: tuple[ReplicaSnapshot, ...]
     totals: Mapping[str, int]
+    met: Mapping[tuple[str, str], int]
+    missed: Mapping[tuple[str, str], int]
+    ratios: Mapping[str, Ratios]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -97,4 +104,7 @@ class ClusterSnapshot:
             num_waiting_by_model={model: ledger.queue.count(model) for model in sorted(models)},
             replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in replicas),
             totals=dict(ledger.totals),
+            met=dict(ledger.tally.met),
+            missed=dict(ledger.tally.missed),
+            ratios=dict(ledger.tally.ratios),
         )

@@ -42,6 +42,7 @@ class RequestRecord:
         may_resume: whether somebody may have worked on it, so that there may be a state of it.
         preview: the last one.
         predicted_s: seconds from arrival to its end, as they were predicted then; 0 if nobody did.
+        is_followed: how, see :class:`ray_cluster.policies.types.Offer`.
     """
 
     request: ImageRequest
@@ -60,6 +61,7 @@ class RequestRecord:
     may_resume: bool = False
     preview: Preview | None = None
     predicted_s: float = 0.0
+    is_followed: bool = False
 
     def make_progress(self, steps_done: int) -> bool:
         """Set the number of steps done, kept within what is asked for; return if it is news."""
@@ -76,6 +78,7 @@ class ReplicaRecord:
 
     Attributes:
         heard_s: instant of its last sign of life.
+        told_s: instant at which it last told its progress.
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
@@ -91,6 +94,7 @@ class ReplicaRecord:
     named: set[str] = field(default_factory=set)
     held: dict[str, RequestRecord] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
+    told_s: float = 0.0
     replica_id: str = field(init=False)
     model: str = field(init=False)
     _view: ReplicaView | None = None
@@ -110,7 +114,7 @@ class ReplicaRecord:
 
     def hear(self, poll: Poll, now_s: float) -> None:
         """Take in a poll: its progress, its room, and which leases it knows of."""
-        self.heard_s = now_s
+        self.heard_s = self.told_s = now_s
         step_cost = poll.step_cost or self.step_cost
         is_news = poll.num_free != self.num_free or step_cost != self.step_cost
         self.num_free, self.step_cost = poll.num_free, step_cost

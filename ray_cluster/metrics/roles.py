@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.tally import RATIO_BOUNDS
 from ray_cluster.metrics.snapshot import Snapshot, take
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _STEP_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+_NUM_SIZES = (1, 2, 3, 4, 6, 8)
 
 
 class GatewayMetrics:
@@ -64,6 +72,13 @@ class ReplicaMetrics:
             buckets=_BATCH_SIZES,
             registry=self._registry,
         ).labels(model)
+        self._sizes = Histogram(
+            "ray_cluster_step_batch_sizes",
+            "Different image sizes in one denoising step.",
+            ["model"],
+            buckets=_NUM_SIZES,
+            registry=self._registry,
+        ).labels(model)
         self._exports = self._counter("state_exports", "States put into the store.", model)
         self._resumed = self._counter("resumed_images", "Images gone on with elsewhere.", model)
         self._resumed_steps = self._counter(
@@ -81,10 +96,11 @@ class ReplicaMetrics:
         counter = Counter(f"ray_cluster_{name}", documentation, ["model"], registry=self._registry)
         return counter.labels(model)
 
-    def stepped(self, *, seconds: float, num_images: int) -> None:
+    def stepped(self, *, seconds: float, num_images: int, num_sizes: int) -> None:
         """Count a step; called in the step thread, a few microseconds."""
         self._seconds.observe(seconds)
         self._rows.observe(num_images)
+        self._sizes.observe(num_sizes)
 
     def resumed(self, num_steps: int) -> None:
         """Count an image that goes on from a state with so many steps."""
@@ -122,6 +138,8 @@ class _Cell(Collector):
         for event, count in sorted(cluster.totals.items()):
             images.add_metric([event], count)
         yield images
+        yield self._deadlines()
+        yield self._ratios()
         waiting = GaugeMetricFamily(
             "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
         )
@@ -149,3 +167,26 @@ class _Cell(Collector):
             room.add_metric([one.model, one.replica_id], one.num_free)
         yield leased
         yield room
+
+    def _deadlines(self) -> Metric:
+        found = CounterMetricFamily(
+            "ray_cluster_deadlines",
+            "Images by whether they ended by their deadlines.",
+            labels=["model", "size_class", "outcome"],
+        )
+        for outcome, counts in (("met", self._cluster.met), ("missed", self._cluster.missed)):
+            for (model, size_class), count in sorted(counts.items()):
+                found.add_metric([model, size_class, outcome], count)
+        return found
+
+    def _ratios(self) -> Metric:
+        found = HistogramMetricFamily(
+            "ray_cluster_real_over_predicted",
+            "Seconds that images took over those predicted when they were let in.",
+            labels=["model"],
+        )
+        bounds = [*map(str, RATIO_BOUNDS), "+Inf"]
+        for model, ratios in sorted(self._cluster.ratios.items()):
+            buckets = zip(bounds, accumulate(ratios.counts), strict=True)
+            found.add_metric([model], list(buckets), sum_value=ratios.total)
+        return found

@@ -1,7 +1,4 @@
-"""A simulated cell: arrivals, replicas of several pools, and the production dispatch core.
-
-Refused, dropped, failed and late requests all count as missed.
-"""
+"""A simulated cell: arrivals, replicas of several pools, and the production dispatch core."""
 
 from __future__ import annotations
 
@@ -10,18 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.leases import Completed, Outcome, Registration
-from ray_cluster.policies.step_policy import StepPolicy, one_size_batches
+from ray_cluster.policies.mixed_batching import mixed_batches
+from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
 from ray_cluster.requests import ImageRequest, ModelProfile
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.fates import CellResult, End, Fate
 from ray_cluster.simulator.noise import Device, Hardware
 from ray_cluster.simulator.replica import Run, SimulatedReplica
 from ray_cluster.simulator.workload import Arrival
@@ -30,8 +28,6 @@ from ray_cluster.simulator.workload import Arrival
 _FAR_S = 1e7
 # most that can wait: a simulation shows what the policies refuse, not what a limit does
 _NUM_QUEUED = 10**7
-
-End = Literal["finished", "refused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class PoolSpec:
     max_batch: int
     max_in_flight: int
     told_cost: StepCost | None = None
-    policy: StepPolicy = one_size_batches
+    policy: StepPolicy = mixed_batches
     mtbf_s: float = math.inf
     repair_s: float = 0.0
 
@@ -63,8 +59,7 @@ class CellSpec:
     """What is simulated.
 
     Attributes:
-        promises_deadlines: whether the dispatcher is told of deadlines; else it serves requests as
-            they come, and only the count of the missed knows of them.
+        promises_deadlines: whether the dispatcher is told of deadlines, not only who counts misses.
         when_late: whether requests are wanted though they will be late.
         most_steps: with how many steps images are made whatever is asked for; None for all.
         one_way_s: seconds that a message takes between a replica and the dispatcher.
@@ -80,67 +75,6 @@ class CellSpec:
     one_way_s: float = 0.0
     poll_s: float = 1.0
     steps_singly: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of an arrival.
-
-    Attributes:
-        end_s: instant at which that was clear.
-        num_steps: with how many it was made.
-        attempts: leases it took.
-    """
-
-    arrival: Arrival
-    end: End
-    end_s: float
-    num_steps: int = 0
-    attempts: int = 0
-
-    @property
-    def is_met(self) -> bool:
-        """Whether it was finished in time, with no fewer steps than its client puts up with."""
-        arrival = self.arrival
-        is_whole = self.num_steps >= (arrival.fewest_steps or arrival.num_steps)
-        in_time = self.end_s <= arrival.arrival_s + arrival.slo_s
-        return self.end == "finished" and is_whole and in_time
-
-
-@dataclass(slots=True)
-class CellResult:
-    """How a simulation went.
-
-    Attributes:
-        fates: one per arrival, in the workload's order.
-        busy_s_by_replica: seconds in which each device worked.
-        end_s: instant at which the last of them ended.
-        num_events: what the virtual clock went through.
-    """
-
-    fates: list[Fate]
-    busy_s_by_replica: dict[str, float]
-    end_s: float
-    num_events: int
-    totals: Counter[End]
-
-    @property
-    def attainment(self) -> float:
-        """Share of all arrivals that were finished in time; 1 if there were none."""
-        return attainment(self.fates)
-
-    def attainment_by_class(self) -> dict[str, float]:
-        """The same within each service class."""
-        classes = sorted({fate.arrival.slo_class for fate in self.fates})
-        return {
-            name: attainment([fate for fate in self.fates if fate.arrival.slo_class == name])
-            for name in classes
-        }
-
-
-def attainment(fates: Sequence[Fate]) -> float:
-    """Return the share of arrivals that were finished in time; 1 if there were none."""
-    return sum(fate.is_met for fate in fates) / len(fates) if fates else 1.0
 
 
 class Cell:
@@ -171,6 +105,7 @@ class Cell:
         )
         self._arrivals: dict[str, Arrival] = {}
         self._views: dict[str, RequestView] = {}
+        self._predicted_s: dict[str, float] = {}
         self._fates: dict[str, Fate] = {}
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._rng = np.random.default_rng([spec.seed, 9])
@@ -240,7 +175,9 @@ class Cell:
         offer = self._dispatcher.offer([request])
         if not offer.accepted:
             self._end(request_id, "refused")
-        elif offer.num_steps and request_id in self._views:
+            return
+        self._predicted_s[request_id] = offer.predicted_s
+        if offer.num_steps and request_id in self._views:
             view = self._views[request_id]
             self._views[request_id] = replace(view, num_steps=offer.num_steps[0])
 
@@ -251,7 +188,10 @@ class Cell:
     def _end(self, request_id: str, end: End, attempts: int = 0) -> None:
         arrival, view = self._arrivals.pop(request_id), self._views.pop(request_id)
         self._last_s = self.events.now_s
-        self._fates[request_id] = Fate(arrival, end, self._last_s, view.num_steps, attempts)
+        predicted_s = self._predicted_s.pop(request_id, 0.0)
+        self._fates[request_id] = Fate(
+            arrival, end, self._last_s, view.num_steps, attempts, predicted_s
+        )
 
     def _result(self, workload: Sequence[Arrival]) -> CellResult:
         for name, replica in self._live.items():

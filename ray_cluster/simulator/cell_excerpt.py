@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from ray_cluster.simulator.arrivals import Floats
-from ray_cluster.simulator.cell import Fate
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
 from ray_cluster.simulator.cell_runs import Setting, simulate_cell
+from ray_cluster.simulator.fates import Fate
 from ray_cluster.simulator.replica import Run
 from ray_cluster.simulator.reports import Bar, Line, Plot, Timeline
 from ray_cluster.simulator.workload import Arrival

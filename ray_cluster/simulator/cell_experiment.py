@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.add_ons import MixName
 from ray_cluster.simulator.cell_policies import cell_policy
+from ray_cluster.simulator.task_files import PrintedName
 
 # of one run, which takes some minutes then
 MOST_REQUESTS = 2_000_000
@@ -37,13 +38,13 @@ class SizeShare(BaseModel):
 
     width: int = Field(ge=8, le=16384)
     height: int = Field(ge=8, le=16384)
-    share: _Positive = 1.0
+    share: _Positive = Field(1.0, le=1e6)
     steps: int | None = Field(None, ge=1, le=1000)
     guidance: bool | None = None
     slo_s: _Positive | None = Field(None, description="seconds to the deadline")
     slo_times_alone: _Positive | None = Field(None, description="durations alone, instead of that")
     priority: int = Field(0, ge=-100, le=100)
-    slo_class: str | None = Field(None, min_length=1, description="under which it is counted")
+    slo_class: PrintedName | None = Field(None, description="under which it is counted")
 
     @model_validator(mode="after")
     def _check_deadline(self) -> SizeShare:
@@ -123,7 +124,9 @@ class CellExperiment(BaseModel):
         1.0, description="factor on the part of a step that a batch shares"
     )
     step_noise: float = Field(0.0, ge=0, le=1, description="CV of equal steps")
-    told_times: _Positive = Field(1.0, description="what replicas say a step takes, over the truth")
+    told_times: _Positive = Field(
+        1.0, le=100, description="what replicas say a step takes, over the truth"
+    )
 
     @field_validator("policies")
     @classmethod

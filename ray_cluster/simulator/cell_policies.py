@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from ray_cluster.policies.baselines.image_batches import (
     mix_as_they_come,
     take_turns_by_size,
 )
+from ray_cluster.policies.baselines.one_size_batches import one_size_batches
 from ray_cluster.policies.baselines.slack_batching import SlackBatches, train_regression
 from ray_cluster.policies.mixed_batching import mixed_batches
-from ray_cluster.policies.step_policy import StepPolicy, one_size_batches
+from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
 
 # of a baseline whose replicas keep queues of their own
@@ -22,6 +24,8 @@ _OWN_QUEUE = 10_000
 _MOST_WAIT_S, _MOST_STEPS = 3600.0, 1000
 _PATCH_PX = 256
 _REGRESSION_SEED = 0
+# numbers as they are said, not all that Python takes for one
+_NAME = re.compile(r"[a-z-]+(/[a-z0-9.-]+)*")
 KNOWN = (
     *("deadline", "deadline/open", "deadline/one-size", "fcfs", "static/CAP", "static/CAP/WAIT_S"),
     *("turns", "fewer/STEPS", "mixed-fcfs", "slack", "slack/THRESHOLD"),
@@ -67,6 +71,8 @@ def cell_policy(
         ValueError: there is no such policy.
     """
     try:
+        if not _NAME.fullmatch(name):
+            raise ValueError(name)
         return _policy(name.split("/"), cost, examples, max_batch)
     except ValueError:
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(KNOWN)}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView
 from ray_cluster.simulator.add_ons import AddOnCost, mean_step_factor
-from ray_cluster.simulator.cell import Cell, CellResult, CellSpec, PoolSpec
+from ray_cluster.simulator.cell import Cell, CellSpec, PoolSpec
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun, SizeShare
 from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
 from ray_cluster.simulator.cell_pools import PricedPool, priced_pools, times
@@ -21,6 +21,7 @@ from ray_cluster.simulator.cell_workload import (
     example_of,
     workload_of,
 )
+from ray_cluster.simulator.fates import CellResult
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.replica import Run
 from ray_cluster.simulator.workload import Arrival

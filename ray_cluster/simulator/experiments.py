@@ -62,14 +62,30 @@ def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
         ConfigError: it can't be read, or says something that is not allowed; the message names the
             key, what was given and what is allowed.
     """
+    experiment, build = _checked(path, num_seeds)
+    try:
+        return build(experiment, path.parent)
+    except ValueError as error:
+        raise ConfigError(f"the experiment {path}: {error}") from None
+
+
+def described(path: Path, *, num_seeds: int | None = None) -> dict[str, Any]:
+    """Return an experiment as its figures describe it, for telling whether they are of it.
+
+    Raises:
+        ConfigError: as :func:`load_experiment`.
+    """
+    experiment, _ = _checked(path, num_seeds)
+    return dict(experiment.model_dump(mode="json"))
+
+
+def _checked(path: Path, num_seeds: int | None) -> tuple[Any, Callable[[Any, Path], Job]]:
+    """An experiment as its file says it, and what makes a job of it."""
     content, kind = _read(path)
     if num_seeds is not None:
         content["num_seeds"] = num_seeds
     model, build = _KINDS[kind]
-    try:
-        return build(validated(model, content, path, "experiment"), path.parent)
-    except ValueError as error:
-        raise ConfigError(f"the experiment {path}: {error}") from None
+    return validated(model, content, path, "experiment"), build
 
 
 def first_workload(path: Path) -> Sequence[Arrival]:

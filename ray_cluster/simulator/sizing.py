@@ -58,7 +58,7 @@ class SizingTask(BaseModel):
     rate_per_s: _Positive = Field(le=1e6, description="at the peak")
     cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
     slo_s: _Positive = Field(description="seconds to the deadline")
-    policy: str = Field("deadline/one-size", description="of a cell; what the service does today")
+    policy: str = Field("deadline", description="of a cell; what the service does")
     attainment: float = Field(0.99, gt=0, lt=1, description="share that must be done in time")
     most_replicas: int = Field(1024, ge=1, le=4096)
     duration_s: float = Field(300.0, gt=0, le=30 * 86400)

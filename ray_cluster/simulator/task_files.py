@@ -5,16 +5,21 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ray_cluster.config_problems import describe
 from ray_cluster.errors import ConfigError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MOST_BYTES = 4_000_000
+
+PrintedName = Annotated[
+    str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")
+]
+"""A name as it is shown in tables: without control characters."""
 
 
 class _OnceLoader(yaml.SafeLoader):

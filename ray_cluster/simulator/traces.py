@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ray_cluster.config_problems import describe
 from ray_cluster.errors import ConfigError
+from ray_cluster.simulator.task_files import PrintedName
 from ray_cluster.simulator.workload import Arrival
 
 _SEPARATOR = "|"
@@ -42,13 +43,13 @@ class TraceRow(BaseModel):
     arrival_s: _Finite = Field(
         ge=0, le=MOST_SPAN_S, description="seconds from the trace's beginning, no date"
     )
-    model: str = Field(min_length=1)
+    model: PrintedName
     width: int = Field(ge=8, le=16384, description="pixels")
     height: int = Field(ge=8, le=16384, description="pixels")
     steps: int = Field(ge=1, le=1000, description="denoising steps")
     guidance: bool = Field(True, description="whether each step calls the model twice")
     slo_s: _Finite | None = Field(None, gt=0, description="seconds to the deadline; none if absent")
-    slo_class: str = Field("default", min_length=1, description="under which it is counted")
+    slo_class: PrintedName = Field("default", description="under which it is counted")
     priority: int = Field(0, ge=-100, le=100)
     fewest_steps: int | None = Field(None, ge=1, description="if that brings it in time; all")
     controlnets: Names = ()

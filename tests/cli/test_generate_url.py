@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -220,8 +223,7 @@ def test_a_job_that_somebody_else_cancels(cli: Cli, served: Served, tmp_path: Pa
     served.is_working = False
 
     def cancel() -> None:
-        served.until(lambda: served.cell.core.num_waiting)
-        assert cli("jobs", "cancel", served.jobs()[0]["id"], *here(served)).exit_code == 0
+        assert cli("jobs", "cancel", first_job(served), *here(served)).exit_code == 0
 
     # the runner of commands redirects the process's streams: one command there, one here
     with subprocess_of("generate", "x", "-o", tmp_path / "a.png", *here(served)) as process:
@@ -270,11 +272,26 @@ def test_ctrl_c_while_the_service_is_away_tells_how_to_cancel(
     served.start()
 
 
-def subprocess_of(*arguments: object) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
-    return subprocess.Popen(
+def first_job(served: Served) -> str:
+    """Wait for a job to be listed, some time after it waits, and return its id."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (jobs := served.jobs()):
+        assert time.monotonic() < deadline_s, "no job is listed"
+        time.sleep(0.05)
+    return str(jobs[0]["id"])
+
+
+@contextmanager
+def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a command in a process of its own; it is over after the block, whatever happens."""
+    with subprocess.Popen(
         [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise

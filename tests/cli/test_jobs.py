@@ -133,7 +133,8 @@ def test_watching_goes_on_over_a_restart(cli: Cli, served: Served) -> None:
     job_id = served.create()
 
     def restart() -> None:
-        threading.Event().wait(0.5)
+        # a service that is not there at the first call is an error
+        served.until(lambda: f"/v1/jobs/{job_id}" in served.answered)
         served.stop()
         threading.Event().wait(1.0)
         served.is_working = True

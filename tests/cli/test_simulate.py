@@ -79,6 +79,18 @@ def test_it_shows_tables_and_writes_figures_and_plots(
     assert counts[0x00, 0x72, 0xB2] > 2000
 
 
+def test_figures_that_are_there_are_whole(cli: Cli, experiment: Path, tmp_path: Path) -> None:
+    """Of a run that could not be written there are none, whatever an earlier one left."""
+    out = tmp_path / "out"
+    assert cli("simulate", experiment, "--out", out, "--processes", 1).exit_code == 0
+    (out / "tiny-waiting.png").unlink()
+    (out / "tiny-waiting.png").mkdir()
+    result = cli("simulate", experiment, "--out", out, "--processes", 1)
+    assert result.exit_code == 1
+    assert "tiny has run, but can't be written" in result.stderr
+    assert not (out / "tiny.json").exists()
+
+
 def test_the_requests_of_an_experiment_are_written_as_a_trace_and_replayed(
     cli: Cli, experiment: Path, tmp_path: Path
 ) -> None:

@@ -163,9 +163,10 @@ def test_an_abort_before_the_replica_has_named_the_lease_reaches_it_with_its_nex
 def test_progress_shortens_the_prediction_for_the_next_one(core: DispatchCore) -> None:
     core.offer([image_request("a")], 0.0)
     lease_one(core)
-    core.poll(poll_of(steps_done_by_id={"a": 2}), 0.5)
+    core.poll(poll_of(steps_done_by_id={"a": 2}), 1.0)
     later_s = core.offer([image_request("b")], 1.0).predicted_s
-    core.poll(poll_of(num_free=0, steps_done_by_id={"a": 9}), 1.5)
+    core.abort(["b"])
+    core.poll(poll_of(num_free=0, steps_done_by_id={"a": 9}), 2.0)
     assert core.offer([image_request("c", priority=1)], 2.0).predicted_s < later_s
 
 

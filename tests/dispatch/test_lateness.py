@@ -44,7 +44,7 @@ def test_promises_follow_how_long_requests_really_take(core: DispatchCore) -> No
     for number in range(WINDOW):
         now_s += 100.0
         make_one(core, f"{number}", now_s, 3 * predicted_s)
-    assert core.queue.allowance("m") == pytest.approx(3)
+    assert core.queue.allowance("m", is_followed=True) == pytest.approx(3)
     tight = image_request("tight", when_late="refuse", slo_s=2.9 * predicted_s)
     roomy = image_request("roomy", when_late="refuse", slo_s=3.1 * predicted_s)
     assert core.offer([tight], now_s).reason == "too_late"

@@ -106,7 +106,7 @@ def test_a_returned_lease_counts_as_no_loss_and_its_steps_stay_done(core: Dispat
 
 
 def steps_done(core: DispatchCore) -> int:
-    progress = core.progress(["a"], predicts=True)[0]
+    progress = core.progress(["a"], 0.0, predicts=True)[0]
     assert progress is not None
     return progress.steps_done
 
@@ -206,14 +206,14 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
     # of the time before nobody knows how much was work
     assert lease.queued_s == pytest.approx(4.0)
     assert lease.may_resume
-    progress = core.progress(["new"], predicts=True)[0]
+    progress = core.progress(["new"], 0.0, predicts=True)[0]
     assert progress is not None
     assert (progress.position, progress.steps_done, progress.num_steps) == (0, 0, 10)
     assert progress.predicted_s is not None
-    leased = core.progress(["old"], predicts=True)[0]
+    leased = core.progress(["old"], 0.0, predicts=True)[0]
     assert leased is not None
     assert (leased.position, leased.attempts) == (None, 1)
-    assert core.progress(["nobody"], predicts=True)[0] is None
+    assert core.progress(["nobody"], 0.0, predicts=True)[0] is None
 
 
 def test_places_of_a_client_whose_gateway_died_are_freed_by_silence() -> None:

@@ -29,7 +29,7 @@ class CountingMachine(DispatchMachine):
             for one in self.waiting
         ]
         # what came back to the queue keeps the steps that are in the state store
-        progress = self.core.progress([one.request_id for one in views], predicts=False)
+        progress = self.core.progress([one.request_id for one in views], 0.0, predicts=False)
         views = [
             replace(one, steps_done=each.steps_done)
             for one, each in zip(views, progress, strict=True)

@@ -100,7 +100,7 @@ def test_sums_never_fall(events: list[tuple[str, int, float]]) -> None:
         counts[process] += more
         metrics = ReplicaMetrics("m", "r")
         for _ in range(counts[process]):
-            metrics.stepped(seconds=0.1, num_images=2)
+            metrics.stepped(seconds=0.1, num_images=2, num_sizes=1)
         book.update(process, metrics.snapshot(), now_s)
         found = values(book.merged(now_s))["ray_cluster_step_seconds_count[('model', 'm')]"]
         assert found == sum(counts.values())
@@ -118,6 +118,9 @@ def test_the_documentation_names_every_metric() -> None:
         num_waiting_by_model={},
         replicas=(),
         totals={},
+        met={},
+        missed={},
+        ratios={},
     )
     snapshots = [
         GatewayMetrics().snapshot(),

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.admission import Line
+from ray_cluster.policies.forecast import ReplicaScene, Scene
 from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView, pool_of
+from ray_cluster.policies.queue_view import Line
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 
@@ -28,6 +29,7 @@ class ListQueue:
     max_waiting: int = 100
     configured: Sequence[str] = ()
     stretch: float = 1.0
+    is_followed: bool = False
 
     @property
     def num_waiting(self) -> int:
@@ -53,7 +55,7 @@ class ListQueue:
         before = [one for one in self.waits if queue_key(one) < key]
         return total_load(one for one in (*running, *before) if one.model == request.model)
 
-    def allowance(self, model: str) -> float:
+    def allowance(self, model: str, *, is_followed: bool) -> float:
         return self.stretch
 
     def behind(self, request: RequestView) -> Line:
@@ -66,6 +68,21 @@ class ListQueue:
         return Line(
             np.array(amounts).reshape(len(after), len(amounts_of(NO_LOAD))),
             np.array([one.deadline_s for one in after]),
+        )
+
+    def scene(self, group: Sequence[RequestView], now_s: float) -> Scene | None:
+        """None unless it is asked for: it flows."""
+        if not self.is_followed:
+            return None
+        own = {one.request_id for one in group}
+        here = [one for one in self.waits if one.request_id not in own]
+        return Scene(
+            now_s,
+            [
+                ReplicaScene(one.step_cost, one.max_batch, one.max_in_flight, held=self.in_progress)
+                for one in self.replicas
+            ],
+            line=sorted([*here, *group], key=queue_key),
         )
 
     def is_waiting(self, request: RequestView) -> bool:

@@ -126,15 +126,15 @@ def test_the_prediction_is_monotone_in_load_and_in_replicas(
 ) -> None:
     replicas = [replica_view(f"r{index}") for index in range(num_replicas)]
     queue = ListQueue(requests_of("w", waiting), requests_of("p", running), replicas, 100)
-    here_s = predict_s(group_of(num), queue)
-    assert predict_s(group_of(num + 1), queue) >= here_s
+    here_s = predict_s(group_of(num), queue, 0.0)
+    assert predict_s(group_of(num + 1), queue, 0.0) >= here_s
     for more in (
         replace(queue, waits=[*queue.waits, request_view("x", arrival_s=-1.0)]),
         replace(queue, in_progress=[*queue.in_progress, request_view("x")]),
     ):
-        assert predict_s(group_of(num), more) >= here_s
+        assert predict_s(group_of(num), more, 0.0) >= here_s
     more = replace(queue, replicas=[*replicas, replica_view("another")])
-    assert predict_s(group_of(num), more) <= here_s + 1e-9
+    assert predict_s(group_of(num), more, 0.0) <= here_s + 1e-9
 
 
 @given(loads.filter(bool), loads, st.integers(0, 3))
@@ -184,7 +184,7 @@ def test_what_waits_ahead_counts_with_all_its_terms(
     ahead = [request_view(f"{i:02}", **changes) for i in range(num_ahead)]
     last = request_view("99", **changes)
     replica = replica_view(step_cost=cost, max_batch=1)
-    predicted_s = predict_s([last], ListQueue(ahead, [], [replica], 100))
+    predicted_s = predict_s([last], ListQueue(ahead, [], [replica], 100), 0.0)
     # one slot: all of them must leave it first
     assert predicted_s == pytest.approx((num_ahead + 1) * alone_s(cost, last))
 
@@ -203,7 +203,7 @@ def test_the_prediction_is_within_two_batches_of_a_replay(
         request_view(f"{i:02}", num_steps=num, arrival_s=float(i))
         for i, num in enumerate(all_steps)
     ]
-    predicted_s = predict_s(group[-1:], ListQueue(group[:-1], [], replicas, 100))
+    predicted_s = predict_s(group[-1:], ListQueue(group[:-1], [], replicas, 100), 0.0)
     replayed_s = replay(group, num_replicas, max_batch)
     longest_s = max(batch_s(STEP_COST, request, max_batch) for request in group)
     assert abs(predicted_s - replayed_s) <= 2 * longest_s
@@ -243,6 +243,6 @@ def test_a_client_waits_until_enough_of_its_own_have_ended() -> None:
     assert {one.reason, two.reason} == {"client_limit"}
     assert one.limit == 4
     # what is in progress ends before what waits
-    assert 0 < one.retry_after_s <= two.retry_after_s < predict_s(group_of(1), queue)
+    assert 0 < one.retry_after_s <= two.retry_after_s < predict_s(group_of(1), queue, 0.0)
     assert admit(group_of(1), queue, ClientView(in_flight, max_in_flight=5)).accepted
     assert admit(group_of(1), queue, ClientView([], max_in_flight=1)).accepted

@@ -43,7 +43,7 @@ def test_nobody_is_let_in_who_would_make_late_who_waits() -> None:
     waits = [request_view("w", deadline_s=40.0)]
     queue = replace(queue_of(num_in_progress=2), waits=waits)
     urgent = strict(request_view("new"), deadline_s=39.0)
-    assert predict_s(waits, queue) == pytest.approx(SHARE_S + BATCH_S)
+    assert predict_s(waits, queue, 0.0) == pytest.approx(SHARE_S + BATCH_S)
     offer = admit([urgent], queue)
     assert offer.reason == "too_late"
     assert offer.retry_after_s == pytest.approx(2 * SHARE_S + BATCH_S - 40.0)
@@ -96,7 +96,7 @@ def test_a_request_is_let_in_if_and_only_if_a_look_at_everybody_allows_it(
     joined = replace(queue, waits=[*waits, new])
 
     def in_time(one: RequestView, where: ListQueue) -> bool:
-        return stretch * predict_s([one], where) <= one.deadline_s
+        return stretch * predict_s([one], where, 0.0) <= one.deadline_s
 
     harmed = [one for one in waits if in_time(one, queue) and not in_time(one, joined)]
     assert admit([new], queue).accepted == (in_time(new, joined) and not harmed)

@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_cluster.policies.batch_layout import choose_layout
 from ray_cluster.policies.cost_model import (
     MAX_SURPRISE,
     CostResidual,
     StepWork,
     corrected,
+    fitted_cost,
     observe,
     step_s,
     work_of,
@@ -21,10 +23,51 @@ durations = st.floats(1e-4, 1e4)
 
 
 def test_a_step_costs_a_fixed_part_and_a_part_for_all_that_it_computes() -> None:
-    cost = StepCost(0.5, 2.0, per_squared_megapixel_s=10.0, per_further_size_s=100.0)
+    cost = StepCost(0.5, 2.0, per_squared_megapixel_s=10.0, per_further_size_s=0.2)
     assert step_s(cost, StepWork(3.0, 0.0)) == pytest.approx(6.5)
-    assert step_s(cost, StepWork(3.0, 4.0, num_sizes=3)) == pytest.approx(246.5)
+    assert step_s(cost, StepWork(3.0, 4.0, num_sizes=3)) == pytest.approx(46.9)
     assert step_s(cost, StepWork(0.0, 0.0, num_sizes=0)) == pytest.approx(0.5)
+
+
+@given(st.floats(0, 9), st.floats(0, 9), st.integers(1, 6))
+def test_the_layout_that_is_chosen_is_the_one_that_takes_less_time(
+    fixed_s: float, further_s: float, num_sizes: int
+) -> None:
+    cost = StepCost(fixed_s, 1.0, per_further_size_s=further_s)
+    seconds = {"mixed": fixed_s + further_s * (num_sizes - 1), "grouped": fixed_s * num_sizes}
+    chosen = choose_layout(num_sizes, cost)
+    assert seconds[chosen] == pytest.approx(min(seconds.values()))
+    work = StepWork(2.0, 0.0, num_sizes)
+    assert step_s(cost, work) == pytest.approx(2.0 + min(seconds.values()))
+
+
+def test_a_fitted_cost_is_the_one_that_the_steps_were_made_with() -> None:
+    cost = StepCost(0.3, 2.0, per_further_size_s=0.1, source="measured")
+    size, other = (1000, 500), (500, 500)
+
+    def seconds(megapixels: float, num_sizes: int = 1) -> float:
+        return step_s(cost, StepWork(megapixels, 0.0, num_sizes))
+
+    found = fitted_cost(
+        size,
+        alone_s=seconds(0.5),
+        together_s=seconds(4.0),
+        num_together=8,
+        beside=(other, seconds(0.75, 2)),
+    )
+    assert found.fixed_s == pytest.approx(cost.fixed_s)
+    assert found.per_megapixel_s == pytest.approx(cost.per_megapixel_s)
+    assert found.per_further_size_s == pytest.approx(cost.per_further_size_s)
+    assert found.source == "measured"
+
+
+def test_steps_whose_times_contradict_each_other_fit_no_negative_cost() -> None:
+    found = fitted_cost(
+        (1000, 1000), alone_s=1.0, together_s=0.9, num_together=4, beside=((500, 500), 0.5)
+    )
+    assert found.fixed_s == 1.0
+    assert found.per_megapixel_s == pytest.approx(0.01)
+    assert found.per_further_size_s == 0
 
 
 def test_the_work_of_a_batch_counts_model_rows_and_sizes() -> None:

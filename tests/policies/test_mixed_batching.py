@@ -3,14 +3,16 @@
 import math
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.mixed_batching import mixed_batches
+from ray_cluster.policies.mixed_batching import mixed_batches, num_batches
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
 from ray_cluster.policies.types import RequestView, RowView, StepCost
 from tests.fakes import request_view
+from tests.policies import waiting_rows
+from tests.policies.waiting_rows import SIZES, Limits, Schedule, arrivals, check_waits, limits
 
 COST = StepCost(0.5, 1.0, per_squared_megapixel_s=0.25, per_further_size_s=0.1)
 
@@ -80,3 +82,35 @@ def test_nobody_in_the_batch_is_late_who_would_not_be_alone(
 def test_an_infinite_deadline_bears_everything() -> None:
     rows = [request_view(f"{n}", deadline_s=math.inf) for n in range(3)]
     assert mixed_batches(sight_of(*rows)) == StepDecision(("0", "1", "2"), 10)
+
+
+def test_sizes_share_the_memory_that_there_is() -> None:
+    """Two large rows fill a batch, or four small ones, or one and two."""
+    most = {SIZES[0]: 4, SIZES[2]: 2}
+    names = [("l0", 2), ("s0", 0), ("s1", 0), ("s2", 0), ("l1", 2)]
+    rows = [
+        waiting_rows.row(name, size, deadline_s=1000.0 + n) for n, (name, size) in enumerate(names)
+    ]
+    assert mixed_batches(waiting_rows.sight_of(rows, most)).request_ids == ("l0", "s0", "s1")
+    assert num_batches(waiting_rows.sight_of(rows, most)) == 2
+
+
+def test_a_row_that_was_left_out_for_too_long_comes_first_whatever_it_costs() -> None:
+    most = dict.fromkeys(SIZES, 2)
+    # 10 steps of 0.91 s alone, and no longer
+    urgent = waiting_rows.row("urgent", num_steps=10, deadline_s=9.3)
+
+    def batch_after(waited_rounds: int) -> tuple[str, ...]:
+        patient = waiting_rows.row("patient", 2, waited_rounds, deadline_s=1000.0)
+        return mixed_batches(waiting_rows.sight_of([urgent, patient], most)).request_ids
+
+    assert batch_after(1) == ("urgent",)
+    assert batch_after(2) == ("patient",)
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals, limits)
+def test_every_row_steps_within_four_times_the_largest_number_of_batches_and_one(
+    schedule: Schedule, most: Limits
+) -> None:
+    check_waits(mixed_batches, num_batches, schedule, most, bound=lambda number: 4 * number + 1)

@@ -49,5 +49,5 @@ def test_each_preview_still_to_come_is_a_decode_more() -> None:
 def test_previews_are_charged_in_the_predicted_finish() -> None:
     cost = StepCost(0.1, 1.0, decode_per_megapixel_s=2.0)
     queue = ListQueue(replicas=[replica_view(step_cost=cost)])
-    plain = predict_s([request_view()], queue)
-    assert predict_s([request_view(num_previews=2)], queue) == pytest.approx(plain + 2 * 2.0)
+    plain = predict_s([request_view()], queue, 0.0)
+    assert predict_s([request_view(num_previews=2)], queue, 0.0) == pytest.approx(plain + 2 * 2.0)

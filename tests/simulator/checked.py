@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ray_cluster.simulator.cell import Cell, CellResult, CellSpec
+from ray_cluster.simulator.cell import Cell, CellSpec
+from ray_cluster.simulator.fates import CellResult
 from ray_cluster.simulator.replica import Run
 from ray_cluster.simulator.workload import Arrival
 

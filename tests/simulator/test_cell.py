@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turns_by_size
+from ray_cluster.policies.baselines.one_size_batches import one_size_batches
 from ray_cluster.policies.mixed_batching import mixed_batches
-from ray_cluster.policies.step_policy import StepPolicy, one_size_batches
+from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.cell import Cell, CellSpec, PoolSpec
 from ray_cluster.simulator.noise import Hardware
@@ -149,7 +150,7 @@ def test_requests_that_would_be_late_are_refused_where_that_is_wished_and_count_
 
 def test_consent_to_fewer_steps_is_used_where_it_brings_a_request_in_time() -> None:
     workload = [
-        replace(arrival(0.01 * number, steps=20, slo_s=8.0), fewest_steps=5) for number in range(40)
+        replace(arrival(0.25 * number, steps=20, slo_s=5.0), fewest_steps=5) for number in range(60)
     ]
     spec = replace(spec_of(), when_late="refuse")
     willing, _ = simulate(spec, workload)

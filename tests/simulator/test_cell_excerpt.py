@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.simulator.cell import Fate
 from ray_cluster.simulator.cell_excerpt import (
     SHOWN_S,
     Notes,
@@ -16,6 +15,7 @@ from ray_cluster.simulator.cell_excerpt import (
     waiting_of,
     waiting_plot,
 )
+from ray_cluster.simulator.fates import Fate
 from ray_cluster.simulator.replica import Run
 from ray_cluster.simulator.workload import Arrival
 from tests.simulator.test_cell_experiment import small

@@ -81,7 +81,17 @@ def test_every_policy_can_be_named(name: str) -> None:
 
 NO_POLICIES = (
     *("deadlines", "static", "static/x", "static/0", "static/-1", "static/4/inf", "static/4/-3"),
-    *("static/4/nan", "fcfs/2", "fewer/0", "slack/1/2", "slack/nan", ""),
+    *(
+        "static/4/nan",
+        "static/1_0",
+        "static/ 4",
+        "static/٣",
+        "fcfs/2",
+        "fewer/0",
+        "slack/1/2",
+        "slack/nan",
+        "",
+    ),
 )
 
 
@@ -209,6 +219,9 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
         ({**SMALL, "policies": ["static/4/1e9"]}, "there is no policy 'static/4/1e9'"),
         ({**SMALL, "first_seed": 2**63}, "first_seed"),
         ({**SMALL, "name": "n" * 101}, "name"),
+        ({**SMALL, "told_times": 1e300}, "told_times"),
+        ({**SMALL, "sizes": [{"width": 64, "height": 64, "share": 1e308}]}, "share"),
+        ({**SMALL, "sizes": [{"width": 64, "height": 64, "slo_class": "a\x1b[2J"}]}, "slo_class"),
         ("kind: cell\nreplicas: 8\nreplicas: 2", "the key 'replicas' is there twice"),
         ("a: &a [x, x]\nkind: [*a, *a, *a, *a, *a, *a]", "kind: given"),
         ("kind: [cell]", "kind: given"),

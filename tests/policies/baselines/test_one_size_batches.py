@@ -3,31 +3,34 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.step_batching import choose_batch, num_batches
-from ray_cluster.policies.types import BatchDecision, RowView
-from tests.fakes import request_view
+from ray_cluster.policies.baselines.one_size_batches import num_batches, one_size_batches
+from ray_cluster.policies.step_policy import StepDecision
+from ray_cluster.policies.types import RowView
+from tests.policies.waiting_rows import (
+    SIZES,
+    Limits,
+    Schedule,
+    arrivals,
+    check_waits,
+    limits,
+    row,
+    sight_of,
+)
 
-SIZES = ((64, 64), (96, 64), (128, 128), (64, 96))
 LIMITS = dict.fromkeys(SIZES, 2)
 
 
-def row(request_id: str, size: int = 0, waited_rounds: int = 0, **changes: float) -> RowView:
-    width, height = SIZES[size]
-    view = request_view(request_id, width_px=width, height_px=height, **changes)
-    return RowView(view, waited_rounds)
-
-
-def choose(*rows: RowView, now_s: float = 0.0) -> BatchDecision:
-    return choose_batch(rows, max_batch_by_size=LIMITS, now_s=now_s)
+def choose(*rows: RowView, now_s: float = 0.0) -> StepDecision:
+    return one_size_batches(sight_of(rows, LIMITS, now_s))
 
 
 def test_without_rows_there_is_no_batch() -> None:
-    assert choose() == BatchDecision(size_px=None)
+    assert choose() == StepDecision()
 
 
 def test_a_batch_holds_one_size_and_no_more_than_its_limit() -> None:
     decision = choose(row("a"), row("b", size=1), row("c"), row("d"))
-    assert decision == BatchDecision(SIZES[0], ("a", "c"))
+    assert decision.request_ids == ("a", "c")
 
 
 def test_the_size_of_the_most_urgent_row_goes_next() -> None:
@@ -50,8 +53,8 @@ def test_a_row_that_was_passed_over_for_too_long_comes_first() -> None:
 
 
 def test_a_limit_below_one_still_steps_one_row() -> None:
-    decision = choose_batch([row("a"), row("b")], max_batch_by_size={SIZES[0]: 0}, now_s=0.0)
-    assert decision.request_ids == ("a",)
+    sight = sight_of([row("a"), row("b")], {SIZES[0]: 0})
+    assert one_size_batches(sight).request_ids == ("a",)
 
 
 rows = st.lists(
@@ -75,10 +78,17 @@ def test_the_choice_does_not_depend_on_the_order_of_the_rows(
     assert choose(*some, now_s=50.0) == choose(*shuffled, now_s=50.0)
 
 
+def rows_alike(rows: list[RowView], decision: StepDecision) -> list[RowView]:
+    """The rows of the size of a batch."""
+    first = decision.request_ids[0]
+    size = next(one.request.size_px for one in rows if one.request.request_id == first)
+    return [one for one in rows if one.request.size_px == size]
+
+
 @given(rows)
 def test_a_batch_is_as_full_as_it_can_be(some: list[RowView]) -> None:
     decision = choose(*some, now_s=50.0)
-    alike = [one for one in some if one.request.size_px == decision.size_px]
+    alike = rows_alike(some, decision)
     assert len(decision.request_ids) == min(len(alike), 2)
     assert len(set(decision.request_ids)) == len(decision.request_ids)
 
@@ -91,41 +101,15 @@ def test_among_rows_that_waited_no_longer_nobody_more_urgent_is_left_out(
     decision = choose(*some)
     chosen = {one for one in some if one.request.request_id in decision.request_ids}
     lowest = min(one.request.priority for one in chosen)
-    alike = [one for one in some if one.request.size_px == decision.size_px]
+    alike = rows_alike(some, decision)
     assert all(one.request.priority <= lowest for one in alike if one not in chosen)
     highest = max(one.request.priority for one in chosen)
     assert all(one.request.priority <= highest for one in some)
 
 
-arrivals = st.lists(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2), st.integers(1, 30)), max_size=2),
-    min_size=1,
-    max_size=120,
-)
-
-
 @settings(max_examples=100, deadline=None)
-@given(arrivals, st.fixed_dictionaries({size: st.integers(1, 3) for size in SIZES}))
+@given(arrivals, limits)
 def test_every_row_steps_within_three_times_the_largest_number_of_batches(
-    schedule: list[list[tuple[int, int, int]]], limits: dict[tuple[int, int], int]
+    schedule: Schedule, most: Limits
 ) -> None:
-    present: dict[str, RowView] = {}
-    # per row: the largest number of batches since it last stepped
-    bounds: dict[str, int] = {}
-    for now, joining in enumerate(schedule):
-        for index, (size, priority, num_steps) in enumerate(joining):
-            fresh = row(f"{now}-{index}", size, 0, priority=priority, num_steps=num_steps)
-            present[fresh.request.request_id] = fresh
-        batches = num_batches(list(present.values()), limits)
-        decision = choose_batch(list(present.values()), max_batch_by_size=limits, now_s=float(now))
-        for request_id, one in list(present.items()):
-            bounds[request_id] = max(bounds.get(request_id, 0), batches)
-            if request_id not in decision.request_ids:
-                present[request_id] = replace(one, waited_rounds=one.waited_rounds + 1)
-                assert one.waited_rounds + 1 < 3 * bounds[request_id]
-                continue
-            bounds.pop(request_id)
-            stepped = replace(one.request, steps_done=one.request.steps_done + 1)
-            present[request_id] = RowView(stepped)
-            if not stepped.remaining_steps:
-                del present[request_id]
+    check_waits(one_size_batches, num_batches, schedule, most, bound=lambda batches: 3 * batches)

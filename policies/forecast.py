@@ -1,0 +1,295 @@
+"""When the requests of a small cell will be done, step by step, as its engines will batch them.
+
+Every replica is followed from its last word on: it is leased what waits, in the queue's order, as
+places become free, steps those rows together that the policy of its engine would choose
+(:mod:`ray_cluster.policies.batch_choice`), and decodes what is finished. What is likely to come
+later takes its part, too, if that is asked for. Equal steps are taken at once, so it costs about a
+choice of a batch for each request that begins or ends, and for every fourth round in which rows are
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ray_cluster.policies.batch_choice import Candidate, choose_batch
+from ray_cluster.policies.cost_model import decode_s, own_s
+from ray_cluster.policies.mixed_batching import patience_of
+from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.policies.previews import previews_left
+from ray_cluster.policies.types import RequestView, StepCost
+
+# of those that are likely to come, so many are looked at
+_MOST_LATER = 24
+# rounds after which it is decided anew where rows are left out of a batch
+_ROUNDS = 4
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A request that a replica was given after its last word.
+
+    Attributes:
+        at_s: seconds from now to the lease, 0 or less.
+    """
+
+    request: RequestView
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaScene:
+    """One replica, as it was.
+
+    Attributes:
+        told_s: seconds from now to its last word of its progress, 0 or less.
+        held: what it had then, as it was.
+        leased: what it was given since.
+    """
+
+    cost: StepCost
+    max_batch: int
+    max_in_flight: int
+    told_s: float = 0.0
+    held: Sequence[RequestView] = ()
+    leased: Sequence[Leased] = ()
+
+    @property
+    def requests(self) -> tuple[RequestView, ...]:
+        """All that it has."""
+        return (*self.held, *(one.request for one in self.leased))
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All replicas of a model, and what comes to them.
+
+    Attributes:
+        now_s: present instant on the clock of the deadlines.
+        line: what waits, in the queue's order.
+        later: what is likely to come, one after the other and over again; their deadlines are in
+            seconds after they come.
+        later_every_s: seconds between two of these; infinite if nobody is likely to come.
+        encode_s: seconds from the lease of a request until it can step.
+        rest_s: seconds from the end of a request's decoding until the dispatcher knows of it.
+    """
+
+    now_s: float
+    replicas: Sequence[ReplicaScene]
+    line: Sequence[RequestView] = ()
+    later: Sequence[RequestView] = ()
+    later_every_s: float = math.inf
+    encode_s: float = 0.0
+    rest_s: float = 0.0
+
+    @property
+    def requests(self) -> tuple[RequestView, ...]:
+        """All that are there."""
+        return (*(one for replica in self.replicas for one in replica.requests), *self.line)
+
+
+def forecast_s(scene: Scene, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
+    """Return the seconds from now until each request that is there ends, by its id.
+
+    Args:
+        scene: at least one replica, and who is there.
+        wanted: those whose ends are asked for; others' may be left out. All if empty.
+    """
+    return _Course(scene, wanted or scene.requests).run()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Row(Candidate):
+    """A request on its way.
+
+    Attributes:
+        decode_s: seconds that the replica decodes it and its previews, all at its end.
+        ready_s: when it can step, in seconds from now.
+        waited: rounds since it last stepped.
+    """
+
+    request: RequestView
+    decode_s: float = 0.0
+    ready_s: float = 0.0
+    waited: int = 0
+
+
+def _previews_left(request: RequestView) -> int:
+    if not request.num_previews:
+        return 0
+    return previews_left(request.num_steps, request.num_previews, request.steps_done)
+
+
+def _key_of(row: _Row) -> QueueKey:
+    return row.key
+
+
+class _Replica:
+    """What happens on one replica.
+
+    Attributes:
+        at_s: when its present run of steps ends; infinite while it has nothing to do.
+        rows: what it has.
+    """
+
+    def __init__(self, scene: Scene, own: ReplicaScene) -> None:
+        self._now_s = scene.now_s
+        self.cost = own.cost
+        self._share = 1 / own.max_batch
+        self._further_s = min(own.cost.per_further_size_s, own.cost.fixed_s)
+        self._max_in_flight = own.max_in_flight
+        self.rows = [self.row(one, queue_key(one), own.told_s) for one in own.held]
+        self.rows += [
+            self.row(one.request, queue_key(one.request), one.at_s + scene.encode_s)
+            for one in own.leased
+        ]
+        self.at_s = min([row.ready_s for row in self.rows], default=math.inf)
+        self._batch: Sequence[_Row] = ()
+        self._rounds = 0
+
+    def row(self, request: RequestView, key: QueueKey, ready_s: float = 0.0) -> _Row:
+        """Return a row for a request."""
+        return _Row(
+            key,
+            request.remaining_steps,
+            own_s(self.cost, request),
+            request.size_px,
+            self._share,
+            request=request,
+            decode_s=(1 + _previews_left(request)) * decode_s(self.cost, request),
+            ready_s=ready_s,
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it can be given one more."""
+        return len(self.rows) < self._max_in_flight
+
+    def level_s(self) -> float:
+        """Return the seconds that its rows take in full batches."""
+        shared_s = self.cost.fixed_s * self._share
+        return sum([row.left * (shared_s + row.own_s) for row in self.rows])
+
+    def take(self, row: _Row, ready_s: float) -> None:
+        """Have one more row, which waits for the end of the present step."""
+        # what waited was priced by another replica's cost
+        self.rows.append(self.row(row.request, row.key, ready_s))
+        if self.at_s == math.inf:
+            self.at_s = ready_s
+
+    def end_run(self) -> Sequence[_Row]:
+        """Count the steps of the run that ends now; return who is done, after their decoding."""
+        batch, rounds = self._batch, self._rounds
+        for row in self.rows:
+            row.waited += rounds
+        for row in batch:
+            row.left -= rounds
+            row.waited = 0
+        self._batch, self._rounds = (), 0
+        done = [row for row in self.rows if row.left <= 0 and row.ready_s <= self.at_s + _ROUNDING]
+        if done:
+            self.rows = [row for row in self.rows if row not in done]
+            self.at_s += sum([row.decode_s for row in done])
+        return done
+
+    def begin_run(self, next_s: float) -> None:
+        """Choose a batch, and step it until it is to be decided anew.
+
+        Args:
+            next_s: when somebody comes next whom it may be given.
+        """
+        soon_s = self.at_s + _ROUNDING
+        ready = [row for row in self.rows if row.ready_s <= soon_s]
+        next_s = min([next_s, *[row.ready_s for row in self.rows if row.ready_s > soon_s]])
+        if not ready:
+            self.at_s = next_s if self.rows else math.inf
+            return
+        batch, step_s = self._choose(ready)
+        rounds = int(min([row.left for row in batch]))
+        if len(batch) < len(ready):
+            rounds = min(rounds, _ROUNDS)
+        if next_s - self.at_s < rounds * step_s:
+            rounds = max(1, math.ceil((next_s - self.at_s) / step_s - _ROUNDING))
+        self._batch, self._rounds = batch, rounds
+        self.at_s += rounds * step_s
+
+    def _choose(self, ready: Sequence[_Row]) -> tuple[Sequence[_Row], float]:
+        """Return who steps next, and the seconds of a step."""
+        now_s, num_ready = self._now_s + self.at_s, len(ready)
+        if num_ready * self._share <= 1 + _ROUNDING:
+            step_s = self._step_s(ready)
+            # most often nobody minds anybody, whatever their order
+            if all(row.key[1] - now_s >= row.left * step_s for row in ready):
+                return ready, step_s
+        patience = patience_of(math.ceil(num_ready * self._share - _ROUNDING))
+        for row in ready:
+            row.overdue = row.waited if row.waited >= patience else 0
+        batch = choose_batch(ready, self.cost, now_s)
+        return batch, self._step_s(batch)
+
+    def _step_s(self, batch: Sequence[_Row]) -> float:
+        further = len({row.size_px for row in batch}) - 1
+        return self.cost.fixed_s + self._further_s * further + sum([row.own_s for row in batch])
+
+
+class _Course:
+    """What happens from the replicas' last words on."""
+
+    def __init__(self, scene: Scene, wanted: Sequence[RequestView]) -> None:
+        self._scene = scene
+        self._replicas = [_Replica(scene, one) for one in scene.replicas]
+        self._line = [self._replicas[0].row(one, queue_key(one)) for one in scene.line]
+        self._num_come = 0
+        self._wanted = {one.request_id for one in wanted}
+        self._ends_s: dict[str, float] = {}
+
+    def run(self) -> Mapping[str, float]:
+        """Go on until all who are wanted have ended."""
+        while self._wanted:
+            replica = min(self._replicas, key=lambda one: one.at_s)
+            next_s = self._next_s()
+            if next_s <= replica.at_s:
+                if next_s == math.inf:
+                    break
+                self._come(next_s)
+                continue
+            for row in replica.end_run():
+                request_id = row.key[-1]
+                self._ends_s[request_id] = max(0.0, replica.at_s) + self._scene.rest_s
+                self._wanted.discard(request_id)
+            if replica.at_s >= 0:
+                self._deal(replica.at_s)
+            replica.begin_run(self._next_s())
+        return self._ends_s
+
+    def _next_s(self) -> float:
+        """When somebody comes next: what waits can be leased from now on."""
+        if self._line and any(one.has_room for one in self._replicas):
+            return 0.0
+        if self._num_come >= _MOST_LATER or not self._scene.later:
+            return math.inf
+        return (self._num_come + 0.5) * self._scene.later_every_s
+
+    def _come(self, at_s: float) -> None:
+        """Take in who comes now."""
+        scene = self._scene
+        if not self._line or not any(one.has_room for one in self._replicas):
+            one = scene.later[self._num_come % len(scene.later)]
+            arrival_s = scene.now_s + at_s
+            key = (-one.priority, arrival_s + one.deadline_s, arrival_s, "")
+            insort(self._line, self._replicas[0].row(one, key), key=_key_of)
+            self._num_come += 1
+        self._deal(at_s)
+
+    def _deal(self, at_s: float) -> None:
+        """Lease what waits to those with room who have the least to do."""
+        while self._line:
+            free = [one for one in self._replicas if one.has_room]
+            if not free:
+                return
+            soonest = free[0] if len(free) == 1 else min(free, key=_Replica.level_s)
+            soonest.take(self._line.pop(0), at_s + self._scene.encode_s)

@@ -1,0 +1,166 @@
+"""A cell that is followed ends as it does when its policy is asked at every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cluster.policies import forecast
+from ray_cluster.policies.admission import admit
+from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.forecast import Leased, ReplicaScene, Scene, forecast_s
+from ray_cluster.policies.inflow import WINDOW, Inflow, observe_arrivals
+from ray_cluster.policies.mixed_batching import mixed_batches
+from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.stage_times import StageTimes, observe_stages
+from ray_cluster.policies.step_policy import ReplicaSight
+from ray_cluster.policies.types import RequestView, RowView, StepCost
+from tests.fakes import replica_view, request_view
+from tests.policies.queues import queue_of
+
+COST = StepCost(0.1, 0.3, 0.0, 0.05, 0.03)
+BATCH, IN_FLIGHT = 3, 5
+
+
+def replica_of(held: Sequence[RequestView] = (), **changes: object) -> ReplicaScene:
+    return replace(ReplicaScene(COST, BATCH, IN_FLIGHT, held=held), **changes)  # type: ignore[arg-type]
+
+
+def stepped_one_by_one(
+    held: Sequence[RequestView], line: Sequence[RequestView], cost: StepCost
+) -> Mapping[str, float]:
+    """Ask the policy of the engine before every single step of one replica."""
+    rows = {one.request_id: RowView(one) for one in held}
+    waits, now_s, ends_s = list(line), 0.0, {}
+    while rows or waits:
+        while waits and len(rows) < IN_FLIGHT:
+            first = waits.pop(0)
+            rows[first.request_id] = RowView(first)
+        sight = ReplicaSight(list(rows.values()), cost, BATCH, now_s)
+        chosen = mixed_batches(sight).request_ids
+        now_s += step_s(cost, work_of(rows[one].request for one in chosen))
+        for name, row in list(rows.items()):
+            if name not in chosen:
+                rows[name] = replace(row, waited_rounds=row.waited_rounds + 1)
+                continue
+            done = replace(row.request, steps_done=row.request.steps_done + 1)
+            rows[name] = RowView(done)
+            if not done.remaining_steps:
+                ends_s[name] = now_s
+                del rows[name]
+    return ends_s
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 12), st.sampled_from([256, 512, 1024]), st.floats(0.5, 40)),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(REQUESTS)
+def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
+    kinds: list[tuple[int, int, float]],
+) -> None:
+    views = [
+        request_view(
+            f"r{number}", num_steps=steps, width_px=px, height_px=px, deadline_s=at_s, arrival_s=0.0
+        )
+        for number, (steps, px, at_s) in enumerate(kinds)
+    ]
+    held, line = views[:IN_FLIGHT], sorted(views[IN_FLIGHT:], key=queue_key)
+    truth = stepped_one_by_one(held, line, COST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "_ROUNDS", 1)
+        found = forecast_s(Scene(0.0, [replica_of(held)], line=line))
+    assert found == pytest.approx(dict(truth))
+    # several rounds at once are about the same: the last end is that of all the work
+    coarse = forecast_s(Scene(0.0, [replica_of(held)], line=line))
+    assert max(coarse.values()) == pytest.approx(max(truth.values()), rel=0.35)
+
+
+def test_a_replica_is_followed_from_its_last_word() -> None:
+    one = request_view("a", num_steps=10, deadline_s=1e6)
+    each_s = step_s(COST, work_of([one]))
+    at_once = forecast_s(Scene(0.0, [replica_of([one])]))["a"]
+    assert at_once == pytest.approx(10 * each_s)
+    told = Scene(0.0, [replica_of([one], told_s=-4 * each_s)])
+    assert forecast_s(told)["a"] == pytest.approx(6 * each_s)
+    # what should be done by now ends now, and what was leased since begins then
+    over = Scene(0.0, [replica_of([one], told_s=-99.0)], rest_s=0.5)
+    assert forecast_s(over)["a"] == 0.5
+    leased = Scene(0.0, [replica_of(leased=[Leased(one, -1.0)])], encode_s=0.25)
+    assert forecast_s(leased)["a"] == pytest.approx(10 * each_s - 0.75)
+
+
+def test_what_waits_goes_to_those_with_the_least_to_do() -> None:
+    busy = [request_view(f"b{n}", num_steps=20, deadline_s=1e6) for n in range(2)]
+    new = request_view("new", num_steps=5, deadline_s=1e6)
+    found = forecast_s(Scene(0.0, [replica_of(busy), replica_of()], line=[new]))
+    assert found["new"] == pytest.approx(5 * step_s(COST, work_of([new])))
+    # the steps are those of the replica that takes it, whoever stands first
+    fast = replica_of(cost=StepCost(0.05, 0.1))
+    found = forecast_s(Scene(0.0, [replica_of(busy), fast], line=[new]))
+    assert found["new"] == pytest.approx(5 * step_s(fast.cost, work_of([new])))
+    full = replica_of(max_in_flight=2, held=busy)
+    waits = forecast_s(Scene(0.0, [full], line=[new]))
+    assert waits["new"] > waits["b0"]
+
+
+def test_who_comes_later_takes_a_part_and_is_no_answer() -> None:
+    new = request_view("new", num_steps=10, deadline_s=1e6)
+    later = [request_view("l", num_steps=10, deadline_s=1e6)]
+    quiet = Scene(0.0, [replica_of()], line=[new])
+    rush = replace(quiet, later=later, later_every_s=0.5)
+    found = forecast_s(rush)
+    assert set(found) >= {"new"}
+    assert found["new"] > 1.2 * forecast_s(quiet)["new"]
+    # a replica that holds all it may is not disturbed by who waits for it
+    single = replace(rush, replicas=[replica_of(max_in_flight=1)])
+    assert forecast_s(single)["new"] == pytest.approx(forecast_s(quiet)["new"])
+
+
+def test_nobody_is_let_in_who_would_make_a_leased_request_late() -> None:
+    # 10 steps of 1.1 s alone, of 2.1 s together
+    leased = request_view("p", deadline_s=13.0)
+    replica = replica_view(step_cost=StepCost(0.1, 1.0), max_in_flight=2)
+    queue = replace(queue_of(replicas=(replica,)), in_progress=[leased], is_followed=True)
+    new = request_view("new", num_steps=5, deadline_s=8.0, when_late="refuse")
+    assert admit([new], queue).reason == "too_late"
+    # one that can bear it is left out of some steps
+    patient = replace(queue, in_progress=[replace(leased, deadline_s=60.0)], stretch=1.0)
+    assert admit([new], patient).accepted
+    # one that is late anyway is not made late
+    late = replace(queue, in_progress=[replace(leased, deadline_s=9.0)])
+    assert admit([new], late).accepted
+
+
+def test_an_inflow_tells_its_rate_and_forgets_a_rush() -> None:
+    inflow = Inflow()
+    assert inflow.every_s(0.0) == math.inf
+    for number in range(WINDOW + 5):
+        view = request_view(f"{number}", arrival_s=0.5 * number, deadline_s=0.5 * number + 7)
+        inflow = observe_arrivals(inflow, [view])
+    assert len(inflow.recent) == WINDOW
+    assert inflow.recent[-1].deadline_s == 7
+    last_s = 0.5 * (WINDOW + 4)
+    assert inflow.every_s(last_s) == pytest.approx(0.5, rel=0.05)
+    assert inflow.every_s(last_s + 100) > 3
+
+
+def test_stage_times_follow_what_is_observed() -> None:
+    times = StageTimes()
+    for _ in range(100):
+        times = observe_stages(times, encode_s=0.2, rest_s=-1.0)
+    assert times.encode_s == pytest.approx(0.2)
+    assert times.rest_s == 0.0
+    for _ in range(100):
+        times = observe_stages(times, encode_s=0.4, rest_s=0.3)
+    assert times.encode_s == pytest.approx(0.4, rel=0.01)
+    assert times.rest_s == pytest.approx(0.3, rel=0.01)

@@ -1,0 +1,68 @@
+"""Which steps are full, and which blocks which rows recompute."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_cluster.policies.reuse import ReuseMap, ReuseProgress, ReuseSchedule
+
+schedules = st.builds(
+    ReuseSchedule, st.integers(0, 9), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)
+)
+
+
+def test_full_steps_are_the_first_every_so_many_and_the_last() -> None:
+    assert ReuseSchedule(2, 3).full_steps(10) == (0, 3, 6, 9)
+    assert ReuseSchedule(2, 3, num_first=2).full_steps(10) == (0, 1, 4, 7)
+    assert ReuseSchedule(2, 4, num_last=2).full_steps(10) == (0, 4, 8, 9)
+    assert ReuseSchedule(2, 1).full_steps(4) == (0, 1, 2, 3)
+
+
+@given(schedules, st.integers(1, 60))
+def test_every_step_that_reuses_has_a_full_one_shortly_before_it(
+    schedule: ReuseSchedule, num_steps: int
+) -> None:
+    full = schedule.full_steps(num_steps)
+    assert full[0] == 0
+    for index in range(num_steps):
+        last = max(one for one in full if one <= index)
+        assert index - last < schedule.interval
+        if index < schedule.num_first or index >= num_steps - schedule.num_last:
+            assert index in full
+
+
+@given(schedules, st.integers(1, 60))
+def test_what_no_later_step_takes_is_not_kept(schedule: ReuseSchedule, num_steps: int) -> None:
+    full = schedule.full_steps(num_steps)
+    for last, index in zip((None, *full), full, strict=False):
+        kept = schedule.is_kept(ReuseProgress(index, num_steps, last))
+        assert kept == (index + 1 < num_steps and index + 1 not in full)
+
+
+def test_a_threshold_makes_a_step_full_once_the_estimate_has_drifted_too_far() -> None:
+    schedule = ReuseSchedule(2, 10, max_drift=0.1)
+    assert not schedule.is_full(ReuseProgress(5, 20, 3, drift=0.1))
+    assert schedule.is_full(ReuseProgress(5, 20, 3, drift=0.11))
+    assert schedule.is_full(ReuseProgress(13, 20, 3, drift=0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_outer", -1), ("interval", 0), ("num_first", 0), ("num_last", -1)]
+)
+def test_numbers_that_make_no_schedule_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least .*, given {value}"):
+        ReuseSchedule(**({"num_outer": 1, "interval": 2} | {name: value}))
+    with pytest.raises(ValueError, match="max_drift must be positive or None, given 0"):
+        ReuseSchedule(1, 2, max_drift=0)
+
+
+def test_the_rings_of_a_row_that_reuses_are_the_outer_ones() -> None:
+    reuse_map = ReuseMap((None, 2, 0))
+    assert [reuse_map.is_active(ring) for ring in range(4)] == [
+        (True, True, True),
+        (True, True, False),
+        (True, True, False),
+        (True, False, False),
+    ]
