@@ -15,8 +15,16 @@ os.environ.update(
     MPLBACKEND="Agg",
 )
 os.environ.pop("RAY_ADDRESS", None)
+# Triton reads it when it is imported: without a GPU its kernels run in its interpreter
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import settings
+
+# the clock of a shared machine proves nothing
+settings.register_profile("timeless", deadline=None)
+settings.load_profile("timeless")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -158,6 +158,12 @@ def steps_now(service: Service, job_ids: Collection[str]) -> dict[str, int]:
     return steps
 
 
+def state_names(service: Service) -> set[str]:
+    """Return the names of the states in the store."""
+    store = BlobStore(str(service.folder / "store" / "states"))
+    return {blob.name for blob in store.entries()}
+
+
 def states_of(service: Service) -> dict[int, int]:
     """Return the steps that the states in the store contain, by seed."""
     store = BlobStore(str(service.folder / "store" / "states"))

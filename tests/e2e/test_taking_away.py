@@ -20,7 +20,7 @@ from tests.e2e.jobs import (
     create,
     images_of,
     scrape,
-    states_of,
+    state_names,
     wait_for_replicas,
     wait_until_whole,
 )
@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 JOBS, CALLS = 10, 4
 STEPS = 60
-# images begin together and end together: a replica may be met when all of its own are done
+# images begin together and end together: a replica may be met when all of its own are done, or
+# when the only one that it has been given again has not begun
 ATTEMPTS = 5
 
 
@@ -153,12 +154,14 @@ def test_images_outlive_a_replica_that_is_taken_away(
     service: Service, act: Callable[[Service], None]
 ) -> None:
     before, load = told_in_full(service), Load(service)
-    handed_back = before.total("images_total", event="requeued")
+    resumed = before.total("resumed_images_total")
+    # a replica killed right after the end of an image leaves its state to the sweep
+    left = state_names(service)
     with load.running():
         started_s = time.monotonic()
         for _ in range(ATTEMPTS):
             act(service)
-            if scrape(service).total("images_total", event="requeued") > handed_back:
+            if scrape(service).total("resumed_images_total") > resumed:
                 break
         took_s = time.monotonic() - started_s
     after = told_in_full(service)
@@ -180,4 +183,4 @@ def test_images_outlive_a_replica_that_is_taken_away(
     assert grown("resumed_images_total") > 0
     # what a drained replica had done is in the states, and what it had counted was told
     assert repeated == 0
-    assert states_of(service) == {}
+    assert state_names(service) <= left
