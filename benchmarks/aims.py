@@ -17,6 +17,8 @@ def check_aims(sections: dict[str, Any]) -> list[Aim]:
     found: list[Aim] = []
     if "engine" in sections:
         found += _speed(sections["engine"])
+    if "sizes" in sections:
+        found += _sizes(sections["sizes"])
     if "overhead" in sections:
         found += _step(sections["overhead"])
     if "exports" in sections:
@@ -39,6 +41,32 @@ def _speed(section: Figures) -> Iterator[Aim]:
                 figures = row["speed_up_cpu"]
                 name = f"engine, 8 in flight, 64 px, guidance {'on' if cell['guidance'] else 'off'}"
                 yield at_least(name, least, figures["median"], figures["ci95"], "x")
+
+
+def _sizes(section: Figures) -> Iterator[Aim]:
+    least_by_kind = {
+        ("float32", False): 1.8,
+        ("bfloat16", False): 2.4,
+        ("float32", True): 1.4,
+        ("bfloat16", True): 1.9,
+    }
+    for cell in section["cells"]:
+        guided = f"guidance {'on' if cell['guidance'] else 'off'}"
+        name = f"one step, {cell['batch']} px, {cell['dtype']}, {guided}"
+        if cell["batch"].startswith(("8", "12")):
+            figures = cell["over_one_by_one"]["mixed"]
+            least = least_by_kind[cell["dtype"], cell["guidance"]]
+            yield at_least(name, least, figures["median"], figures["ci95"], "x")
+        if cell["batch"].startswith("4") and not cell["guidance"]:
+            figures = cell["mixed_over_grouped"]
+            yield at_least(f"{name}, over by size", 1.25, figures["median"], figures["ci95"], "x")
+    for stream in section["streams"]:
+        figures, least = stream["over_one_by_one"], 2.0 if stream["dtype"] == "bfloat16" else 1.6
+        name = f"stream of mixed sizes and steps, {stream['dtype']}"
+        yield at_least(name, least, figures["median"], figures["ci95"], "x")
+    right = [100.0 * cell["layout_is_faster"] for cell in section["cells"]]
+    share = sum(right) / len(right)
+    yield at_least("cells in which the faster layout is chosen", 90.0, share, (share, share), "%")
 
 
 def _step(section: Figures) -> Iterator[Aim]:

@@ -15,7 +15,10 @@ import psutil
 from ray_cluster.machine import cpu_model
 
 ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("torch", "diffusers", "transformers", "ray", "numpy", "ortools", "httpx", "pillow")
+_PACKAGES = (
+    *("torch", "triton", "diffusers", "transformers"),
+    *("ray", "numpy", "ortools", "httpx", "pillow"),
+)
 
 
 def describe_run(name: str, *, quick: bool, started: datetime) -> dict[str, Any]:
@@ -40,11 +43,22 @@ def describe_machine() -> dict[str, Any]:
     """Return processor, cores and memory."""
     return {
         "cpu": cpu_model(),
+        "cpu_features": cpu_features(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+def cpu_features() -> list[str]:
+    """Return the vector instructions that matter to a model's speed, as Linux names them."""
+    wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16")
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return []
+    return [name for name in wanted if name in words]
 
 
 def load_now() -> dict[str, Any]:

@@ -18,9 +18,11 @@ def print_report(console: Console, result: dict[str, Any]) -> None:
     for name, show in (
         ("engine", _engine),
         ("mixed_steps", _mixed_steps),
+        ("sizes", _sizes),
         ("overhead", _overhead),
         ("exports", _exports),
         ("family", _family),
+        ("kernels", _kernels),
         ("dispatcher", _dispatcher),
         ("service", _service),
         ("memory", _memory),
@@ -72,6 +74,29 @@ def _speed_up(row: Figures | None) -> str:
     if not row["images_equal"]:
         return f"images differ by {row['max_difference_255']}/255"
     return spread(row["speed_up_cpu"])
+
+
+def _sizes(console: Console, section: Figures) -> None:
+    table = _table(
+        "Steps of mixed sizes over diffusers row by row in float32 (CPU time, median and range)",
+        *("rows", "dtype", "guidance", "static", "ours by size", "ours mixed", "mixed / by size"),
+    )
+    for cell in section["cells"]:
+        over = cell["over_one_by_one"]
+        table.add_row(
+            *(cell["batch"], cell["dtype"], "on" if cell["guidance"] else "off"),
+            *(spread(over[name]) for name in ("static", "grouped", "mixed")),
+            spread(cell["mixed_over_grouped"]),
+        )
+    console.print(table)
+    for stream in section["streams"]:
+        console.print(
+            f"{stream['requests']} requests of three sizes and 15 to 25 steps, prompts to pixels, "
+            f"{stream['dtype']}: {spread(stream['over_one_by_one'])} x the pipeline one by one; "
+            f"images differ by at most {stream['max_difference_255']}/255"
+        )
+    right = sum(cell["layout_is_faster"] for cell in section["cells"])
+    console.print(f"the faster layout was chosen in {right} of {len(section['cells'])} cells")
 
 
 def _mixed_steps(console: Console, section: Figures) -> None:
@@ -146,6 +171,23 @@ def _family(console: Console, section: Figures) -> None:
     table = _table(section["what"], "light, ms", "heavy, ms", "light / heavy, %")
     cells = [spread(section[name], factor=1e3, digits=1) for name in ("light_s", "heavy_s")]
     table.add_row(*cells, spread(section["ratio"], factor=100, digits=1))
+    console.print(table)
+
+
+def _kernels(console: Console, section: Figures) -> None:
+    table = _table(section["what"], "op", "rows", "by", "us", "GB/s", "of copy, %", "over naive")
+    for case in section["rows"]:
+        for row in case["contenders"]:
+            is_equal = "speed_up" in row
+            table.add_row(
+                case["op"],
+                case["shape"],
+                row["kind"],
+                spread(row["seconds"], factor=1e6, digits=1),
+                f"{row['bytes_per_s'] / 1e9:.1f}" if is_equal else "-",
+                spread(row.get("share_of_copy"), factor=100, digits=0),
+                spread(row["speed_up"]) if is_equal else f"differs by {row['max_difference']:.1g}",
+            )
     console.print(table)
 
 

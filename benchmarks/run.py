@@ -25,16 +25,18 @@ from benchmarks.report import print_report
 from benchmarks.settings import Settings, quick_settings
 
 SECTIONS = (
-    *("engine", "overhead", "exports", "family"),
+    *("engine", "sizes", "overhead", "exports", "family", "kernels"),
     *("dispatcher", "service", "memory", "load"),
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 # share of the whole run that a section takes, for the time left
 _WEIGHTS = {
     "engine": 60.0,
+    "sizes": 25.0,
     "overhead": 8.0,
     "exports": 8.0,
     "family": 2.0,
+    "kernels": 3.0,
     "service": 32.0,
     "dispatcher": 30.0,
     "load": 70.0,
@@ -79,12 +81,16 @@ def measure(
     weights = {name: weight for name, weight in _WEIGHTS.items() if name in names}
     with progress_bar(console) as progress:
         reports = Reports(progress, weights)
-        if wanted & {"engine", "overhead", "exports", "service", "memory"}:
+        if wanted & {"engine", "sizes", "overhead", "exports", "service", "memory"}:
             _measure_model(settings, wanted, reports, sections)
         if "family" in wanted:
             from benchmarks.engine.family import measure_family
 
             sections["family"] = measure_family(settings, reports.of("family"))
+        if "kernels" in wanted:
+            from benchmarks.kernels.section import measure_kernels
+
+            sections["kernels"] = measure_kernels(settings, reports.of("kernels"))
         if "dispatcher" in wanted:
             from benchmarks.dispatcher.section import measure_dispatcher
 
@@ -101,6 +107,7 @@ def _measure_model(
 ) -> None:
     """The sections that need the model in this process."""
     from benchmarks.engine.exports import ExportBenchmark
+    from benchmarks.engine.mixed_sizes import MixedSizes
     from benchmarks.engine.mixed_steps import MixedSteps
     from benchmarks.engine.overhead import OverheadBenchmark
     from benchmarks.engine.speed import SpeedBenchmark
@@ -116,6 +123,8 @@ def _measure_model(
         sections["mixed_steps"] = MixedSteps(subject, settings).run(
             lambda done, text: report(0.9 + 0.1 * done, text)
         )
+    if "sizes" in wanted:
+        sections["sizes"] = MixedSizes(subject, settings).run(reports.of("sizes"))
     if "overhead" in wanted:
         sections["overhead"] = OverheadBenchmark(subject, settings).run(reports.of("overhead"))
     if "exports" in wanted:
@@ -130,7 +139,10 @@ def _images_equal(sections: dict[str, Any]) -> bool:
     """Whether every image was the pipeline's; the exit status says so."""
     cells = sections.get("engine", {}).get("cells", [])
     streams = sections.get("mixed_steps", {}).get("streams", [])
-    return all(row["images_equal"] for one in (*cells, *streams) for row in one["contenders"])
+    sizes = sections.get("sizes", {}).get("streams", [])
+    return all(
+        row["images_equal"] for one in (*cells, *streams) for row in one["contenders"]
+    ) and all(one["images_equal"] for one in sizes if one["dtype"] == "float32")
 
 
 def _errors(sections: dict[str, Any]) -> dict[str, int]:

@@ -20,8 +20,11 @@ class Settings:
     Attributes:
         engine_s: wall seconds after which the engine section starts no further round.
         min_rounds: rounds it makes even so.
+        size_turns: steps of each way in each cell of the section of mixed sizes.
+        stream_requests: requests of its streams, each of which is made ``stream_turns`` times.
         step_pairs: engine steps compared with a bare model call, per batch.
         family_pairs: images of the light and of the heavy model that are compared.
+        kernel_rounds: samples of every implementation of an op.
         short_requests: requests of 2 steps in the sequential service section.
         long_requests: requests of 20 steps in it.
         throughput_blocks: blocks of requests by 8 clients.
@@ -41,8 +44,12 @@ class Settings:
     min_rounds: int = 2
     max_rounds: int = 9
     mixed_requests: int = 24
+    size_turns: int = 15
+    stream_requests: int = 18
+    stream_turns: int = 4
     step_pairs: int = 40
     family_pairs: int = 25
+    kernel_rounds: int = 60
     short_requests: int = 100
     long_requests: int = 40
     throughput_blocks: int = 4
@@ -68,8 +75,12 @@ def quick_settings() -> Settings:
         min_rounds=1,
         max_rounds=1,
         mixed_requests=6,
+        size_turns=2,
+        stream_requests=4,
+        stream_turns=1,
         step_pairs=4,
         family_pairs=3,
+        kernel_rounds=3,
         short_requests=6,
         long_requests=2,
         throughput_blocks=1,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 _NUM_RESAMPLES = 2000
 _SEED = 20251121
@@ -53,8 +54,7 @@ def summarise(samples: Sequence[float]) -> Summary:
     values = np.asarray(samples, dtype=float)
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError(f"need at least one sample and only finite ones, given {list(samples)}")
-    draws = np.random.default_rng(_SEED).integers(0, values.size, (_NUM_RESAMPLES, values.size))
-    medians = np.median(values[draws], axis=1)
+    medians = np.median(values[resamples(values.size)], axis=1)
     ci_low, ci_high = np.percentile(medians, [2.5, 97.5])
     return Summary(
         samples=tuple(values.tolist()),
@@ -77,6 +77,11 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     if any(value <= 0 for value in denominators):
         raise ValueError("every denominator must be positive")
     return summarise([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def resamples(count: int) -> npt.NDArray[np.int64]:
+    """Return the draws of a bootstrap of so many samples, [resamples, count]; always the same."""
+    return np.random.default_rng(_SEED).integers(0, count, (_NUM_RESAMPLES, count))
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:

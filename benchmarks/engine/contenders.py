@@ -100,7 +100,7 @@ class EngineContender:
         """See :class:`Contender`."""
         served, waiting = Served(), deque(requests)
         admitted_s: dict[str, float] = {}
-        engine = build_engine(self._subject.model, clock=time.monotonic)
+        engine = build_engine(self._subject.model, max_batch=in_flight, clock=time.monotonic)
         while waiting or len(engine):
             room = min(len(waiting), in_flight - len(engine))
             admitted = [waiting.popleft() for _ in range(room)]
@@ -118,11 +118,11 @@ class EngineContender:
     def _decode(
         self, finished: Sequence[RequestState], served: Served, admitted_s: dict[str, float]
     ) -> None:
-        if not finished:
-            return
-        images = self._subject.model.decoder.decode([state.latents for state in finished])
-        done_s = time.thread_time()
-        for state, image in zip(finished, images, strict=True):
-            request_id = state.request.request_id
-            served.images[request_id] = image
-            served.latency_s[request_id] = done_s - admitted_s[request_id]
+        for size in {state.request.size_px for state in finished}:
+            alike = [state for state in finished if state.request.size_px == size]
+            images = self._subject.model.decoder.decode([state.latents for state in alike])
+            done_s = time.thread_time()
+            for state, image in zip(alike, images, strict=True):
+                request_id = state.request.request_id
+                served.images[request_id] = image
+                served.latency_s[request_id] = done_s - admitted_s[request_id]

@@ -130,7 +130,7 @@ class ExportBenchmark:
 
     @torch.inference_mode()
     def _engine(self, guidance_scale: float, live: LiveTickets) -> StepEngine:
-        engine = build_engine(self._subject.model, clock=time.monotonic)
+        engine = build_engine(self._subject.model, max_batch=_BATCH, clock=time.monotonic)
         requests = make_requests(_BATCH, px=64, num_steps=_NUM_STEPS, guidance_scale=guidance_scale)
         for state in self._subject.start(requests):
             engine.add(state)

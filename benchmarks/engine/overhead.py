@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from benchmarks.engine.subject import Subject, bare_inputs, make_requests
 from benchmarks.settings import GUIDANCE, Report, Settings
 from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import in_turns
+from ray_cluster.engine.building import build_engine
 from ray_cluster.engine.executor import Executor, Residuals, StepBatch
+from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.policies.step_batching import choose_batch
-from ray_cluster.policies.types import BatchDecision, RowView
+from ray_cluster.policies.mixed_batching import mixed_batches
+from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
 
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 500
@@ -35,7 +37,7 @@ class Clocked:
 class ClockedExecutor:
     """An executor that notes its CPU time; two clock readings more per half."""
 
-    def __init__(self, inner: Executor[Any], clocked: Clocked) -> None:
+    def __init__(self, inner: Executor[Any, Any], clocked: Clocked) -> None:
         self._inner = inner
         self._clocked = clocked
 
@@ -44,11 +46,20 @@ class ClockedExecutor:
         """See :class:`Executor`."""
         return self._inner.device
 
+    @property
+    def num_levels(self) -> int:
+        """See :class:`Executor`."""
+        return self._inner.num_levels
+
+    def prepare(self, conditioning: Conditioning) -> Any:
+        """See :class:`Executor`."""
+        return self._inner.prepare(conditioning)
+
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """See :class:`Executor`."""
         return self._inner.latent_shape(width_px, height_px)
 
-    def encode_half(self, batch: StepBatch) -> Any:
+    def encode_half(self, batch: StepBatch[Any]) -> Any:
         """See :class:`Executor`."""
         started_s = time.thread_time()
         encoded = self._inner.encode_half(batch)
@@ -111,16 +122,20 @@ class OverheadBenchmark:
         return _result(batch, guidance_scale, steps_s, plain_s, clocked)
 
     def _engine(self, clocked: Clocked) -> StepEngine:
-        caps = self._subject.model.max_batch_by_size
-
-        def policy(rows: Sequence[RowView], now_s: float) -> BatchDecision:
+        def policy(sight: ReplicaSight) -> StepDecision:
             started_s = time.thread_time()
-            decision = choose_batch(rows, max_batch_by_size=caps, now_s=now_s)
+            decision = mixed_batches(sight)
             clocked.policy_s += time.thread_time() - started_s
             return decision
 
-        executor = ClockedExecutor(self._subject.model.executor, clocked)
-        return StepEngine(executor, policy, self._subject.model.tables, time.monotonic)
+        model = self._subject.model
+        clocked_model = replace(model, executor=ClockedExecutor(model.executor, clocked))
+        return build_engine(
+            clocked_model,
+            max_batch=max(self._settings.in_flight),
+            clock=time.monotonic,
+            policy=policy,
+        )
 
 
 def _result(

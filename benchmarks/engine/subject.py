@@ -19,7 +19,7 @@ from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.unet_executor import UNetExecutor
+from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.requests import ImageRequest
 
@@ -34,9 +34,9 @@ class Subject:
 
     Attributes:
         pipeline: as ``StableDiffusionPipeline.from_pretrained`` returns it.
-        model: the engine's stages around the very text encoder and UNet of ``pipeline``, so that
-            neither side has warmer caches, and a copy of its autoencoder, whose memory format the
-            engine changes.
+        model: the engine's stages around the very text encoder of ``pipeline``, so that neither
+            side has warmer caches there, and copies of its UNet and its autoencoder: the engine
+            takes the one's weights over and changes the other's memory format.
     """
 
     pipeline: Any
@@ -50,7 +50,7 @@ class Subject:
                 request,
                 conditioning,
                 latent_shape=self.model.executor.latent_shape(request.width_px, request.height_px),
-                table=self.model.tables.table(request.sampler, request.num_steps),
+                table=self.model.tables.table(request.sampler, request.num_steps, request.size_px),
                 arrival_s=0.0,
                 deadline_s=float("inf"),
             )
@@ -72,7 +72,7 @@ def load_subject(max_batch: int = 16) -> Subject:
         load_model(pool),
         encoder=PipelineEncoder(pipeline, _CPU),
         executor=UNetExecutor(
-            pipeline.unet, vae_scale_factor=pipeline.vae_scale_factor, device=_CPU
+            copy.deepcopy(pipeline.unet), vae_scale_factor=pipeline.vae_scale_factor, device=_CPU
         ),
         decoder=ImageDecoder(copy.deepcopy(pipeline.vae), _CPU),
     )
@@ -116,7 +116,10 @@ def largest_difference(first: dict[str, Pixels], second: dict[str, Pixels]) -> i
 
 def bare_inputs(subject: Subject, states: Sequence[RequestState]) -> dict[str, Tensor]:
     """Return the inputs of a plain UNet call for the next step of the rows, guidance included."""
-    tables = [subject.model.tables.table(s.request.sampler, s.request.num_steps) for s in states]
+    tables = [
+        subject.model.tables.table(s.request.sampler, s.request.num_steps, s.request.size_px)
+        for s in states
+    ]
     scales = torch.stack([t.input_scale[s.step_index] for t, s in zip(tables, states, strict=True)])
     steps = torch.stack([t.timesteps[s.step_index] for t, s in zip(tables, states, strict=True)])
     latents = torch.stack([s.latents for s in states]) * scales.reshape(-1, 1, 1, 1)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from benchmarks.policies.cell_headlines import mixed_sizes_headlines
 from benchmarks.policies.control_headlines import control_headlines
-from benchmarks.policies.figures import Results
+from benchmarks.policies.figures import Figures, Results
 from benchmarks.policies.headlines import Headline
 from benchmarks.policies.sp_headlines import sequence_parallel_headlines
+from ray_cluster.errors import ConfigError
 
 NAME = "report.md"
 
@@ -27,13 +28,23 @@ def headlines(results: Results) -> list[Headline]:
 
 
 def read_results(folder: Path, names: Sequence[str]) -> Results:
-    """Return the figures of those experiments that have run into a folder."""
+    """Return the figures of those experiments that have run into a folder.
+
+    Raises:
+        ConfigError: a file can't be read or holds something else.
+    """
     files = {name: folder / f"{name}.json" for name in names}
-    return {
-        name: json.loads(file.read_text(encoding="utf-8"))
-        for name, file in files.items()
-        if file.exists()
-    }
+    return {name: _figures(file) for name, file in files.items() if file.exists()}
+
+
+def _figures(file: Path) -> Figures:
+    try:
+        figures = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read ({error}); delete it, or run it again") from None
+    if not isinstance(figures, dict) or not isinstance(figures.get("experiment"), dict):
+        raise ConfigError(f"{file} holds no figures of an experiment; delete it, or run it again")
+    return figures
 
 
 def write_report(folder: Path, results: Results, *, head: str) -> Path:
@@ -43,13 +54,25 @@ def write_report(folder: Path, results: Results, *, head: str) -> Path:
         folder: where the experiments have put their tables and plots.
         results: their figures by name, in the report's order.
         head: by what code and when they were made.
+
+    Raises:
+        ConfigError: figures are of other cells than the report asks for, or it can't be written.
     """
-    found = headlines(results)
+    try:
+        found = headlines(results)
+    except (LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{folder} has figures that the report lacks something of ({error!r}): they are of "
+            "other experiments than those of today; run these again, or delete theirs"
+        ) from None
     lines = ["# Policies compared", "", head, "", *(_all_headlines(found) if found else ())]
     for name in results:
         lines += _experiment(folder, name)
     path = folder / NAME
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    try:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the report can't be written: {error}") from None
     return path
 
 
@@ -75,8 +98,11 @@ def _row(one: Headline) -> str:
 
 def _experiment(folder: Path, name: str) -> Iterator[str]:
     yield from ("", f"## {name}", "")
-    text = (folder / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    yield from ("```text", text, "```")
+    tables = folder / f"{name}.txt"
+    if tables.exists():
+        yield from ("```text", tables.read_text(encoding="utf-8").rstrip("\n"), "```")
+    else:
+        yield f"Its tables, {tables.name}, are not beside its figures."
     for plot in sorted(folder.glob(f"{name}-*.png")):
         if _owner(plot, folder) == name:
             yield from ("", f"![{plot.stem}]({plot.name})")

@@ -1,7 +1,7 @@
 """Runs all experiments of this folder, and writes one report.
 
-``python -m benchmarks.policies.run`` takes some two hours of one core, with ``--seeds 2`` some
-minutes.
+``python -m benchmarks.policies.run`` takes many hours of one core, most of them in the overloaded
+cells of ``mixed-sizes*``, whose admission follows every step.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from benchmarks.machine import commit
 from benchmarks.policies.report import read_results, write_report
 from ray_cluster.cli.simulate_run import run_experiments
+from ray_cluster.cli.workers import MOST_PROCESSES
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.task_files import read_mapping
+from ray_cluster.simulator.experiments import described
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "results" / "policies"
-# of files that say none
-_NUM_SEEDS = 30
+_MOST_SEEDS = 1000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,39 +34,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not paths:
         sys.stderr.write(f"no experiment in {FOLDER} is called like {options.only}\n")
         return 1
-    missing = [path for path in paths if not (options.go_on and _is_there(path, options))]
-    for path in paths:
-        if path not in missing:
-            sys.stderr.write(f"{path.stem} has run already\n")
+    every = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
     try:
+        missing = [path for path in paths if not (options.go_on and _is_there(path, options))]
+        for path in paths:
+            if path not in missing:
+                sys.stderr.write(f"{path.stem} has run already\n")
+        # what can't be read is said before hours of work, not after them
+        read_results(options.out, [name for name in every if name not in _names(missing)])
         if missing:
             run_experiments(
                 missing, options.out, num_seeds=options.seeds, num_processes=options.processes
             )
+        # with what earlier runs have left there
+        report = write_report(options.out, read_results(options.out, every), head=_head())
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    # with what earlier runs have left there
-    results = read_results(options.out, [path.stem for path in sorted(FOLDER.glob("*.yaml"))])
-    report = write_report(options.out, results, head=_head())
     sys.stderr.write(f"wrote {report}\n")
     return 0
 
 
+def _names(paths: Sequence[Path]) -> frozenset[str]:
+    return frozenset(path.stem for path in paths)
+
+
 def _is_there(path: Path, options: argparse.Namespace) -> bool:
-    """Whether the figures of an experiment have been made, of as many seeds."""
+    """Whether the figures are there of just this experiment, of as many seeds."""
     try:
         made = json.loads((options.out / f"{path.stem}.json").read_text(encoding="utf-8"))
-        num_seeds: object = made["experiment"]["num_seeds"]
+        experiment: object = made["experiment"]
     except (OSError, ValueError, LookupError, TypeError):
         return False
-    asked = options.seeds or read_mapping(path, "experiment").get("num_seeds", _NUM_SEEDS)
-    return bool(num_seeds == asked)
+    return experiment == described(path, num_seeds=options.seeds)
 
 
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"at least 1; given {text}")
+def _count(text: str, *, most: int) -> int:
+    if not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"from 1 to {most:,}; given {text}")
     return int(text)
 
 
@@ -77,8 +83,16 @@ def _head() -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.policies.run")
     parser.add_argument("--only", default="*", help="a pattern of names, such as 'sp-*'")
-    parser.add_argument("--seeds", type=_positive, help="as many instead of what each file says")
-    parser.add_argument("--processes", type=_positive, help="as many as there are cores if absent")
+    parser.add_argument(
+        "--seeds",
+        type=partial(_count, most=_MOST_SEEDS),
+        help="as many instead of what each file says",
+    )
+    parser.add_argument(
+        "--processes",
+        type=partial(_count, most=MOST_PROCESSES),
+        help="as many as there are cores if absent",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="for figures, plots, report")
     parser.add_argument("--go-on", action="store_true", help="leave out what OUT has already")
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import psutil
 # what a process is called in tables, by a part of its command line; the first that is found
 _ROLES = (
     ("BaseModel", "model replica"),
+    ("ServeReplica:baseline", "model replica"),
     ("Dispatcher", "dispatcher"),
     ("Gateway", "gateway"),
     ("ProxyActor", "Serve proxy"),
@@ -78,3 +80,32 @@ def cpu_s_by_role() -> dict[str, float]:
         except psutil.NoSuchProcess:
             continue
     return dict(used)
+
+
+class CpuMeter:
+    """Counts, from its making, the cores that this process's family kept busy, and others did."""
+
+    def __init__(self) -> None:
+        self._used_s, self._busy_s = cpu_s_by_role(), _busy_s()
+        self._started_s = time.perf_counter()
+
+    def read(self, client_cpu_s: float) -> dict[str, Any]:
+        """Return busy cores by role, and those of processes that have nothing to do with it.
+
+        Args:
+            client_cpu_s: CPU seconds of a child that has ended meanwhile, which no role has.
+        """
+        took_s = time.perf_counter() - self._started_s
+        used_s = {role: s - self._used_s.get(role, 0.0) for role, s in cpu_s_by_role().items()}
+        others_s = _busy_s() - self._busy_s - sum(used_s.values()) - client_cpu_s
+        shares = {role: round(used / took_s, 3) for role, used in sorted(used_s.items())}
+        return {
+            "cores_by_role": {role: share for role, share in shares.items() if share >= 0.005},
+            "cores_of_others": round(max(0.0, others_s) / took_s, 3),
+        }
+
+
+def _busy_s() -> float:
+    """Return the seconds for which the machine's cores have been busy, since it started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))

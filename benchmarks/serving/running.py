@@ -97,7 +97,7 @@ def post_image(client: httpx.Client, body: dict[str, Any]) -> tuple[float, dict[
 def _config(replicas: int, storage: Path | None) -> ClusterConfig:
     default = load_config().model_dump()
     pool = {**default["pools"][0], "model": MODEL, "replicas": replicas}
-    port, dashboard_port = _free_port(_FIRST_PORT), _free_port(_FIRST_PORT + 50)
+    port, dashboard_port = free_port(_FIRST_PORT), free_port(_FIRST_PORT + 50)
     return load_config(
         {
             "http": {"port": port},
@@ -114,7 +114,8 @@ def _config(replicas: int, storage: Path | None) -> ClusterConfig:
     )
 
 
-def _free_port(first: int) -> int:
+def free_port(first: int) -> int:
+    """Return the first port from there on that nothing listens on."""
     for port in range(first, first + 50):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -93,7 +93,7 @@ def run_in_process(subject: Subject, count: int) -> None:
 
     runner = EngineRunner(
         subject.model,
-        build_engine(subject.model, clock=time.monotonic),
+        build_engine(subject.model, max_batch=CLIENTS, clock=time.monotonic),
         on_event,
         clock=time.monotonic,
         max_batch=CLIENTS,

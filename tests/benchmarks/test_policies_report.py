@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from benchmarks.policies import run
-from benchmarks.policies.report import headlines
+from benchmarks.policies.report import headlines, write_report
+from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.intervals import mean_of
 
 TINY = {
@@ -48,6 +49,9 @@ def test_one_command_runs_what_is_asked_for_and_writes_one_report(
     made = (out / "tiny.json").stat().st_mtime_ns
     assert run.main([*options, "--go-on"]) == 0
     assert (out / "tiny.json").stat().st_mtime_ns == made
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "rates_per_s": [3]}))
+    assert run.main([*options, "--go-on"]) == 0
+    assert json.loads((out / "tiny.json").read_text())["experiment"]["rates_per_s"] == [3.0]
     capsys.readouterr()
     assert run.main(["--only", "nothing"]) == 1
     assert "nothing" in capsys.readouterr().err
@@ -60,6 +64,37 @@ def test_an_experiment_that_cannot_run_is_told_in_a_sentence(
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "steps": 0}))
     assert run.main(["--out", str(tmp_path / "out")]) == 1
     assert "steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_figures_that_cannot_be_read_are_told_before_anything_runs(
+    content: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "FOLDER", tmp_path)
+    for name in ("damaged", "tiny"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**TINY, "name": name}))
+    (tmp_path / "damaged.json").write_bytes(content)
+    assert run.main(["--only", "tiny", "--out", str(tmp_path)]) == 1
+    assert "damaged.json" in capsys.readouterr().err
+    assert not (tmp_path / "tiny.json").exists()
+
+
+def test_figures_of_other_cells_than_the_report_asks_for_are_an_error(tmp_path: Path) -> None:
+    results = {"mixed-sizes": {"experiment": {"rates_per_s": [1.0]}, "cells": []}}
+    with pytest.raises(ConfigError, match="run these again"):
+        write_report(tmp_path, results, head="")
+
+
+def test_figures_without_their_tables_are_reported_as_such(tmp_path: Path) -> None:
+    report = write_report(tmp_path, {"tiny": {"experiment": {}}}, head="")
+    assert "tiny.txt, are not beside" in report.read_text()
+    report.unlink()
+    report.mkdir()
+    with pytest.raises(ConfigError, match="can't be written"):
+        write_report(tmp_path, {}, head="")
 
 
 def groups(gain: float, *, seeds: int = 4) -> dict[str, Any]:

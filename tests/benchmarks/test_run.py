@@ -26,7 +26,7 @@ def run(*arguments: str, timeout_s: float = 170) -> subprocess.CompletedProcess[
 def test_quick_run_writes_valid_json_in_under_a_minute_of_cpu(tmp_path: Path) -> None:
     path = tmp_path / "results" / "quick.json"
     before = os.times()
-    done = run("--quick", "--only", "engine,overhead,exports,family", "--out", str(path))
+    done = run("--quick", "--only", "engine,overhead,exports,family,kernels", "--out", str(path))
     after = os.times()
     assert done.returncode == 0, done.stderr
     # CPU and not wall time: other tests run beside this one
@@ -37,7 +37,9 @@ def test_quick_run_writes_valid_json_in_under_a_minute_of_cpu(tmp_path: Path) ->
     result = json.loads(path.read_text())
     assert result["quick"]
     assert {"machine", "commit", "versions", "load_before", "load_after"} <= result.keys()
-    assert set(result["sections"]) == {*("engine", "mixed_steps", "overhead", "exports", "family")}
+    assert set(result["sections"]) == {
+        *("engine", "mixed_steps", "overhead", "exports", "family", "kernels")
+    }
     rows = [row for cell in result["sections"]["engine"]["cells"] for row in cell["contenders"]]
     assert all(row["images_equal"] and row["speed_up_cpu"]["median"] > 0 for row in rows)
     assert all(case["plain_s"]["n"] > 0 for case in result["sections"]["overhead"]["cases"])
@@ -69,6 +71,6 @@ def test_unknown_section_is_refused_before_anything_is_loaded() -> None:
     done = run("--only", "engine,nonsense")
     assert done.returncode == 2
     assert "nonsense" in done.stderr
-    allowed = "engine, overhead, exports, family, dispatcher, service, memory, load"
+    allowed = "engine, sizes, overhead, exports, family, kernels, dispatcher, service, memory, load"
     assert f"allowed: {allowed}" in done.stderr
     assert time.monotonic() - started_s < 60

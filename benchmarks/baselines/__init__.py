@@ -1,0 +1,1 @@
+"""The common practice that the service is compared with: one Serve deployment of a pipeline."""

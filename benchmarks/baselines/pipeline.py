@@ -1,0 +1,100 @@
+"""A diffusers pipeline, as one calls it for a list of requests that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    LCMScheduler,
+    StableDiffusionPipeline,
+)
+
+from benchmarks.baselines.settings import shape_name
+from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.image_coding import Pixels
+from ray_cluster.requests import SamplerName
+
+_SCHEDULERS: dict[SamplerName, tuple[Any, dict[str, Any]]] = {
+    "ddim": (DDIMScheduler, {}),
+    "euler": (EulerDiscreteScheduler, {}),
+    "euler_ancestral": (EulerAncestralDiscreteScheduler, {}),
+    "dpmpp_2m": (DPMSolverMultistepScheduler, {"algorithm_type": "dpmsolver++"}),
+    "lcm": (LCMScheduler, {}),
+}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One image to make.
+
+    Attributes:
+        deadline_s: Unix time; infinite without one.
+    """
+
+    prompt: str
+    width_px: int
+    height_px: int
+    num_steps: int
+    guidance_scale: float
+    seed: int
+    sampler: SamplerName
+    deadline_s: float
+
+    @property
+    def key(self) -> Hashable:
+        """What those have in common that can share a pipeline call."""
+        return (self.width_px, self.height_px, self.num_steps, self.guidance_scale, self.sampler)
+
+    @property
+    def shape(self) -> str:
+        """The name of its size, steps and guidance."""
+        return shape_name(self.width_px, self.height_px, self.num_steps, self.guidance_scale)
+
+
+class BaselinePipeline:
+    """One model in one torch thread.
+
+    Args:
+        model: a built-in model, or a diffusers folder.
+        dtype: of weights and activations.
+    """
+
+    def __init__(self, model: str, dtype: str) -> None:
+        prepare_threads(1)
+        self._pipeline: Any = StableDiffusionPipeline.from_pretrained(
+            resolve_folder(model), dtype=_DTYPES[dtype], local_files_only=True, safety_checker=None
+        )
+        self._pipeline.set_progress_bar_config(disable=True)
+        # the usual advice for convolutions on CPUs
+        self._pipeline.unet.to(memory_format=torch.channels_last)
+        self._pipeline.vae.to(memory_format=torch.channels_last)
+        config = self._pipeline.scheduler.config
+        self._schedulers = {
+            name: kind.from_config(config, **options)
+            for name, (kind, options) in _SCHEDULERS.items()
+        }
+
+    @torch.inference_mode()
+    def make(self, calls: Sequence[Call]) -> list[Pixels]:
+        """Return uint8 pixels [H, W, 3] of each; all calls have the same key."""
+        first = calls[0]
+        self._pipeline.scheduler = self._schedulers[first.sampler]
+        images = self._pipeline(
+            prompt=[call.prompt for call in calls],
+            width=first.width_px,
+            height=first.height_px,
+            num_inference_steps=first.num_steps,
+            guidance_scale=first.guidance_scale,
+            generator=[torch.Generator("cpu").manual_seed(call.seed) for call in calls],
+        ).images
+        return [np.asarray(image) for image in images]

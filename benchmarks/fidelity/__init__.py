@@ -1,0 +1,1 @@
+"""Quality against time: reuse across steps, beside fewer steps."""

@@ -1,0 +1,69 @@
+"""Measures reuse beside fewer steps: ``python -m benchmarks.fidelity --work FOLDER``.
+
+May be stopped at any time and goes on where it was; ``--report FOLDER`` reports on what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+# before torch is imported: what is compared is one thread with one thread
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+
+from benchmarks.fidelity.plan import Grid, quick_grid, runs
+from benchmarks.fidelity.work import Made, Workshop
+from benchmarks.machine import describe_run
+from benchmarks.progress import Reports, progress_bar, wide_console
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make what is missing, for as long as is allowed, and report on all of it."""
+    options = _parse(arguments)
+    grid = quick_grid() if options.quick else Grid()
+    if options.batches is not None:
+        grid = replace(grid, num_batches=options.batches)
+    started = datetime.now(UTC)
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.minutes > 0:
+        make_missing(grid, options.work, options.minutes * 60)
+    if options.report is not None:
+        from benchmarks.fidelity.report import write_report
+
+        header = describe_run("ray-cluster fidelity 1", quick=options.quick, started=started)
+        write_report(grid, options.work, options.report, header)
+    return 0
+
+
+def make_missing(grid: Grid, work: Path, limit_s: float) -> None:
+    """Make the runs that have no file yet, in their order, until the time is up."""
+    missing = [run for run in runs(grid) if not (work / f"{run.name}.npz").exists()]
+    workshop = Workshop(max(grid.sizes_px))
+    started_s = time.monotonic()
+    with progress_bar(wide_console()) as progress:
+        report = Reports(progress, {"runs": 1.0}).of("runs")
+        for index, run in enumerate(missing):
+            if time.monotonic() - started_s > limit_s:
+                break
+            report(index / len(missing), run.name)
+            made: Made = workshop.make(run)
+            made.save(work / f"{run.name}.npz")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the finished runs")
+    parser.add_argument("--report", type=Path, help="folder to write the report to")
+    parser.add_argument("--quick", action="store_true", help="a minute, to see that all works")
+    parser.add_argument("--batches", type=int, help="of 8 prompts, half of them held out")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop making runs after so many")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

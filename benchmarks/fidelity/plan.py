@@ -1,0 +1,119 @@
+"""What is run: variants of reuse and numbers of steps, in batches of prompts, one run each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ray_cluster.policies.reuse import ReuseSchedule
+
+BATCH = 8
+MODELS = ("shapes-sd", "shapes-sd3")
+Half = Literal["tuning", "held-out"]
+
+_EXACT = "exact"
+# of UNets skip connections, of transformers blocks: see ReuseSchedule.num_outer
+# ReuseSchedule.num_outer (of a UNet skip connections, of a transformer blocks) and interval
+_CUTS = {
+    "shapes-sd": ((2, 2), (2, 3), (2, 5), (4, 2), (4, 3)),
+    "shapes-sd3": ((0, 2), (0, 3), (1, 2), (1, 3), (1, 5)),
+}
+# with a threshold: where it cuts, how far estimates may drift, most steps between two full ones
+_DRIFTING = {"shapes-sd": (2, 0.2, 10), "shapes-sd3": (1, 0.2, 10)}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured.
+
+    Attributes:
+        base_steps: numbers of steps that variants are compared at.
+        control_steps: numbers of steps that are run exactly, the bases among them.
+        sizes_px: of square images.
+        num_batches: of prompts, in turns for choosing and for reporting.
+    """
+
+    base_steps: tuple[int, ...] = (10, 20, 30, 50)
+    control_steps: tuple[int, ...] = (3, 4, 5, 6, 8, 10, 12, 16, 20, 30, 35, 50)
+    sizes_px: tuple[int, ...] = (64, 128, 96)
+    num_batches: int = 40
+
+
+def quick_grid() -> Grid:
+    """Return what shows in a minute that all works, and is worth nothing as a measurement."""
+    return Grid(base_steps=(6,), control_steps=(2, 3, 6), sizes_px=(64,), num_batches=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One batch of prompts, made in one way.
+
+    Attributes:
+        batch: index of the prompts; even ones are for choosing, odd ones for reporting.
+        num_steps: denoising steps.
+        variant: ``exact``, or the name of a schedule of reuse.
+    """
+
+    model: str
+    px: int
+    batch: int
+    num_steps: int
+    variant: str = _EXACT
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        parts = (self.model, self.px, f"b{self.batch:02}", f"n{self.num_steps:02}", self.variant)
+        return "_".join(map(str, parts))
+
+    @property
+    def half(self) -> Half:
+        """Whether a variant may be chosen by it."""
+        return "held-out" if self.batch % 2 else "tuning"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is reused."""
+        return self.variant == _EXACT
+
+    @property
+    def schedule(self) -> ReuseSchedule | None:
+        """What is reused."""
+        return None if self.is_exact else schedules(self.model)[self.variant]
+
+
+def schedules(model: str) -> dict[str, ReuseSchedule]:
+    """Return the variants of a model by name: cuts by intervals, and thresholds."""
+    found = {
+        f"outer{outer}-every{interval}": ReuseSchedule(outer, interval)
+        for outer, interval in _CUTS[model]
+    }
+    outer, drift, longest = _DRIFTING[model]
+    found[f"outer{outer}-drift{drift}"] = ReuseSchedule(outer, longest, max_drift=drift)
+    return found
+
+
+def runs(grid: Grid) -> Iterator[Run]:
+    """Return all runs, those of one cell (a batch of prompts, a size, a model) beside each other.
+
+    They are in a random order, so that what else the machine does hits all variants alike. Cells
+    come in pairs, one for choosing and one for reporting.
+    """
+    for pair in range(0, grid.num_batches, 2):
+        for px in grid.sizes_px:
+            for model in MODELS:
+                for batch in (pair, pair + 1):
+                    yield from _cell(grid, model, px, batch)
+
+
+def _cell(grid: Grid, model: str, px: int, batch: int) -> list[Run]:
+    found = [Run(model, px, batch, steps) for steps in grid.control_steps]
+    found += [
+        Run(model, px, batch, steps, variant)
+        for steps in grid.base_steps
+        for variant in schedules(model)
+    ]
+    random.Random(f"{model} {px} {batch}").shuffle(found)
+    return found

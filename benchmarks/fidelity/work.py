@@ -1,0 +1,142 @@
+"""Makes the images of a run and notes how long every step took; a run that is there stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.fidelity.plan import BATCH, MODELS, Run
+from benchmarks.stopwatch import Stopwatch
+from ray_cluster.config import PoolConfig
+from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.engine.loading import LoadedModel, load_model
+from ray_cluster.engine.starting import start_states
+from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.reference_models.suite import SuitePrompt, suite_prompts
+from ray_cluster.requests import ImageRequest
+
+_WARM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a run.
+
+    Attributes:
+        images: ``[8, H, W, 3]`` uint8.
+        wall_s: of every step.
+        cpu_s: of the thread, likewise.
+        num_reused: per step, how many of the rows reused.
+    """
+
+    images: npt.NDArray[np.uint8]
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+    num_reused: tuple[int, ...]
+
+    def save(self, path: Path) -> None:
+        """Write it; a file is there as a whole or not at all."""
+        times = {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "num_reused": self.num_reused}
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez_compressed(file, images=self.images, times=np.array(json.dumps(times)))
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Made:
+        """Read what :meth:`save` wrote."""
+        with np.load(path) as file:
+            return cls(file["images"], **json.loads(str(file["times"])))
+
+
+def prompts_of(batch: int) -> list[tuple[SuitePrompt, int]]:
+    """Return the prompts of a batch with the seeds of their noise: as many easy as hard ones."""
+    half = BATCH // 2
+    found = []
+    for kind in ("easy", "hard"):
+        some = suite_prompts(kind, half * (batch + 1))[-half:]
+        found += [(one, one.noise_seed(batch)) for one in some]
+    return found
+
+
+class Workshop:
+    """The models, each loaded when it is first asked for, on one thread."""
+
+    def __init__(self, max_px: int) -> None:
+        prepare_threads(1)
+        self._max_px = max_px
+        self._models: dict[str, LoadedModel] = {}
+
+    @torch.inference_mode()
+    def make(self, run: Run) -> Made:
+        """Make the images of a run."""
+        if run.model not in self._models:
+            self._models[run.model] = self._load(run.model)
+        model = self._models[run.model]
+        states = self._states(model, run)
+        made = _drive(model, states)
+        latents = [state.latents for state in states]
+        images: list[Pixels] = model.decoder.decode(latents)
+        return replace(made, images=np.stack(images))
+
+    def _load(self, name: str) -> LoadedModel:
+        assert name in MODELS
+        model = load_model(PoolConfig(name=name, model=name, max_px=self._max_px))
+        # the first steps of a process are slower
+        for px in {64, self._max_px}:
+            _drive(model, self._states(model, Run(name, px, 0, _WARM_STEPS)))
+        return model
+
+    def _states(self, model: LoadedModel, run: Run) -> list[RequestState]:
+        profile = model.profile
+        requests = [
+            ImageRequest(
+                request_id=f"{index}",
+                model=run.model,
+                prompt=prompt.caption,
+                width_px=run.px,
+                height_px=run.px,
+                num_steps=run.num_steps,
+                guidance_scale=profile.default_guidance_scale,
+                sampler=profile.default_sampler,
+                seed=seed,
+            )
+            for index, (prompt, seed) in enumerate(prompts_of(run.batch))
+        ]
+        states = start_states(model, requests, now_s=0.0)
+        for state in states:
+            state.reuse = run.schedule
+        return states
+
+
+def _drive(model: LoadedModel, states: list[RequestState]) -> Made:
+    """Step all rows together to their ends."""
+    engine = StepEngine(
+        model.executor,
+        lambda rows, _now_s: [row.request.request_id for row in rows],
+        model.tables,
+        time.monotonic,
+    )
+    for state in states:
+        engine.add(state)
+    steps: list[tuple[float, float, int]] = []
+    while len(engine):
+        before = sum(state.num_reused for state in states)
+        with Stopwatch() as watch:
+            report = engine.step()
+        assert not report.failed, "a run whose rows fail measures nothing"
+        num_reused = sum(state.num_reused for state in states) - before
+        steps.append((watch.cost.wall_s, watch.cost.cpu_s, num_reused))
+    wall_s, cpu_s, reused = zip(*steps, strict=True)
+    nothing: Any = np.zeros((0, 0, 0, 3), np.uint8)
+    return Made(nothing, tuple(wall_s), tuple(cpu_s), tuple(reused))

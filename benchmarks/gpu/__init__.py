@@ -1,0 +1,1 @@
+"""One command for a machine with a GPU: kernels, exactness, denoising steps, mixed sizes."""

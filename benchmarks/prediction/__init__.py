@@ -1,0 +1,1 @@
+"""How well the ends of requests are predicted when they are let in."""

@@ -1,0 +1,155 @@
+"""The study with the real model: dispatcher, agent and engine of the service, in one process.
+
+Nothing but Ray and HTTP is left out. Arrivals are an open loop: they do not wait for answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.prediction.summary import Fared, Summary, summarise
+from benchmarks.prediction.traces import Mix, Planned, draw_trace
+from benchmarks.settings import MODEL
+from ray_cluster.config import DispatchConfig, LimitsConfig, PoolConfig, StorageConfig
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.timing import OperationTimer
+from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.image_coding import ImageCoder
+from ray_cluster.leases import Completed
+from ray_cluster.policies.types import WhenLate
+from ray_cluster.replica_building import build_agent
+from ray_cluster.requests import ImageRequest
+
+_GUIDANCE = 2.0
+_REPEATS = 3
+_WAIT_S = 5.0
+_START_S = 60.0
+_FOREVER_S = 1e5
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What the model takes on this machine, measured at the beginning.
+
+    Attributes:
+        step_s: seconds of a step alone, by side.
+        aside_s: seconds of encoding and decoding one image, by side.
+        image_s: seconds per image and step in batches of all sizes, as large as they may be.
+    """
+
+    step_s: Mapping[int, float]
+    aside_s: Mapping[int, float]
+    image_s: float
+
+    def alone_s(self, planned: Planned) -> float:
+        """Return the seconds of a request on an idle replica."""
+        side = planned.side_px
+        return planned.num_steps * self.step_s[side] + self.aside_s[side]
+
+    def capacity_per_s(self, mix: Mix) -> float:
+        """Return the images per second of full batches; decoding takes of the same core."""
+        aside_s = sum(self.aside_s.values()) / len(self.aside_s)
+        return 1 / (mix.mean_steps * self.image_s + aside_s)
+
+
+def pool_of(sides_px: Sequence[int], max_batch: int) -> PoolConfig:
+    """Return the configuration of the one replica."""
+    return PoolConfig(
+        name=MODEL,
+        model=MODEL,
+        max_batch=max_batch,
+        max_in_flight=2 * max_batch,
+        min_px=min(sides_px),
+        max_px=max(sides_px),
+    )
+
+
+def measure_speed(pool: PoolConfig, sides_px: Sequence[int]) -> Speed:
+    """Time the model's operations alone and in full batches."""
+    prepare_threads(pool.num_threads)
+    timer = OperationTimer(load_model(pool), time.monotonic, _REPEATS)
+    encode_s = min(timer.encodes_s(1, guidance_scale=_GUIDANCE))
+    sizes = [(side, side) for side in sides_px]
+    full = [sizes[index % len(sizes)] for index in range(pool.max_batch)]
+    return Speed(
+        step_s={size[0]: min(timer.steps_s([size], guidance_scale=_GUIDANCE)) for size in sizes},
+        aside_s={size[0]: encode_s + min(timer.decodes_s(size, 1)) for size in sizes},
+        image_s=min(timer.steps_s(full, guidance_scale=_GUIDANCE)) / pool.max_batch,
+    )
+
+
+def run_live(
+    pool: PoolConfig, speed: Speed, mix: Mix, load: float, count: int, seed: int
+) -> Summary:
+    """Return the figures of one trace; it runs twice, the second time with nobody refused."""
+    rate = load * speed.capacity_per_s(mix)
+    trace = draw_trace(mix, count, rate_per_s=rate, alone_s=speed.alone_s, seed=seed)
+    return summarise(
+        asyncio.run(_run(pool, trace, "refuse")), asyncio.run(_run(pool, trace, "accept"))
+    )
+
+
+async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) -> list[Fared]:
+    config = DispatchConfig(attached_timeout_s=_FOREVER_S, replica_timeout_s=600.0)
+    limits = LimitsConfig(max_queued_images=10**6, max_attached_images_per_client=10**6)
+    core = DispatchCore(config=config, limits=limits, epoch=1, configured={MODEL})
+    service = DispatchService(core, config=config, clock=time.monotonic)
+    with tempfile.TemporaryDirectory(prefix="prediction-") as folder, ImageCoder() as coder:
+        agent = await asyncio.to_thread(
+            build_agent,
+            pool,
+            replica_id="one",
+            storage=StorageConfig(states=f"{folder}/states", results=f"{folder}/results"),
+            coder=coder,
+            link=service,
+            clock=time.monotonic,
+        )
+        agent.start()
+        async with asyncio.timeout(_START_S):
+            while not await service.models():  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.05)
+        began_s = time.monotonic()
+        try:
+            return await asyncio.gather(
+                *(
+                    _ask(service, number, one, began_s, when_late)
+                    for number, one in enumerate(trace)
+                )
+            )
+        finally:
+            await agent.drain()
+            await service.close()
+
+
+async def _ask(
+    service: DispatchService, number: int, planned: Planned, began_s: float, when_late: WhenLate
+) -> Fared:
+    await asyncio.sleep(max(0.0, began_s + planned.at_s - time.monotonic()))
+    name = f"r{number}"
+    request = ImageRequest(
+        request_id=name,
+        model=MODEL,
+        prompt="a large red circle in the center on a black background",
+        width_px=planned.side_px,
+        height_px=planned.side_px,
+        num_steps=planned.num_steps,
+        guidance_scale=_GUIDANCE,
+        sampler="ddim",
+        seed=number,
+        slo_s=planned.slo_s,
+        when_late=when_late,
+    )
+    offer = await service.offer([request])
+    if not offer.accepted:
+        return Fared(is_let_in=False, slo_s=planned.slo_s)
+    outcome = None
+    while outcome is None:
+        outcome = (await service.wait([name], _WAIT_S)).get(name)
+    took_s = outcome.elapsed_s if isinstance(outcome, Completed) else None
+    return Fared(True, planned.slo_s, offer.predicted_s, took_s)

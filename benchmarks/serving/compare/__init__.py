@@ -1,0 +1,1 @@
+"""The service against the common practice: the same requests, the same machine, in turns."""

@@ -1,0 +1,87 @@
+"""Results on disk: one line for each run of a contender on a trace at a load."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.serving.compare.settings import Settings
+
+Figures = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    contender: str
+    load: float
+    trace: str
+
+
+class SettingsDiffer(RuntimeError):
+    """The folder has results of a comparison with other settings."""
+
+
+class CellStore:
+    """The finished runs of a folder; a run that was cut off is made again.
+
+    Args:
+        folder: is made if it is not there.
+        settings: of the comparison; the folder must be new, or of the same.
+
+    Raises:
+        SettingsDiffer: it is of another one.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "cells.jsonl"
+        self._check(folder / "settings.json", settings)
+        self._rows = {_cell(row): row for row in self._read()}
+
+    def __contains__(self, cell: object) -> bool:
+        return cell in self._rows
+
+    def __getitem__(self, cell: Cell) -> Figures:
+        return self._rows[cell]
+
+    def add(self, cell: Cell, figures: Figures) -> None:
+        """Keep a finished run; it is on disk when this returns."""
+        row = {**cell._asdict(), **figures}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._rows[cell] = row
+
+    def _read(self) -> Iterator[Figures]:
+        """Yield the whole lines, and cut off one that was not finished."""
+        if not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self._path, len(whole))
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+    @staticmethod
+    def _check(path: Path, settings: Settings) -> None:
+        wanted = settings.identity()
+        if not path.exists():
+            path.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+            return
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name in sorted({*wanted, *found}):
+            if wanted.get(name) != found.get(name):
+                raise SettingsDiffer(
+                    f"{path.parent} was begun with {name} {found.get(name)!r}, now "
+                    f"{wanted.get(name)!r}: take another folder, or the same settings"
+                )
+
+
+def _cell(row: Figures) -> Cell:
+    return Cell(row["contender"], row["load"], row["trace"])

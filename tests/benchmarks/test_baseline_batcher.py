@@ -1,0 +1,132 @@
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from benchmarks.baselines.batcher import Batcher, Batching, Dropped
+
+Item = tuple[str, int]
+
+
+class Work:
+    """Notes every group; goes on when it is let."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[Item]] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def __call__(self, items: Sequence[Item]) -> list[int]:
+        self.groups.append(list(items))
+        if not self.may_go_on.wait(10):
+            raise TimeoutError
+        if any(key == "broken" for key, _ in items):
+            raise ArithmeticError("broken")
+        return [10 * number for _, number in items]
+
+    async def begun(self, count: int) -> None:
+        for _ in range(500):
+            if len(self.groups) >= count:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{len(self.groups)} of {count} groups")
+
+
+@asynccontextmanager
+async def batcher(
+    work: Work,
+    *,
+    max_batch: int = 4,
+    wait_s: float = 0.0,
+    is_hopeless: Callable[[Item, float], bool] = lambda _item, _now: False,
+) -> AsyncIterator[Batcher[Item, int]]:
+    one: Batcher[Item, int] = Batcher(
+        work, Batching(lambda item: item[0], max_batch, wait_s, is_hopeless), now=lambda: 100.0
+    )
+    try:
+        yield one
+    finally:
+        work.may_go_on.set()
+        await one.close()
+
+
+async def submit_while_busy(one: Batcher[Item, int], work: Work, items: list[Item]) -> list[object]:
+    """Submit items while another one holds the thread, then let it go on."""
+    work.may_go_on.clear()
+    busy = asyncio.ensure_future(one.submit(("busy", 0)))
+    await work.begun(1)
+    waiting = [asyncio.ensure_future(one.submit(item)) for item in items]
+    await asyncio.sleep(0.05)
+    work.may_go_on.set()
+    return (await asyncio.gather(busy, *waiting, return_exceptions=True))[1:]
+
+
+async def test_what_is_alike_shares_a_call_and_who_waits_longest_goes_first() -> None:
+    work = Work()
+    items = [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("b", 5)]
+    async with batcher(work) as one:
+        assert await submit_while_busy(one, work, items) == [10, 20, 30, 40, 50]
+    assert work.groups[1:] == [[("a", 1), ("a", 3), ("a", 4)], [("b", 2), ("b", 5)]]
+
+
+@pytest.mark.parametrize(("max_batch", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (8, [5])])
+async def test_call_takes_no_more_than_it_may(max_batch: int, sizes: list[int]) -> None:
+    work = Work()
+    async with batcher(work, max_batch=max_batch) as one:
+        await submit_while_busy(one, work, [("a", number) for number in range(5)])
+    assert [len(group) for group in work.groups[1:]] == sizes
+
+
+async def test_idle_thread_waits_for_more_but_not_for_long_and_not_when_full() -> None:
+    work = Work()
+    async with batcher(work, max_batch=2, wait_s=1.0) as one:
+        started_s = time.monotonic()
+        await asyncio.gather(one.submit(("a", 1)), one.submit(("a", 2)))
+        full_s = time.monotonic() - started_s
+        started_s = time.monotonic()
+        await one.submit(("a", 3))
+        alone_s = time.monotonic() - started_s
+    assert work.groups == [[("a", 1), ("a", 2)], [("a", 3)]]
+    assert full_s < 1.0 <= alone_s
+
+
+async def test_what_cannot_be_in_time_is_dropped_before_work() -> None:
+    work = Work()
+
+    def is_hopeless(item: Item, now_s: float) -> bool:
+        assert now_s == 100.0
+        return item[1] == 2
+
+    async with batcher(work, is_hopeless=is_hopeless) as one:
+        first, second, third = await submit_while_busy(one, work, [("a", 1), ("a", 2), ("a", 3)])
+    assert (first, third) == (10, 30)
+    assert isinstance(second, Dropped)
+    assert work.groups[1:] == [[("a", 1), ("a", 3)]]
+
+
+async def test_error_is_that_of_its_own_call_alone() -> None:
+    work = Work()
+    async with batcher(work) as one:
+        bad, good = await submit_while_busy(one, work, [("broken", 1), ("a", 2)])
+        assert isinstance(bad, ArithmeticError)
+        assert good == 20
+        assert await one.submit(("a", 3)) == 30
+
+
+async def test_who_has_gone_is_not_worked_for() -> None:
+    work = Work()
+    async with batcher(work) as one:
+        work.may_go_on.clear()
+        busy = asyncio.ensure_future(one.submit(("busy", 0)))
+        await work.begun(1)
+        gone, stays = (asyncio.ensure_future(one.submit(("a", number))) for number in (1, 2))
+        await asyncio.sleep(0.02)
+        gone.cancel()
+        await asyncio.sleep(0.02)
+        work.may_go_on.set()
+        assert await stays == 20
+        await busy
+    assert work.groups[1:] == [[("a", 2)]]
