@@ -9,7 +9,7 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test test-all check format bench clean
+.PHONY: help venv serve test test-all check format bench bench-gpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(ROOT)/Makefile | expand -t 18
@@ -17,7 +17,7 @@ help: ## show this list
 venv: $(STAMP) ## make .venv and install the project into it
 
 $(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
-	@echo 'Installing into $(VENV): 2.4 GB, some two minutes.'
+	@echo 'Installing into $(VENV): 3.1 GB, some two minutes.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	cd $(ROOT) && $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	# the older client that the API is tested with, beside the current one
@@ -45,6 +45,9 @@ format: $(STAMP) ## format and apply safe lint fixes
 
 bench: $(STAMP) ## run the benchmarks (ARGS="..." is passed on)
 	cd $(ROOT) && $(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-gpu: $(STAMP) ## measure a GPU in some 8 minutes (ARGS="..." is passed on)
+	cd $(ROOT) && $(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## remove the virtual environment, caches and build products
 	cd $(ROOT) && rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
