@@ -56,23 +56,27 @@ def choose_batch(
         hopeless = now_s + row.left * (fixed_s + row.own_s) > key[1]
         return (-row.overdue, hopeless, key[0], key[1] < now_s, key)
 
+    ranked = sorted(candidates, key=rank)
+    # with less room than this nobody fits in
+    least = min([row.share for row in ranked], default=0.0) - _ROUNDING
     batch: list[CandidateT] = []
     sizes: set[tuple[int, int]] = set()
     share, rows_s, most_s = 0.0, 0.0, math.inf
-    for row in sorted(candidates, key=rank):
+    for row in ranked:
         # the longest step with which it is in time; any, if it can't be
         bearable_s = (row.key[1] - now_s) / row.left
-        if bearable_s < fixed_s + row.own_s:
-            bearable_s = math.inf
-        most_with_s = min(most_s, bearable_s)
+        if bearable_s < fixed_s + row.own_s or bearable_s > most_s:
+            bearable_s = most_s
         if batch:
             if share + row.share > 1 + _ROUNDING:
                 continue
             further = len(sizes) - (row.size_px in sizes)
             longer_s = fixed_s + rows_s + row.own_s + further_s * further
-            if not row.overdue and longer_s > most_with_s:
+            if not row.overdue and longer_s > bearable_s:
                 continue
         batch.append(row)
         sizes.add(row.size_px)
-        share, rows_s, most_s = share + row.share, rows_s + row.own_s, most_with_s
+        share, rows_s, most_s = share + row.share, rows_s + row.own_s, bearable_s
+        if share + least > 1:
+            break
     return batch

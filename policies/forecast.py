@@ -14,6 +14,7 @@ import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ray_cluster.policies.batch_choice import Candidate, choose_batch
 from ray_cluster.policies.cost_model import decode_s, own_s
@@ -102,20 +103,19 @@ def forecast_s(scene: Scene, wanted: Sequence[RequestView] = ()) -> Mapping[str,
     return _Course(scene, wanted or scene.requests).run()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class _Row(Candidate):
     """A request on its way.
 
     Attributes:
         decode_s: seconds that the replica decodes it and its previews, all at its end.
         ready_s: when it can step, in seconds from now.
-        waited: rounds since it last stepped.
+        stepped: the replica's rounds when it last stepped, or came.
     """
 
-    request: RequestView
     decode_s: float = 0.0
     ready_s: float = 0.0
-    waited: int = 0
+    stepped: int = 0
 
 
 def _previews_left(request: RequestView) -> int:
@@ -124,77 +124,94 @@ def _previews_left(request: RequestView) -> int:
     return previews_left(request.num_steps, request.num_previews, request.steps_done)
 
 
-def _key_of(row: _Row) -> QueueKey:
-    return row.key
-
-
 class _Replica:
     """What happens on one replica.
 
     Attributes:
         at_s: when its present run of steps ends; infinite while it has nothing to do.
-        rows: what it has.
+        num_free: how many more it can be given.
     """
 
     def __init__(self, scene: Scene, own: ReplicaScene) -> None:
         self._now_s = scene.now_s
-        self.cost = own.cost
+        self._cost = own.cost
         self._share = 1 / own.max_batch
         self._further_s = min(own.cost.per_further_size_s, own.cost.fixed_s)
-        self._max_in_flight = own.max_in_flight
-        self.rows = [self.row(one, queue_key(one), own.told_s) for one in own.held]
-        self.rows += [
-            self.row(one.request, queue_key(one.request), one.at_s + scene.encode_s)
+        rows = [self._row(one, queue_key(one), own.told_s) for one in own.held]
+        rows += [
+            self._row(one.request, queue_key(one.request), one.at_s + scene.encode_s)
             for one in own.leased
         ]
-        self.at_s = min([row.ready_s for row in self.rows], default=math.inf)
+        self.num_free = own.max_in_flight - len(rows)
+        # who can step, and who will; seconds of a step of all that can, if they are known
+        self._ready: list[_Row] = []
+        self._coming = rows
+        self.at_s = self._coming_s = min([row.ready_s for row in rows], default=math.inf)
+        self._all_s: float | None = None
+        # the present run, and whether somebody is done after it
         self._batch: Sequence[_Row] = ()
         self._rounds = 0
+        self._ends_one = False
+        self._rounds_done = 0
 
-    def row(self, request: RequestView, key: QueueKey, ready_s: float = 0.0) -> _Row:
-        """Return a row for a request."""
+    def _row(self, request: RequestView, key: QueueKey, ready_s: float) -> _Row:
+        cost = self._cost
         return _Row(
             key,
             request.remaining_steps,
-            own_s(self.cost, request),
+            own_s(cost, request),
             request.size_px,
             self._share,
-            request=request,
-            decode_s=(1 + _previews_left(request)) * decode_s(self.cost, request),
-            ready_s=ready_s,
+            0,
+            (1 + _previews_left(request)) * decode_s(cost, request),
+            ready_s,
         )
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it can be given one more."""
-        return len(self.rows) < self._max_in_flight
 
     def level_s(self) -> float:
         """Return the seconds that its rows take in full batches."""
-        shared_s = self.cost.fixed_s * self._share
-        return sum([row.left * (shared_s + row.own_s) for row in self.rows])
+        shared_s = self._cost.fixed_s * self._share
+        return sum([row.left * (shared_s + row.own_s) for row in (*self._ready, *self._coming)])
 
-    def take(self, row: _Row, ready_s: float) -> None:
-        """Have one more row, which waits for the end of the present step."""
-        # what waited was priced by another replica's cost
-        self.rows.append(self.row(row.request, row.key, ready_s))
+    def take(self, request: RequestView, key: QueueKey, ready_s: float) -> None:
+        """Have one more request, which waits for the end of the present step."""
+        row = self._row(request, key, ready_s)
+        row.stepped = self._rounds_done
+        self._coming.append(row)
+        self._coming_s = min(self._coming_s, ready_s)
+        self.num_free -= 1
         if self.at_s == math.inf:
             self.at_s = ready_s
 
     def end_run(self) -> Sequence[_Row]:
         """Count the steps of the run that ends now; return who is done, after their decoding."""
-        batch, rounds = self._batch, self._rounds
-        for row in self.rows:
-            row.waited += rounds
-        for row in batch:
-            row.left -= rounds
-            row.waited = 0
-        self._batch, self._rounds = (), 0
-        done = [row for row in self.rows if row.left <= 0 and row.ready_s <= self.at_s + _ROUNDING]
-        if done:
-            self.rows = [row for row in self.rows if row not in done]
-            self.at_s += sum([row.decode_s for row in done])
+        rounds = self._rounds
+        if rounds:
+            self._rounds, self._rounds_done = 0, self._rounds_done + rounds
+            for row in self._batch:
+                row.left -= rounds
+                row.stepped = self._rounds_done
+        self._let_come()
+        if not self._ends_one:
+            return ()
+        done = [row for row in self._ready if row.left <= 0]
+        self._ready = [row for row in self._ready if row.left > 0]
+        self._ends_one, self._all_s = False, None
+        self.num_free += len(done)
+        self.at_s += sum([row.decode_s for row in done])
         return done
+
+    def _let_come(self) -> None:
+        """Let those step who can by now."""
+        soon_s = self.at_s + _ROUNDING
+        if self._coming_s > soon_s:
+            return
+        come = [row for row in self._coming if row.ready_s <= soon_s]
+        self._ready += come
+        self._coming = [row for row in self._coming if row.ready_s > soon_s]
+        self._coming_s = min([row.ready_s for row in self._coming], default=math.inf)
+        self._all_s = None
+        # whoever is about to be decoded has no steps left
+        self._ends_one = self._ends_one or any(row.left <= 0 for row in come)
 
     def begin_run(self, next_s: float) -> None:
         """Choose a batch, and step it until it is to be decided anew.
@@ -202,38 +219,46 @@ class _Replica:
         Args:
             next_s: when somebody comes next whom it may be given.
         """
-        soon_s = self.at_s + _ROUNDING
-        ready = [row for row in self.rows if row.ready_s <= soon_s]
-        next_s = min([next_s, *[row.ready_s for row in self.rows if row.ready_s > soon_s]])
-        if not ready:
-            self.at_s = next_s if self.rows else math.inf
+        self._let_come()
+        if self._ends_one:
             return
-        batch, step_s = self._choose(ready)
-        rounds = int(min([row.left for row in batch]))
-        if len(batch) < len(ready):
+        next_s = min(next_s, self._coming_s)
+        if not self._ready:
+            self.at_s = next_s if self._coming else math.inf
+            return
+        batch, step_s = self._choose()
+        least = rounds = int(min([row.left for row in batch]))
+        if len(batch) < len(self._ready):
             rounds = min(rounds, _ROUNDS)
         if next_s - self.at_s < rounds * step_s:
             rounds = max(1, math.ceil((next_s - self.at_s) / step_s - _ROUNDING))
-        self._batch, self._rounds = batch, rounds
+        self._batch, self._rounds, self._ends_one = batch, rounds, rounds == least
         self.at_s += rounds * step_s
 
-    def _choose(self, ready: Sequence[_Row]) -> tuple[Sequence[_Row], float]:
+    def _choose(self) -> tuple[Sequence[_Row], float]:
         """Return who steps next, and the seconds of a step."""
-        now_s, num_ready = self._now_s + self.at_s, len(ready)
-        if num_ready * self._share <= 1 + _ROUNDING:
-            step_s = self._step_s(ready)
-            # most often nobody minds anybody, whatever their order
-            if all(row.key[1] - now_s >= row.left * step_s for row in ready):
+        now_s, ready = self._now_s + self.at_s, self._ready
+        num_batches = len(ready) * self._share
+        if num_batches <= 1 + _ROUNDING:
+            if self._all_s is None:
+                self._all_s = self._step_s(ready)
+            step_s = self._all_s
+            for row in ready:
+                if row.key[1] - now_s < row.left * step_s:
+                    break
+            else:
+                # most often nobody minds anybody, whatever their order
                 return ready, step_s
-        patience = patience_of(math.ceil(num_ready * self._share - _ROUNDING))
+        patience, rounds_done = patience_of(math.ceil(num_batches - _ROUNDING)), self._rounds_done
         for row in ready:
-            row.overdue = row.waited if row.waited >= patience else 0
-        batch = choose_batch(ready, self.cost, now_s)
+            waited = rounds_done - row.stepped
+            row.overdue = waited if waited >= patience else 0
+        batch = choose_batch(ready, self._cost, now_s)
         return batch, self._step_s(batch)
 
     def _step_s(self, batch: Sequence[_Row]) -> float:
         further = len({row.size_px for row in batch}) - 1
-        return self.cost.fixed_s + self._further_s * further + sum([row.own_s for row in batch])
+        return self._cost.fixed_s + self._further_s * further + sum([row.own_s for row in batch])
 
 
 class _Course:
@@ -242,7 +267,8 @@ class _Course:
     def __init__(self, scene: Scene, wanted: Sequence[RequestView]) -> None:
         self._scene = scene
         self._replicas = [_Replica(scene, one) for one in scene.replicas]
-        self._line = [self._replicas[0].row(one, queue_key(one)) for one in scene.line]
+        self._line = [(queue_key(one), one) for one in scene.line]
+        self._num_free = self._count_free()
         self._num_come = 0
         self._wanted = {one.request_id for one in wanted}
         self._ends_s: dict[str, float] = {}
@@ -250,14 +276,20 @@ class _Course:
     def run(self) -> Mapping[str, float]:
         """Go on until all who are wanted have ended."""
         while self._wanted:
-            replica = min(self._replicas, key=lambda one: one.at_s)
+            replica = self._replicas[0]
+            for one in self._replicas:
+                if one.at_s < replica.at_s:
+                    replica = one
             next_s = self._next_s()
             if next_s <= replica.at_s:
                 if next_s == math.inf:
                     break
                 self._come(next_s)
                 continue
-            for row in replica.end_run():
+            done = replica.end_run()
+            if done:
+                self._num_free = self._count_free()
+            for row in done:
                 request_id = row.key[-1]
                 self._ends_s[request_id] = max(0.0, replica.at_s) + self._scene.rest_s
                 self._wanted.discard(request_id)
@@ -266,9 +298,12 @@ class _Course:
             replica.begin_run(self._next_s())
         return self._ends_s
 
+    def _count_free(self) -> int:
+        return sum([max(0, one.num_free) for one in self._replicas])
+
     def _next_s(self) -> float:
         """When somebody comes next: what waits can be leased from now on."""
-        if self._line and any(one.has_room for one in self._replicas):
+        if self._line and self._num_free > 0:
             return 0.0
         if self._num_come >= _MOST_LATER or not self._scene.later:
             return math.inf
@@ -277,19 +312,19 @@ class _Course:
     def _come(self, at_s: float) -> None:
         """Take in who comes now."""
         scene = self._scene
-        if not self._line or not any(one.has_room for one in self._replicas):
+        if not self._line or self._num_free <= 0:
             one = scene.later[self._num_come % len(scene.later)]
             arrival_s = scene.now_s + at_s
             key = (-one.priority, arrival_s + one.deadline_s, arrival_s, "")
-            insort(self._line, self._replicas[0].row(one, key), key=_key_of)
+            insort(self._line, (key, one), key=itemgetter(0))
             self._num_come += 1
         self._deal(at_s)
 
     def _deal(self, at_s: float) -> None:
         """Lease what waits to those with room who have the least to do."""
-        while self._line:
-            free = [one for one in self._replicas if one.has_room]
-            if not free:
-                return
+        while self._line and self._num_free > 0:
+            free = [one for one in self._replicas if one.num_free > 0]
             soonest = free[0] if len(free) == 1 else min(free, key=_Replica.level_s)
-            soonest.take(self._line.pop(0), at_s + self._scene.encode_s)
+            key, request = self._line.pop(0)
+            soonest.take(request, key, at_s + self._scene.encode_s)
+            self._num_free -= 1
