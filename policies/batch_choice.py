@@ -1,7 +1,7 @@
 """Which of several rows step together: the rule, on figures that are worked out beforehand.
 
 The reasons stand in :mod:`ray_cluster.policies.mixed_batching`, which asks it for a real step;
-:mod:`ray_cluster.policies.forecast` asks it for those to come.
+:mod:`ray_cluster.policies.replica_course` asks it for those to come.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
 from ray_cluster.policies.admission import predict_s
-from ray_cluster.policies.forecast import Leased, ReplicaScene, Scene
+from ray_cluster.policies.forecast import Scene
 from ray_cluster.policies.load import Load, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView
 from ray_cluster.policies.queue_view import Line
+from ray_cluster.policies.replica_course import Leased, ReplicaScene
 from ray_cluster.policies.types import RequestView
 
 # requests of a model, waiting and leased, that are followed for a prediction

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.forecast import ReplicaScene, Scene
+from ray_cluster.policies.forecast import Scene
 from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView, pool_of
 from ray_cluster.policies.queue_view import Line
+from ray_cluster.policies.replica_course import ReplicaScene
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies import forecast
+from ray_cluster.policies import replica_course
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.forecast import Leased, ReplicaScene, Scene, forecast_s
+from ray_cluster.policies.forecast import Scene, forecast_s
 from ray_cluster.policies.inflow import WINDOW, Inflow, observe_arrivals
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.replica_course import Leased, ReplicaScene
 from ray_cluster.policies.stage_times import StageTimes, observe_stages
 from ray_cluster.policies.step_policy import ReplicaSight
 from ray_cluster.policies.types import RequestView, RowView, StepCost
@@ -77,7 +78,7 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     held, line = views[:IN_FLIGHT], sorted(views[IN_FLIGHT:], key=queue_key)
     truth = stepped_one_by_one(held, line, COST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forecast, "_ROUNDS", 1)
+        patch.setattr(replica_course, "_ROUNDS", 1)
         found = forecast_s(Scene(0.0, [replica_of(held)], line=line))
     assert found == pytest.approx(dict(truth))
     # several rounds at once are about the same: the last end is that of all the work
