@@ -22,7 +22,7 @@ import numpy as np
 from ray_cluster.policies.forecast import Scene, forecast_s
 from ray_cluster.policies.load import amounts_of, load_of, load_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.prediction import Floats, ends_s
+from ray_cluster.policies.prediction import Floats, LineEnds, ends_s
 from ray_cluster.policies.queue_view import ClientView, QueueView
 from ray_cluster.policies.types import Offer, RequestView
 
@@ -146,12 +146,12 @@ def _harm_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> flo
     behind, pool = queue.behind(first), queue.pool(first.model)
     if pool is None or not len(behind.deadlines_s):
         return 0.0
-    before = amounts_of(queue.ahead_of(first)) + behind.amounts.cumsum(axis=0) - behind.amounts
-    slacks_s = behind.deadlines_s - now_s
-    more = sum((amounts_of(load_of(one)) for one in group), np.zeros(behind.amounts.shape[1]))
+    before = amounts_of(queue.ahead_of(first))
+    more = sum((amounts_of(load_of(one)) for one in group), np.zeros_like(before))
+    line, slacks_s = LineEnds(behind.amounts, pool), behind.deadlines_s - now_s
     allowance = queue.allowance(first.model, is_followed=False)
-    in_time = allowance * ends_s(behind.amounts, before, pool) <= slacks_s
-    late_s = allowance * ends_s(behind.amounts, before + more, pool) - slacks_s
+    in_time = allowance * line.after(before) <= slacks_s
+    late_s = allowance * line.after(before + more) - slacks_s
     return float(late_s[in_time].max(initial=0.0))
 
 
@@ -186,10 +186,10 @@ def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     pool = queue.pool(last.model)
     if pool is None:
         raise ValueError(f"there is no replica of {last.model} to predict from")
-    own = np.array([amounts_of(load_of(one)) for one in group])
+    own = np.array([amounts_of(load_of(one)) for one in group]).T
     ahead = amounts_of(queue.ahead_of(last))
     if len(group) > 1:
-        ahead = ahead + own.sum(axis=0) - amounts_of(load_of(last))
+        ahead = ahead + own.sum(axis=1) - amounts_of(load_of(last))
     return ends_s(own, ahead, pool)
 
 

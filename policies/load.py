@@ -11,7 +11,7 @@ from ray_cluster.policies.previews import previews_left
 from ray_cluster.policies.types import RequestView, StepCost
 
 Amounts = npt.NDArray[np.float64]
-"""[..., 5]: the fields of :class:`Load`, in their order."""
+"""[5, ...]: the fields of :class:`Load`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def amounts_of(load: Load) -> Amounts:
 
 
 def prices_s(cost: StepCost) -> Amounts:
-    """Return the seconds of one of each amount, [5]: ``amounts @ prices`` is :func:`load_s`."""
+    """Return the seconds of one of each amount, [5]: ``prices @ amounts`` is :func:`load_s`."""
     return np.array(
         (
             0.0,

@@ -16,28 +16,60 @@ from ray_cluster.policies.pool import PoolView
 
 Floats = npt.NDArray[np.float64]
 
-_REQUESTS = 0
-# pixels and their squares: what a batch's rows add to its step
-_ROWS = slice(2, 4)
+_REQUESTS, _PIXELS, _SQUARES = 0, 2, 3
 
 
 def ends_s(own: Amounts, ahead: Amounts, pool: PoolView) -> Floats:
-    """Return the seconds until each request ends, [...].
+    """Return the seconds until each request ends, [N].
 
     Args:
-        own: what is left to do of each request, [..., 5].
-        ahead: what is ahead of it, likewise, or [5] for all alike: in progress, and waiting before
-            it.
+        own: what is left to do of each request, [5, N].
+        ahead: what is ahead of all of them, in progress and waiting, [5].
         pool: the replicas that share the work.
     """
-    num_ahead = ahead[..., _REQUESTS]
-    departures = np.maximum(num_ahead - pool.num_slots + 1, 0)
-    waits_s = departures * (ahead @ pool.shared_prices_s) / np.maximum(num_ahead, 1)
+    return _ends_s(own, pool.slowest_prices_s @ own, _flowing(ahead, pool), pool)
+
+
+class LineEnds:
+    """When those end who stand in line one behind the other.
+
+    Args:
+        own: what is left to do of each request, in their order, [5, N].
+        pool: the replicas that share the work.
+    """
+
+    def __init__(self, own: Amounts, pool: PoolView) -> None:
+        self._own, self._pool = own, pool
+        self._own_s = pool.slowest_prices_s @ own
+        each = _flowing(own, pool)
+        self._before = each.cumsum(axis=1) - each
+
+    def after(self, ahead: Amounts) -> Floats:
+        """Return the seconds until each ends, [N], with that ahead of the first of them, [5]."""
+        flowing = self._before + _flowing(ahead, self._pool)[:, None]
+        return _ends_s(self._own, self._own_s, flowing, self._pool)
+
+
+def _flowing(amounts: Amounts, pool: PoolView) -> Floats:
+    """What matters of requests to those behind them.
+
+    Requests, seconds at the pace of full batches, pixels and their squares, [4, ...].
+    """
+    seconds = pool.shared_prices_s @ amounts
+    return np.array((amounts[_REQUESTS], seconds, amounts[_PIXELS], amounts[_SQUARES]))
+
+
+def _ends_s(own: Amounts, own_s: Floats, flowing: Floats, pool: PoolView) -> Floats:
+    """Return the seconds until each ends: its wait, and its own steps with those of its batch."""
+    num_ahead, ahead_s, ahead_pixels, ahead_squares = flowing
+    departures = np.maximum(num_ahead - (pool.num_slots - 1), 0)
+    waits_s = departures * ahead_s / np.maximum(num_ahead, 1)
     # its batch holds its part of what is ahead of it, or, if more is ahead than there are slots,
     # as many of its like as there may be
     peers = np.minimum(pool.max_batch, np.ceil((num_ahead + 1) / pool.num_replicas)) - 1
-    together = own.copy()
-    part = ahead[..., _ROWS] / pool.num_replicas
-    together[..., _ROWS] += np.minimum(peers[..., None] * own[..., _ROWS], part)
-    found: Floats = waits_s + together @ pool.slowest_prices_s
+    pixels = np.minimum(peers * own[_PIXELS], ahead_pixels / pool.num_replicas)
+    squares = np.minimum(peers * own[_SQUARES], ahead_squares / pool.num_replicas)
+    prices_s = pool.slowest_prices_s
+    peers_s = prices_s[_PIXELS] * pixels + prices_s[_SQUARES] * squares
+    found: Floats = waits_s + own_s + peers_s
     return found

@@ -18,7 +18,7 @@ class Line:
     """Waiting requests in the queue's order.
 
     Attributes:
-        amounts: what each of them takes, [N, 5].
+        amounts: what each of them takes, [5, N].
         deadlines_s: instants, [N].
     """
 

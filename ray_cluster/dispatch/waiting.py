@@ -15,8 +15,8 @@ from ray_cluster.policies.prediction import Floats
 from ray_cluster.policies.types import RequestView
 
 _NUM_AMOUNTS = len(astuple(NO_LOAD))
-# the last column has deadlines
-_NUM_COLUMNS = _NUM_AMOUNTS + 1
+# beside amounts, deadlines
+_NUM_KINDS = _NUM_AMOUNTS + 1
 _FIRST_ROOM = 16
 
 
@@ -29,29 +29,29 @@ class _Lane:
 
     def __init__(self) -> None:
         self.keys: list[QueueKey] = []
-        self._loads: Floats = np.zeros((_FIRST_ROOM, _NUM_COLUMNS))
+        self._loads: Floats = np.zeros((_NUM_KINDS, _FIRST_ROOM))
 
     def add(self, key: QueueKey, load: Load, deadline_s: float) -> None:
         count, place = len(self.keys), bisect_left(self.keys, key)
-        if count == len(self._loads):
-            self._loads = np.concatenate([self._loads, np.zeros_like(self._loads)])
-        self._loads[place + 1 : count + 1] = self._loads[place:count]
-        self._loads[place, :_NUM_AMOUNTS] = amounts_of(load)
-        self._loads[place, _NUM_AMOUNTS] = deadline_s
+        if count == self._loads.shape[1]:
+            self._loads = np.concatenate([self._loads, np.zeros_like(self._loads)], axis=1)
+        self._loads[:, place + 1 : count + 1] = self._loads[:, place:count]
+        self._loads[:_NUM_AMOUNTS, place] = amounts_of(load)
+        self._loads[_NUM_AMOUNTS, place] = deadline_s
         self.keys.insert(place, key)
 
     def remove(self, key: QueueKey) -> None:
         count, place = len(self.keys), bisect_left(self.keys, key)
         del self.keys[place]
-        self._loads[place : count - 1] = self._loads[place + 1 : count]
+        self._loads[:, place : count - 1] = self._loads[:, place + 1 : count]
 
     def load_of_first(self, count: int) -> Load:
-        amounts = self._loads[:count, :_NUM_AMOUNTS]
-        return Load(*(int(amount) for amount in amounts.sum(axis=0)))
+        amounts = self._loads[:_NUM_AMOUNTS, :count]
+        return Load(*(int(amount) for amount in amounts.sum(axis=1)))
 
     def behind(self, place: int) -> tuple[Floats, Floats]:
-        rows = self._loads[place : len(self.keys)]
-        return rows[:, :_NUM_AMOUNTS], rows[:, _NUM_AMOUNTS]
+        loads = self._loads[:, place : len(self.keys)]
+        return loads[:_NUM_AMOUNTS], loads[_NUM_AMOUNTS]
 
 
 class _Line(Sequence[RequestView]):
@@ -118,7 +118,7 @@ class WaitingQueue:
         return NO_LOAD if lane is None else lane.load_of_first(self.position(view))
 
     def behind(self, view: RequestView) -> tuple[Floats, Floats]:
-        """Return what waits behind a request, or would: amounts [N, 5] and deadlines [N].
+        """Return what waits behind a request, or would: amounts [5, N] and deadlines [N].
 
         Good until the queue changes.
         """

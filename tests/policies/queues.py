@@ -67,7 +67,7 @@ class ListQueue:
         )
         amounts = [amounts_of(load_of(one)) for one in after]
         return Line(
-            np.array(amounts).reshape(len(after), len(amounts_of(NO_LOAD))),
+            np.array(amounts).reshape(len(after), len(amounts_of(NO_LOAD))).T,
             np.array([one.deadline_s for one in after]),
         )
 
