@@ -14,7 +14,14 @@ from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from ray_cluster.cli.output import stderr
 from ray_cluster.errors import ConfigError
@@ -22,6 +29,7 @@ from ray_cluster.errors import ConfigError
 MOST_PROCESSES = 256
 # of prctl(2)
 _DIE_WITH_PARENT = 1
+_LINE_EVERY_S = 20.0
 
 
 class Workers:
@@ -62,17 +70,38 @@ class Workers:
         results: list[Any] = [None] * len(parts)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeElapsedColumn(), console=stderr()) as progress:
-            task = progress.add_task(label, total=len(parts))
+            task, say = progress.add_task(label, total=len(parts)), _Lines(progress)
             places = {self._pool.submit(part): place for place, part in enumerate(parts)}
             try:
                 for done in as_completed(places):
                     results[places[done]] = done.result()
                     progress.advance(task)
+                    say(task)
             except BrokenProcessPool:
                 raise ConfigError(
                     f"{label}: a process died, perhaps for want of memory; try --processes 1"
                 ) from None
         return results
+
+
+class _Lines:
+    """Says now and then how far a bar is where none can be drawn, as in a log file."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._said_s = 0.0
+
+    def __call__(self, task_id: TaskID) -> None:
+        task, now_s = self._progress.tasks[task_id], self._progress.get_time()
+        is_due = now_s >= self._said_s + _LINE_EVERY_S or task.finished
+        if self._progress.console.is_terminal or not is_due:
+            return
+        self._said_s = now_s
+        self._progress.console.print(
+            f"{task.description}: {task.completed:.0f} of {task.total:.0f} after "
+            f"{task.elapsed or 0:.0f} s",
+            markup=False,
+        )
 
 
 def _begin(parent: int) -> None:
