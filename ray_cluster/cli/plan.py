@@ -22,6 +22,9 @@ def plan(
         int | None,
         typer.Option(min=1, max=MOST_PROCESSES, help="As many as there are cores if absent."),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the figures there, too (JSON).", show_default=False)
+    ] = None,
 ) -> None:
     """Find the fewest replicas that make a workload in time, and say what binds.
 
@@ -34,9 +37,9 @@ def plan(
 
       ray-cluster plan benchmarks/policies/plans/sdxl-or-sd3.yaml
 
-      ray-cluster plan benchmarks/policies/plans/cascade.yaml
+      ray-cluster plan benchmarks/policies/plans/cascade.yaml --out cascade.json
     """
     with plain_errors():
         from ray_cluster.cli.plan_run import run_plan
 
-        run_plan(task, num_seeds=seeds, num_processes=processes)
+        run_plan(task, num_seeds=seeds, num_processes=processes, out=out)

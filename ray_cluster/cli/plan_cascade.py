@@ -31,8 +31,10 @@ _BINDS = {
 }
 
 
-def plan_cascade(content: Mapping[str, Any], path: Path, num_processes: int | None) -> None:
-    """Size the cascade of a file.
+def plan_cascade(
+    content: Mapping[str, Any], path: Path, num_processes: int | None
+) -> Mapping[str, Any]:
+    """Size the cascade of a file, and return the figures.
 
     Raises:
         ConfigError: the file says what can't be done.
@@ -53,6 +55,21 @@ def plan_cascade(content: Mapping[str, Any], path: Path, num_processes: int | No
 
         sizing = size_cascade(task, evaluate)
     _show(task, sizing)
+    return {
+        "simulated": True,
+        "task": task.model_dump(mode="json"),
+        "gpus": sizing.gpus,
+        "least": sizing.least,
+        "at_peak": dict(sizing.at_peak),
+        "binds": sizing.binds,
+        "tried": {
+            str(gpus): {
+                "violations": one.violations.as_figures(),
+                "fid": one.fid.as_figures(),
+            }
+            for gpus, one in sorted(sizing.tried.items())
+        },
+    }
 
 
 def _show(task: CascadeSizingTask, sizing: CascadeSizing) -> None:

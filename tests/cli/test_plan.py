@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import yaml
@@ -29,6 +30,41 @@ def test_it_names_the_fewest_replicas_their_price_and_what_binds(cli: Cli, tmp_p
     assert "modelled" in text
     assert "2.50" in text
     assert "1: 100.0 %" in text
+
+
+def test_a_trace_is_replayed_on_replicas_that_fail_and_the_figures_are_written(
+    cli: Cli, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "task.yaml", tmp_path / "plan.json"
+    rows = [f"{n},sdxl,{512 + 256 * (n % 2)},512,30,9" for n in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["arrival_s,model,width,height,steps,slo_s", *rows]))
+    task = {"name": "t", "devices": TASK["devices"], "trace": "t.csv", "num_seeds": 2}
+    failing = {**task, "mtbf_s": 20, "repair_s": 5, "load_s": 5}
+    found = []
+    for content in (task, failing):
+        path.write_text(yaml.safe_dump(content))
+        result = cli("plan", path, "--processes", 1, "--out", out)
+        assert result.exit_code == 0, result.output
+        (device,) = json.loads(out.read_text())["devices"]
+        assert str(device["replicas"]) in result.stdout
+        assert device["per_hour"] == 2.5 * device["replicas"]
+        assert device["tried"][str(device["replicas"])] == device["attainment"]
+        assert device["attainment"]["value"] >= 0.99
+        found.append(device["replicas"])
+    # every replica is away for a third of the time
+    assert 1 <= found[0] < found[1]
+    for changes, said in (
+        ({"rate_per_s": 1}, "rate_per_s: given 1.0; a trace says that itself"),
+        ({"trace": "none.csv"}, "none.csv"),
+        ({"load_s": 3}, "allowed only with mtbf_s"),
+        ({"trace": None, "speed": 2}, "allowed only with a trace"),
+        ({"trace": None}, "sizes, rate_per_s and slo_s are needed, or a trace"),
+    ):
+        path.write_text(yaml.safe_dump({**task, **changes}))
+        refused = cli("plan", path)
+        assert refused.exit_code == 1
+        assert said in " ".join(refused.stderr.split())
+    assert "a file in a folder" in cli("plan", path, "--out", tmp_path).stderr
 
 
 def test_a_task_that_is_wrong_is_refused_in_a_sentence(cli: Cli, tmp_path: Path) -> None:

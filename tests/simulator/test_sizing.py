@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,3 +101,25 @@ def test_a_profile_without_steps_on_one_device_cannot_be_used() -> None:
     task = task_of(devices=[{"profile": "flux-h100-a"}])
     with pytest.raises(ConfigError, match=r"flux-h100-a.*has no steps"):
         size_device(task, task.devices[0], really)
+
+
+def test_of_a_trace_the_bound_is_its_work_over_the_time_that_there_is(tmp_path: Path) -> None:
+    rows = [f"{n * 0.05},m,512,512,50,1" for n in range(400)]
+    (tmp_path / "t.csv").write_text("\n".join(["arrival_s,model,width,height,steps,slo_s", *rows]))
+    task = SizingTask.model_validate({"name": "t", "devices": TASK["devices"], "trace": "t.csv"})
+    tried: list[int] = []
+
+    def evaluate(experiment: CellExperiment) -> Sequence[CellRow]:
+        tried.append(experiment.replicas)
+        return [CellRow(CellRun("deadline", 1.0, 0), 9, 1.0, {}, 0.0, 0.0, "", "")]
+
+    # an image takes 2.4 s alone
+    sizing = size_device(task, task.devices[0], evaluate, tmp_path)
+    assert (sizing.binds, tried) == ("latency", [])
+    patient = task.model_copy(update={"trace": "patient.csv"})
+    (tmp_path / "patient.csv").write_text((tmp_path / "t.csv").read_text().replace(",1", ",10"))
+    sizing = size_device(patient, task.devices[0], evaluate, tmp_path)
+    assert tried == [sizing.least]
+    drawn = task_of(rate_per_s=20 * 20 / 30, attainment=0.99, steps=50, slo_s=10)
+    same = size_device(drawn, drawn.devices[0], evaluate)
+    assert abs(sizing.least - same.least) <= 1
