@@ -34,7 +34,10 @@ _MOST_INCHES = 60.0
 def draw_plot(plot: Plot, path: Path) -> Path:
     """Draw a plot as PNG, and return its file."""
     figure, axes = _canvas(8, 5)
-    _draw_lines(axes, plot.lines)
+    if plot.is_ordered:
+        _draw_ordered(axes, plot.lines)
+    else:
+        _draw_lines(axes, plot.lines)
     axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
     if plot.x_scale == "symlog":
         # a decade as wide as the part that is linear
@@ -83,6 +86,17 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
             low = [y - half for y, half in zip(line.y, line.half_widths, strict=True)]
             high = [y + half for y, half in zip(line.y, line.half_widths, strict=True)]
             axes.fill_between(line.x, low, high, color=colour, alpha=0.15)
+    axes.grid(alpha=0.3)
+
+
+def _draw_ordered(axes: Axes, lines: Mapping[str, Line]) -> None:
+    """Draw lines from light to dark."""
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis_r"]
+    for number, (label, line) in enumerate(lines.items()):
+        # the lightest is hardly seen on white
+        axes.plot(line.x, line.y, label=label, color=shades(0.1 + 0.9 * (number + 1) / len(lines)))
     axes.grid(alpha=0.3)
 
 

@@ -168,7 +168,8 @@ def waiting_plot(experiment: CellExperiment, excerpts: Sequence[CellExcerpt]) ->
         for one in sorted(excerpts, key=lambda one: one.run.load)
     }
     title = f"{experiment.name}: {experiment.policies[0]}, seed {experiment.seeds[0]} (simulated)"
-    return Plot("waiting", title, "seconds", "requests that were let in and wait", lines)
+    y_label = "requests that were let in and wait"
+    return Plot("waiting", title, "seconds", y_label, lines, is_ordered=True)
 
 
 def timeline_of(experiment: CellExperiment, excerpts: Sequence[CellExcerpt]) -> Timeline:

@@ -39,6 +39,7 @@ class Plot:
         name: of its file.
         lines: by their label.
         x_scale: ``symlog`` is linear up to 1, and a decade each from there.
+        is_ordered: whether the lines are of one quantity that grows from each to the next.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Plot:
     y_label: str
     lines: Mapping[str, Line]
     x_scale: Literal["linear", "symlog"] = "linear"
+    is_ordered: bool = False
 
 
 @dataclass(frozen=True)
