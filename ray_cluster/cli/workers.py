@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from ray_cluster.cli.output import stderr
+from ray_cluster.cli.signals import StopSignals
 from ray_cluster.errors import ConfigError
 
 MOST_PROCESSES = 256
@@ -33,7 +34,7 @@ _LINE_EVERY_S = 20.0
 
 
 class Workers:
-    """Processes that live while it is entered; what is interrupted stops them.
+    """Processes that live while it is entered; what is interrupted or terminated stops them.
 
     Args:
         count: as many as there are cores if None.
@@ -46,7 +47,11 @@ class Workers:
             count or os.cpu_count() or 1, context, initializer=_begin, initargs=(os.getpid(),)
         )
 
+        self._signals = StopSignals()
+
     def __enter__(self) -> Workers:
+        self._signals.__enter__()
+        self._signals.arm()
         return self
 
     def __exit__(
@@ -59,7 +64,9 @@ class Workers:
             # a part may last for minutes, and whoever waits has gone
             for process in multiprocessing.active_children():
                 process.terminate()
-        self._pool.shutdown(wait=error is None, cancel_futures=True)
+        # without waiting its semaphores would be left to the system
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._signals.__exit__(kind, error, trace)
 
     def run(self, parts: Sequence[Callable[[], Any]], label: str) -> list[Any]:
         """Return every part's result, in the parts' order.
