@@ -42,6 +42,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+class _Failures:
+    """Says at once which test failed: a run that is stopped never comes to its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else ""
+            reporter.write_line("")
+            reporter.write_line(f"{report.when} of {report.nodeid} failed: {why:.500}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # workers of xdist report to the process that writes
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(config))
+
+
 def _has_gpu() -> bool:
     import torch
 
