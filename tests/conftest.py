@@ -31,11 +31,14 @@ settings.load_profile("timeless")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep Ray tests in one xdist worker, and skip GPU tests where there is no GPU.
 
-    A Ray test must not have an `xdist_group` of its own: xdist joins the names to a new group.
+    Other tests go to workers a module at a time: what its tests share is made once. A Ray test must
+    not have an `xdist_group` of its own: xdist joins the names to a new group.
     """
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_gpu():
         for item in on_gpu:

@@ -147,7 +147,7 @@ def test_control_loops_are_plotted_over_time_too(
     cli: Cli, tmp_path: Path, content: dict[str, Any], trade_off: str
 ) -> None:
     path, out, name = tmp_path / "file.yaml", tmp_path / "out", content["name"]
-    path.write_text(yaml.safe_dump({**content, "duration_s": 120, "num_seeds": 2}))
+    path.write_text(yaml.safe_dump({**content, "num_seeds": 2}))
     result = cli("simulate", path, "--out", out, "--processes", 1)
     assert result.exit_code == 0, result.output
     # names are whole in a narrow terminal
