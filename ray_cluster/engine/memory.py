@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,53 +116,41 @@ def _elements(file: Path) -> int:
 
 def step_bytes(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -> int:
     """Return the peak bytes of one float32 step with ``rows`` model rows of a latent size."""
-    return _fake_denoiser(json.dumps(config)).step_bytes(latent_hw, rows)
-
-
-@lru_cache(maxsize=2)
-def _fake_denoiser(config: str) -> _FakeDenoiser:
-    # a start asks for several sizes of one model, and building it takes longer than to ask it
-    return _FakeDenoiser(json.loads(config))
-
-
-class _FakeDenoiser:
-    """A model whose tensors hold no numbers, to be asked for the memory of its steps."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._mode = FakeTensorMode()
-        with self._mode, torch.inference_mode():
-            model = model_class(config).from_config(config)
-            self._executor = build_executor(model, vae_scale_factor=1, device=_CPU)
-            self._conditioning = _fake_conditioning(config)
-
-    def step_bytes(self, latent_hw: tuple[int, int], rows: int) -> int:
-        executor, peak = self._executor, PeakBytes()
-        with self._mode, torch.inference_mode(), peak:
+    with _fake() as peak:
+        model = model_class(config).from_config(config)
+        executor = build_executor(model, vae_scale_factor=1, device=_CPU)
+        conditioning = _fake_conditioning(config)
+        with peak:
             batch = StepBatch(
                 layout=layout_of((SizeGroup(*latent_hw, 0, rows),), executor.num_levels),
                 latents=torch.zeros(
                     rows * latent_hw[0] * latent_hw[1], executor.latent_shape(*latent_hw)[0]
                 ),
                 timesteps=torch.zeros(rows),
-                prepared=tuple(executor.prepare(self._conditioning) for _ in range(rows)),
+                prepared=tuple(executor.prepare(conditioning) for _ in range(rows)),
                 guidance_scales=torch.ones(rows),
             )
             executor.decode_half(executor.encode_half(batch))
-        return peak.peak
+    return peak.peak
 
 
 def decode_bytes(
     config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
 ) -> int:
     """Return the peak bytes of decoding one image of a latent size in float32."""
-    peak = PeakBytes()
-    with FakeTensorMode(), torch.inference_mode():
+    with _fake() as peak:
         vae = getattr(diffusers, config["_class_name"]).from_config(config)
         in_decoders_format(vae, device)
         latents = torch.zeros(1, config["latent_channels"], *latent_hw)
         with peak:
             vae.decode(latents, return_dict=False)
     return peak.peak
+
+
+@contextmanager
+def _fake() -> Iterator[PeakBytes]:
+    with FakeTensorMode(), torch.inference_mode():
+        yield PeakBytes()
 
 
 def _fake_conditioning(config: dict[str, Any]) -> Conditioning:
