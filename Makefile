@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= $(ROOT)/.venv
 BIN := $(abspath $(VENV))/bin
 STAMP := $(abspath $(VENV))/.installed
-# Ray tests share one worker (xdist group "ray"); the other worker takes the rest
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# Ray tests share one worker (xdist group "ray"), others a module each; a core is left for replicas
+PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print(min(6, max(2, os.cpu_count() - 1)))') \
+	--dist loadgroup
 ARGS ?=
 
 .DEFAULT_GOAL := help

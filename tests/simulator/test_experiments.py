@@ -32,7 +32,7 @@ def cascade(**changes: Any) -> CascadeExperiment:
     return CascadeExperiment.model_validate({**CASCADE, **changes})
 
 
-SHORT = cascade(duration_s=60.0)
+SHORT = cascade(duration_s=30.0)
 HOUR = AutoscalingExperiment.model_validate(DAY)
 
 
@@ -133,8 +133,8 @@ def test_days_with_failures_run_under_every_policy(
     row = autoscaling_policies.run_one(HOUR, policy, policy.candidates[0], 1).row
     assert 0.8 < row.attainment <= 1
     assert row.worst <= row.attainment
-    # 12 GPUs for eleven minutes at most
-    assert 0.3 < row.gpu_hours < 12 * 660 / 3600
+    # 12 GPUs for five minutes at most
+    assert 0.15 < row.gpu_hours < 12 * 300 / 3600
 
 
 def test_a_day_without_failures_never_lacks_a_gpu() -> None:
