@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import LINKED, LONG_FILES, check, files, load, route
+from tests.architecture import LINKED, LONG_FILES, Source, check, files, load, route
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = files(ROOT)
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    return [load(ROOT, path) for path in FILES]
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -28,8 +33,8 @@ def test_file_keeps_the_rules(path: Path) -> None:
         ("simulator", "torch"),
     ],
 )
-def test_layer_never_reaches(start: str, goal: str) -> None:
-    chain = route([load(ROOT, path) for path in FILES], start, goal)
+def test_layer_never_reaches(sources: list[Source], start: str, goal: str) -> None:
+    chain = route(sources, start, goal)
     assert not chain, f"{start} reaches {goal}: {' -> '.join(chain)}"
 
 
@@ -41,8 +46,8 @@ def test_linked_folder_has_no_init_and_a_relative_link(folder: str) -> None:
     assert os.readlink(ROOT / "ray_cluster" / folder) == f"../{folder}"
 
 
-def test_every_file_is_seen_once() -> None:
-    modules = [load(ROOT, path).module for path in FILES]
+def test_every_file_is_seen_once(sources: list[Source]) -> None:
+    modules = [source.module for source in sources]
     assert "ray_cluster" in modules
     assert "tests.test_architecture" in modules
     assert len(modules) == len(set(modules))
