@@ -18,14 +18,14 @@ from tests.replica.setup import (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> StagedModel:
     prepare_threads(1)
     folder = save_sd(tmp_path_factory.mktemp("replica") / "sd")
     return StagedModel(load_model(pool(folder)), REQUESTS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pixels(staged: StagedModel) -> dict[str, Any]:
     return dict(staged.pixels())
 
