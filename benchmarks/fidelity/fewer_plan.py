@@ -70,7 +70,7 @@ def model_grids(*, quick: bool) -> tuple[ModelGrid, ...]:
     return (
         ModelGrid("shapes-sd", _BASES, 20, (2, 3, 4, 5, 6, 7, 8, 10), 24, 38, 8, 8, _CHECKS),
         ModelGrid("shapes-sd-light", (2,), 2, (1,), 24),
-        ModelGrid("shapes-sd3", _BASES, 20, (5, 6, 7, 8, 9, 10, 12), 6, 38, 3, 1, _CHECKS),
+        ModelGrid("shapes-sd3", _BASES, 20, (5, 6, 7, 8, 9, 10, 12, 20), 6, 38, 3, 1, _CHECKS),
     )
 
 
