@@ -18,6 +18,7 @@ from ray_cluster.config_problems import describe
 from ray_cluster.config_sections import (
     DefaultsConfig,
     DispatchConfig,
+    FidelityConfig,
     HttpConfig,
     LimitsConfig,
     LogsConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "ClusterConfig",
     "DefaultsConfig",
     "DispatchConfig",
+    "FidelityConfig",
     "HttpConfig",
     "LimitsConfig",
     "LogsConfig",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, StepTable
 from ray_cluster.requests import SamplerName
 
 
@@ -165,6 +167,58 @@ class DefaultsConfig(Section):
     sampler: SamplerName | None = None
 
 
+class FewerStepsConfig(Section):
+    """How few steps will do where ``asked`` are asked for; what was measured of their images."""
+
+    asked: int = Field(ge=1)
+    balanced: int = Field(ge=1)
+    fast: int = Field(ge=1)
+    balanced_ssim: float = Field(
+        LEAST_SSIM["balanced"], ge=LEAST_SSIM["balanced"], le=1, description="the worst image's"
+    )
+    fast_ssim: float = Field(LEAST_SSIM["fast"], ge=LEAST_SSIM["fast"], le=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> FewerStepsConfig:
+        if not self.fast <= self.balanced <= self.asked:
+            raise ValueError(
+                f"balanced must lie between fast and asked; given fast {self.fast}, balanced "
+                f"{self.balanced}, asked {self.asked}"
+            )
+        return self
+
+
+class FidelityConfig(Section):
+    """What ``fidelity: balanced`` and ``fast`` mean for a model: fewer steps, as was measured.
+
+    Nothing here is checked against the model: whoever gives it has measured it, with this sampler
+    and up to this guidance scale. ``asked`` between two rows takes the one with more steps.
+    """
+
+    sampler: SamplerName
+    max_guidance_scale: float = Field(ge=0)
+    steps: tuple[FewerStepsConfig, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> FidelityConfig:
+        for before, after in pairwise(self.steps):
+            if before.asked >= after.asked:
+                raise ValueError(
+                    f"steps must be ordered by asked; given {after.asked} after {before.asked}"
+                )
+            if before.balanced > after.balanced or before.fast > after.fast:
+                raise ValueError(
+                    f"where more steps are asked for, no fewer will do; given fewer for asked "
+                    f"{after.asked} than for {before.asked}: raise the later ones"
+                )
+        return self
+
+    def table(self) -> StepTable:
+        """Return it for policies."""
+        rows = tuple(FewerSteps(**row.model_dump()) for row in self.steps)
+        return StepTable(self.sampler, self.max_guidance_scale, rows)
+
+
 class PoolConfig(Section):
     """Replicas of one model on one kind of device: one Serve application.
 
@@ -190,6 +244,11 @@ class PoolConfig(Section):
     memory_gib: float | None = Field(None, gt=0, description="budget; None takes what is free")
     offload: Literal["auto", "never"] = "auto"
     defaults: DefaultsConfig = DefaultsConfig()
+    fidelity: FidelityConfig | None = Field(
+        None,
+        description="how few steps are balanced and fast; None takes what was measured of a "
+        "built-in model, and refuses both with others",
+    )
 
     @property
     def model_name(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 from ray_cluster.errors import Stage
+from ray_cluster.policies.fidelity import Fidelity, StepTable, Terms
 from ray_cluster.policies.types import RequestView, WhenLate
 
 NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
@@ -61,6 +62,7 @@ class ImageRequest:
         when_late: whether it is wanted though it will miss its deadline.
         fewest_steps: how many steps it may be made with, where with more it or others would be
             late; None for all.
+        terms: what it asked for and may be degraded to; None for an exact image with all steps.
         embeds_guidance: whether the model takes the guidance scale as an input, and so needs no
             second row for it.
         call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
@@ -81,6 +83,7 @@ class ImageRequest:
     slo_s: float | None = None
     when_late: WhenLate = "accept"
     fewest_steps: int | None = None
+    terms: Terms | None = None
     output: OutputSpec = OutputSpec()
     embeds_guidance: bool = False
     call_id: str = field(default="", compare=False)
@@ -95,6 +98,14 @@ class ImageRequest:
     def uses_guidance(self) -> bool:
         """Whether a second, unconditional row is computed per step (as diffusers decides it)."""
         return self.guidance_scale > 1.0 and not self.embeds_guidance
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """Which mode its present steps keep to; None if that is not known."""
+        if self.terms is not None:
+            return self.terms.fidelity(self.num_steps)
+        # a job of a version that kept no terms may have lost steps
+        return "exact" if self.fewest_steps is None else None
 
     @property
     def file_id(self) -> str:
@@ -230,6 +241,7 @@ class ModelProfile:
         max_prompt_tokens: longer prompts are refused, never silently cut.
         max_steps_by_sampler: most denoising steps each sampler can take.
         guidance: what a guidance scale does.
+        fewer_steps: how few steps keep which fidelity; None where nobody has measured it.
     """
 
     model: str
@@ -246,3 +258,4 @@ class ModelProfile:
     max_prompt_tokens: int
     created_s: int
     guidance: GuidanceKind = "rows"
+    fewer_steps: StepTable | None = None

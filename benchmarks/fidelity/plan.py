@@ -54,6 +54,7 @@ class Run:
         batch: index of the prompts; even ones are for choosing, odd ones for reporting.
         num_steps: denoising steps.
         variant: ``exact``, or the name of a schedule of reuse.
+        guidance: guidance scale; None takes the model's own.
     """
 
     model: str
@@ -61,12 +62,19 @@ class Run:
     batch: int
     num_steps: int
     variant: str = _EXACT
+    guidance: float | None = None
 
     @property
     def name(self) -> str:
         """Name of its file."""
         parts = (self.model, self.px, f"b{self.batch:02}", f"n{self.num_steps:02}", self.variant)
-        return "_".join(map(str, parts))
+        guided = () if self.guidance is None else (f"g{self.guidance:g}",)
+        return "_".join(map(str, (*parts, *guided)))
+
+    @property
+    def work(self) -> int:
+        """How much there is to compute, beside other runs."""
+        return self.num_steps * self.px**2
 
     @property
     def half(self) -> Half:

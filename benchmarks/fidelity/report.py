@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.fidelity.frontier import Frontier, Point, Quality
 from benchmarks.fidelity.plan import MODELS, Grid, Half, Run, runs, schedules
-from benchmarks.fidelity.work import Made
+from benchmarks.fidelity.work import Made, load_made
 from benchmarks.plots import save_figure, with_pyplot
 from ray_cluster.reference_models.evaluate import contact_sheet
 
@@ -23,8 +23,8 @@ _SHOWN = 8
 def write_report(grid: Grid, work: Path, folder: Path, header: dict[str, Any]) -> None:
     """Write ``results.json``, ``report.md``, plots and sheets on the runs that are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {run: work / f"{run.name}.npz" for run in runs(grid)}
-    made = {run: Made.load(file) for run, file in files.items() if file.exists()}
+    planned = list(runs(grid))
+    made = load_made(planned, work)
     frontier = Frontier(made)
     num_tests = len(grid.base_steps) * max(len(schedules(model)) for model in MODELS)
     points = sorted(
@@ -35,7 +35,7 @@ def write_report(grid: Grid, work: Path, folder: Path, header: dict[str, Any]) -
         {"model": model, "px": px, "cut": cut or "all", "num_reused": count, **seconds}
         for (model, px, cut, count), seconds in sorted(frontier.step_costs.items())
     ]
-    result = header | {"runs": len(made), "runs_planned": len(files), "steps": steps}
+    result = header | {"runs": len(made), "runs_planned": len(planned), "steps": steps}
     result["points"] = [one.as_dict() for one in points]
     (folder / "results.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
     text = "\n".join(_lines(result, points, frontier))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.fidelity.plan import BATCH, MODELS, Run
+from benchmarks.fidelity.plan import BATCH, Run
 from benchmarks.stopwatch import Stopwatch
 from ray_cluster.config import PoolConfig
 from ray_cluster.engine.image_decoder import Pixels
@@ -22,10 +23,12 @@ from ray_cluster.engine.starting import start_states
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.reference_models.registry import BUILTIN_MODELS
 from ray_cluster.reference_models.suite import SuitePrompt, suite_prompts
 from ray_cluster.requests import ImageRequest
 
 _WARM_STEPS = 2
+_TIMES = ("wall_s", "cpu_s", "num_reused", "whole_wall_s", "whole_cpu_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +40,20 @@ class Made:
         wall_s: of every step.
         cpu_s: of the thread, likewise.
         num_reused: per step, how many of the rows reused.
+        whole_wall_s: from prompts to pixels; 0 in files that are older than this figure.
+        whole_cpu_s: of the thread, likewise.
     """
 
     images: npt.NDArray[np.uint8]
     wall_s: tuple[float, ...]
     cpu_s: tuple[float, ...]
     num_reused: tuple[int, ...]
+    whole_wall_s: float = 0.0
+    whole_cpu_s: float = 0.0
 
     def save(self, path: Path) -> None:
         """Write it; a file is there as a whole or not at all."""
-        times = {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "num_reused": self.num_reused}
+        times = {name: getattr(self, name) for name in _TIMES}
         part = path.with_suffix(".part")
         with part.open("wb") as file:
             np.savez_compressed(file, images=self.images, times=np.array(json.dumps(times)))
@@ -57,6 +64,12 @@ class Made:
         """Read what :meth:`save` wrote."""
         with np.load(path) as file:
             return cls(file["images"], **json.loads(str(file["times"])))
+
+
+def load_made(runs: Iterable[Run], work: Path) -> dict[Run, Made]:
+    """Return the finished ones of some runs."""
+    files = {run: work / f"{run.name}.npz" for run in runs}
+    return {run: Made.load(file) for run, file in files.items() if file.exists()}
 
 
 def prompts_of(batch: int) -> list[tuple[SuitePrompt, int]]:
@@ -83,14 +96,20 @@ class Workshop:
         if run.model not in self._models:
             self._models[run.model] = self._load(run.model)
         model = self._models[run.model]
-        states = self._states(model, run)
-        made = _drive(model, states)
-        latents = [state.latents for state in states]
-        images: list[Pixels] = model.decoder.decode(latents)
-        return replace(made, images=np.stack(images))
+        with Stopwatch() as watch:
+            states = self._states(model, run)
+            made = _drive(model, states)
+            images: list[Pixels] = model.decoder.decode([state.latents for state in states])
+        whole = watch.cost
+        return replace(
+            made,
+            images=np.stack(images),
+            whole_wall_s=whole.wall_s,
+            whole_cpu_s=whole.cpu_s,
+        )
 
     def _load(self, name: str) -> LoadedModel:
-        assert name in MODELS
+        assert name in BUILTIN_MODELS
         model = load_model(PoolConfig(name=name, model=name, max_px=self._max_px))
         # the first steps of a process are slower
         for px in {64, self._max_px}:
@@ -99,6 +118,7 @@ class Workshop:
 
     def _states(self, model: LoadedModel, run: Run) -> list[RequestState]:
         profile = model.profile
+        guidance = profile.default_guidance_scale if run.guidance is None else run.guidance
         requests = [
             ImageRequest(
                 request_id=f"{index}",
@@ -107,7 +127,7 @@ class Workshop:
                 width_px=run.px,
                 height_px=run.px,
                 num_steps=run.num_steps,
-                guidance_scale=profile.default_guidance_scale,
+                guidance_scale=guidance,
                 sampler=profile.default_sampler,
                 seed=seed,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ray_cluster.api.errors import from_failure
+from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
 from ray_cluster.api.schema import ImageTiming
 from ray_cluster.jobs.records import Job, JobView, StoredImage
@@ -39,6 +40,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         step=sum(one.steps_done for one in open_images)
         + (num_ended * first.num_steps if is_done or not job.is_final else 0),
         num_steps=len(job.requests) * first.num_steps,
+        fidelity=fidelity_of(first),
         queue_position=min(waits, default=None),
         predicted_finish=now_s + max(known) if known and len(known) == len(predictions) else None,
         attempts=job.attempts + sum(one.attempts for one in open_images),
@@ -94,6 +96,7 @@ def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage
         url=url_of(image.file_id),
         seed=request.seed,
         num_inference_steps=request.num_steps,
+        fidelity=fidelity_of(request),
         num_bytes=image.num_bytes,
         timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
     )

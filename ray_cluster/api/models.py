@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.replies import ModelCard, ModelList
+from ray_cluster.api.replies import FewerStepsCard, ModelCard, ModelList, StepsByFidelity
+from ray_cluster.policies.fidelity import StepTable
 from ray_cluster.requests import ModelProfile
 
 
@@ -24,6 +25,7 @@ class ModelsEndpoint:
 
 
 def _fields(profile: ModelProfile) -> ModelCard:
+    table = profile.fewer_steps
     return ModelCard(
         id=profile.model,
         created=profile.created_s,
@@ -34,4 +36,18 @@ def _fields(profile: ModelProfile) -> ModelCard:
         default_size=f"{profile.default_width_px}x{profile.default_height_px}",
         max_prompt_tokens=profile.max_prompt_tokens,
         max_steps_by_sampler=dict(profile.max_steps_by_sampler),
+        fewer_steps=None if table is None else _table(table),
+    )
+
+
+def _table(table: StepTable) -> FewerStepsCard:
+    rows = [
+        StepsByFidelity(asked=row.asked, balanced=row.balanced, fast=row.fast) for row in table.rows
+    ]
+    return FewerStepsCard.model_validate(
+        {
+            "sampler": table.sampler,
+            "max_guidance_scale": table.max_guidance_scale,
+            "steps": rows,
+        }
     )

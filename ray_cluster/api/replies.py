@@ -6,8 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from ray_cluster.api.schema import ImageTiming
+from ray_cluster.api.schema import ImageFidelity, ImageTiming
 from ray_cluster.jobs.records import JobState
+from ray_cluster.requests import SamplerName
+
+
+class StepsByFidelity(BaseModel):
+    """How few steps will do where so many are asked for."""
+
+    asked: int = Field(description="Fewer that stand in no row take the next one.")
+    balanced: int
+    fast: int
+
+
+class FewerStepsCard(BaseModel):
+    """With which steps a model is `balanced` and `fast`."""
+
+    sampler: SamplerName = Field(description="The only one it was measured with.")
+    max_guidance_scale: float
+    steps: list[StepsByFidelity]
 
 
 class ModelCard(BaseModel):
@@ -25,6 +42,9 @@ class ModelCard(BaseModel):
     max_prompt_tokens: int = Field(description="(extension) Longer prompts are refused.")
     max_steps_by_sampler: dict[str, int] = Field(
         description="(extension) The samplers, with the most `num_inference_steps` of each."
+    )
+    fewer_steps: FewerStepsCard | None = Field(
+        description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
     )
 
 
@@ -56,6 +76,9 @@ class JobImage(BaseModel):
     url: str = Field(description="Where it is, until it is forgotten with its job.")
     seed: int = Field(description="Makes this image again, with `n: 1`.")
     num_inference_steps: int = Field(description="Steps that it was made with.")
+    fidelity: ImageFidelity | None = Field(
+        description="null for jobs of earlier versions that may have been degraded."
+    )
     num_bytes: int
     timing: ImageTiming | None = Field(
         description="null where a dispatcher died before it could be noted."
@@ -92,6 +115,9 @@ class JobResponse(BaseModel):
     n: int = Field(description="Number of images.")
     step: int = Field(description="Denoising steps done, over all images.")
     num_steps: int = Field(description="Denoising steps to do, over all images.")
+    fidelity: ImageFidelity | None = Field(
+        description="What each image gets, known from the start; null as in `data`."
+    )
     queue_position: int | None = Field(
         description="Images of the model that wait before its next one; null when none waits."
     )

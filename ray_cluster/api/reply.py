@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.leases import Completed
 from ray_cluster.requests import ImageRequest, Timing
 
@@ -103,6 +104,8 @@ def details_of(image: MadeImage) -> dict[str, Any]:
     """Return what there is to say of one image beside the image itself."""
     request = image.request
     details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.num_steps}
+    if (fidelity := fidelity_of(request)) is not None:
+        details["fidelity"] = fidelity.model_dump()
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
         details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}

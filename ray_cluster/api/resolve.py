@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
+from ray_cluster.api.fidelity import Setting, resolve_effort
 from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.validate import describe
 from ray_cluster.config import DefaultsConfig, LimitsConfig
@@ -52,8 +53,10 @@ def resolve(
     size = _size(fields, profile, defaults)
     sampler = _sampler(fields, profile, defaults)
     num_steps = _num_steps(fields, profile, defaults, sampler)
-    fewest_steps = _fewest_steps(fields, num_steps)
     guidance_scale = _guidance_scale(fields, profile, defaults)
+    effort = resolve_effort(
+        fields, Setting(profile.model, profile.fewer_steps, sampler, guidance_scale, num_steps)
+    )
     output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
     first_seed = _first_seed(fields, num_images)
     return tuple(
@@ -64,14 +67,15 @@ def resolve(
             negative_prompt=fields.negative_prompt or "",
             width_px=size.width_px,
             height_px=size.height_px,
-            num_steps=num_steps,
+            num_steps=effort.num_steps,
             guidance_scale=guidance_scale,
             sampler=sampler,
             seed=first_seed + index,
             priority=fields.priority or 0,
             slo_s=fields.slo_s,
             when_late=fields.when_late or "accept",
-            fewest_steps=fewest_steps,
+            fewest_steps=effort.fewest_steps,
+            terms=effort.terms,
             output=output,
             embeds_guidance=profile.guidance == "embedded",
         )
@@ -168,17 +172,6 @@ def _num_steps(
             f"The parameter 'num_inference_steps' must be from 1 to {most} with sampler "
             f"{sampler!r} on {profile.model}; given {describe(given)}.",
             "num_inference_steps",
-        )
-    return given
-
-
-def _fewest_steps(fields: ImageGenerationRequest, num_steps: int) -> int | None:
-    given = fields.min_inference_steps
-    if given is not None and given > num_steps:
-        raise InvalidRequest(
-            f"The parameter 'min_inference_steps' must be at most the steps of the image, "
-            f"{num_steps}; given {describe(given)}. Lower it, or raise num_inference_steps.",
-            "min_inference_steps",
         )
     return given
 

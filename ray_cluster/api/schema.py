@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
 from ray_cluster.requests import ImageFormat, SamplerName
@@ -119,6 +120,18 @@ class ImageGenerationRequest(BaseModel):
         description="(extension) The image may be made with fewer steps, down to this number, "
         "where it or others who wait would be late otherwise; it says how many it got.",
     )
+    fidelity: Fidelity | None = Field(
+        None,
+        description="(extension) `exact` (the default): the image with all its steps. `balanced` "
+        "and `fast`: with as few as the model needs for an SSIM of 0.95 or 0.85 to that image, "
+        "where they were measured; `GET /v1/models` says for which.",
+    )
+    allow: list[Concession] | None = Field(
+        None,
+        description="(extension) What may be given up where it or others who wait would be late "
+        "otherwise: `fidelity`, down to `fast`; `steps`, down to `min_inference_steps`, which "
+        "alone allows it, too. Nothing if absent.",
+    )
     guidance_scale: float | None = Field(
         None,
         ge=0,
@@ -155,6 +168,25 @@ class ImageTiming(BaseModel):
     total_s: float = Field(description="From arrival at the dispatcher to completion.")
 
 
+class ImageFidelity(BaseModel):
+    """How near an image is to the exact one with the same seed, and what was done for it."""
+
+    asked: Fidelity
+    got: Fidelity | None = Field(
+        description="The best mode whose promise its steps keep; null if it is not known of any."
+    )
+    steps_asked: int = Field(description="Of the exact image.")
+    steps_computed: int
+    steps_reused: int = Field(description="Steps taken over from others; 0, as none ever are.")
+    max_ssim_loss: float | None = Field(
+        description="The budget: how much SSIM the worst image may lose, by what the call asked "
+        "for and allowed; null where min_inference_steps sets no bound that is known."
+    )
+    budget_spent: float | None = Field(
+        description="Share of that, by the worst image measured with so few steps; null if unknown."
+    )
+
+
 class GeneratedImage(BaseModel):
     """One image."""
 
@@ -162,6 +194,9 @@ class GeneratedImage(BaseModel):
     url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
     seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
     num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
+    fidelity: ImageFidelity | None = Field(
+        None, description="(extension) Absent for jobs of earlier versions."
+    )
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )
@@ -235,6 +270,9 @@ class CompletedEvent(ImageEvent):
     model: str = Field(description="(extension) The model that made the image.")
     seed: int = Field(description="(extension) Makes this image again.")
     num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
+    fidelity: ImageFidelity | None = Field(
+        None, description="(extension) Absent for jobs of earlier versions."
+    )
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )

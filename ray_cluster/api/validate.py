@@ -36,6 +36,7 @@ _MUST_BE = {
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
+    "list_type": "a list",
     "literal_error": "{expected}",
     "string_pattern_mismatch": "'auto' or WIDTHxHEIGHT in pixels, like '64x64'",
 }

@@ -48,15 +48,18 @@ def check_call(
         ConfigError: there is no such pool.
     """
     fields = validate(body)
-    if fields.priority is not None:
-        raise InvalidRequest(
-            "The parameter 'priority' changes nothing without other requests; leave it out, or "
-            "give --url.",
-            "priority",
-        )
+    for name in ("priority", "allow", "min_inference_steps"):
+        if getattr(fields, name) is not None:
+            raise InvalidRequest(
+                f"The parameter {name!r} changes nothing without other requests; leave it out, or "
+                "give --url.",
+                name,
+            )
     pool = choose_pool(config, fields.model, pool_name)
     # the requests themselves are made once the model is there
-    resolve(fields, _profile(pool), pool.defaults, config.limits)
+    # its steps by fidelity hang on defaults that only its files tell
+    without = fields.model_copy(update={"fidelity": None})
+    resolve(without, _profile(pool), pool.defaults, config.limits)
     return CheckedCall(fields, pool)
 
 

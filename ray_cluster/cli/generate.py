@@ -22,6 +22,9 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     num_images: option.NumImages = None,
     size: option.Size = None,
     steps: option.Steps = None,
+    fidelity: option.FidelityMode = None,
+    allow: option.Allow = None,
+    min_steps: option.MinSteps = None,
     guidance: option.Guidance = None,
     sampler: option.Sampler = None,
     slo: option.Slo = None,
@@ -43,6 +46,8 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate "a blue star" --seed 7 --n 4 --size 96x64 --steps 30 -o star.png
 
+      ray-cluster generate "a blue star" --fidelity fast -o quick.png
+
       ray-cluster generate --like red.png --guidance 5 -o stronger.png
 
       ray-cluster generate "a red circle" --url http://127.0.0.1:8000 -o red.webp
@@ -51,6 +56,8 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
     values: dict[str, Any] = {"prompt": prompt, "model": model, "negative_prompt": negative_prompt}
     values |= {"seed": seed, "n": num_images, "size": size, "num_inference_steps": steps}
+    # typer gives an empty list for an option that is not there
+    values |= {"fidelity": fidelity, "allow": allow or None, "min_inference_steps": min_steps}
     values |= {"guidance_scale": guidance, "sampler": sampler, "priority": priority, "slo_s": slo}
     values |= {"output_compression": compression, "metadata": metadata}
     values |= {"partial_images": previews}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ray_cluster.policies.fidelity import Fidelity
 from ray_cluster.requests import ImageFormat, SamplerName
 
 _REQUEST = "What to make"
@@ -70,6 +71,28 @@ Size = Annotated[
     str | None, typer.Option(help="WIDTHxHEIGHT in pixels, or auto.", rich_help_panel=_REQUEST)
 ]
 Steps = Annotated[int | None, typer.Option(help="Denoising steps.", rich_help_panel=_REQUEST)]
+FidelityMode = Annotated[
+    Fidelity | None,
+    typer.Option(
+        "--fidelity",
+        help="exact if absent; balanced and fast: as few steps as were measured to do.",
+        rich_help_panel=_REQUEST,
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What may be given up to be in time, with --url: fidelity, or steps down to "
+        "--min-steps. May be repeated.",
+        rich_help_panel=_REQUEST,
+    ),
+]
+MinSteps = Annotated[
+    int | None,
+    typer.Option(
+        help="Fewer steps down to this to be in time, with --url.", rich_help_panel=_REQUEST
+    ),
+]
 Guidance = Annotated[
     float | None,
     typer.Option(help="Guidance scale; off at 1 and below.", rich_help_panel=_REQUEST),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ray_cluster.api.replies import JobImage, JobResponse
-from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages
+from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages, effort_words
 from ray_cluster.cli.remote_service import error_from
 
 
@@ -35,4 +35,4 @@ def images_of(job: JobResponse, load: Callable[[JobImage], bytes]) -> MadeImages
 
 def _image(image: JobImage, load: Callable[[JobImage], bytes]) -> MadeImage:
     timing = {} if image.timing is None else image.timing.model_dump()
-    return MadeImage(load(image), image.seed, timing)
+    return MadeImage(load(image), image.seed, timing, effort_words(image.fidelity))

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ray_cluster.api.replies import JobResponse
+from ray_cluster.cli.made import effort_words
 from ray_cluster.jobs.records import JobState
 
 _STYLE_BY_STATE: dict[JobState, str] = {
@@ -113,6 +114,8 @@ def job_details(job: JobResponse) -> dict[str, str]:
         "attempts": str(job.attempts),
         "deadline": f"{job.deadline.slo_s:g} s after its creation: {met}",
     }
+    if effort := effort_words(job.fidelity):
+        details["fidelity"] = effort
     if job.error is not None:
         details["error"] = failure_text(job)
     for number, image in enumerate(job.data, 1):

@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.cli.call_check import CheckedCall
-from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages
+from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages, effort_words
 from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.preview_files import PreviewFiles
 from ray_cluster.cli.step_bar import step_progress
@@ -137,4 +138,5 @@ def _show(event: Previewed, image: int, previews: PreviewFiles, progress: Progre
 def _code(event: Decoded) -> MadeImage:
     request = event.request
     data = encode_image(event.pixels, request.output, request.recipe())
-    return MadeImage(data, request.seed, event.timing.as_dict())
+    effort = effort_words(fidelity_of(request))
+    return MadeImage(data, request.seed, event.timing.as_dict(), effort)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ray_cluster.api.schema import ImageFidelity
 from ray_cluster.errors import RayClusterError
 
 
@@ -18,11 +19,21 @@ class MadeImage:
 
     Attributes:
         timing: seconds by stage.
+        effort: its fidelity and steps in words; empty for an exact one.
     """
 
     data: bytes
     seed: int
     timing: Mapping[str, float]
+    effort: str = ""
+
+
+def effort_words(fidelity: ImageFidelity | None) -> str:
+    """Return the fidelity that an image got, with its steps; empty for an exact one."""
+    if fidelity is None or fidelity.got == "exact":
+        return ""
+    steps = f"{fidelity.steps_computed} of {fidelity.steps_asked} steps"
+    return steps if fidelity.got is None else f"{fidelity.got}: {steps}"
 
 
 @dataclass(frozen=True, slots=True)

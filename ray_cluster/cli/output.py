@@ -17,6 +17,7 @@ from ray_cluster.errors import InvalidRequest, RayClusterError
 OPTION_BY_PARAM: Mapping[str, str] = {
     "num_inference_steps": "--steps",
     "partial_images": "--previews",
+    "min_inference_steps": "--min-steps",
     "guidance_scale": "--guidance",
     "output_format": "--format",
     "output_compression": "--compression",

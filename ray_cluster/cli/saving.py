@@ -24,7 +24,8 @@ def _line(path: Path, image: MadeImage, made: MadeImages) -> str:
         for name, seconds in image.timing.items()
         if seconds >= 0.005
     )
-    return f"{path}  seed {image.seed}  {made.size}  {stages}".rstrip()
+    parts = (f"{path}", f"seed {image.seed}", made.size, image.effort, stages)
+    return "  ".join(part for part in parts if part)
 
 
 def _summary(made: MadeImages) -> str:

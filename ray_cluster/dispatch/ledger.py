@@ -231,6 +231,7 @@ class Ledger:
         took_s = completed.elapsed_s
         self.learnt.ended(record, event.result.timing, took_s)
         self.tally.took(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
+        self.tally.made[record.view.model, record.request.fidelity or "unknown"] += 1
         self.totals["completed"] += 1
         self.totals["missed"] += not completed.deadline_met
         self._end(record, completed)

@@ -58,6 +58,7 @@ class ClusterSnapshot:
             missed (of the completed, those after their deadline), error, aborted, lost, requeued.
         met: images that ended by their deadlines, by model and size class.
         missed: those that ended later or not at all, likewise.
+        made: images made, by model and the fidelity that they got.
         ratios: real over predicted seconds, by model.
     """
 
@@ -71,6 +72,7 @@ class ClusterSnapshot:
     totals: Mapping[str, int]
     met: Mapping[tuple[str, str], int]
     missed: Mapping[tuple[str, str], int]
+    made: Mapping[tuple[str, str], int]
     ratios: Mapping[str, Ratios]
 
     @property
@@ -106,5 +108,6 @@ class ClusterSnapshot:
             totals=dict(ledger.totals),
             met=dict(ledger.tally.met),
             missed=dict(ledger.tally.missed),
+            made=dict(ledger.tally.made),
             ratios=dict(ledger.tally.ratios),
         )

@@ -46,12 +46,15 @@ class Tally:
     Attributes:
         met: images that ended by their deadlines, by model and size class; and
         missed: those that ended later or not at all, but for those that their clients called off.
+        made: images made, by model and the fidelity that they got; ``unknown`` where fewer steps
+            were allowed than anything is known of.
         ratios: of those that were made, by model.
     """
 
     def __init__(self) -> None:
         self.met: Counter[tuple[str, str]] = Counter()
         self.missed: Counter[tuple[str, str]] = Counter()
+        self.made: Counter[tuple[str, str]] = Counter()
         self._ratios: defaultdict[str, Ratios] = defaultdict(Ratios)
 
     @property

@@ -37,6 +37,7 @@ from ray_cluster.model_sizes import model_sizes
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.reference_models.registry import builtin_sampling
 from ray_cluster.requests import GuidanceKind, ModelProfile, SamplerName
+from ray_cluster.step_tables import step_table
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +207,7 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         max_prompt_tokens=max_prompt_tokens(folder),
         created_s=int((folder / "model_index.json").stat().st_mtime),
         guidance=kind,
+        fewer_steps=step_table(pool),
     )
     _check_sizes(pool, profile)
     if kind == "none" and profile.default_guidance_scale > 1:

@@ -139,6 +139,7 @@ class _Cell(Collector):
             images.add_metric([event], count)
         yield images
         yield self._deadlines()
+        yield self._fidelities()
         yield self._ratios()
         waiting = GaugeMetricFamily(
             "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
@@ -177,6 +178,16 @@ class _Cell(Collector):
         for outcome, counts in (("met", self._cluster.met), ("missed", self._cluster.missed)):
             for (model, size_class), count in sorted(counts.items()):
                 found.add_metric([model, size_class, outcome], count)
+        return found
+
+    def _fidelities(self) -> Metric:
+        found = CounterMetricFamily(
+            "ray_cluster_images_by_fidelity",
+            "Images made, by the fidelity that they got.",
+            labels=["model", "fidelity"],
+        )
+        for (model, fidelity), count in sorted(self._cluster.made.items()):
+            found.add_metric([model, fidelity], count)
         return found
 
     def _ratios(self) -> Metric:

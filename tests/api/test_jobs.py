@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +168,7 @@ async def test_an_attached_call_may_ask_for_links(
     (lease,) = (await replica.poll()).values()
     await replica.finish(lease, b"image")
     data = (await call).json()["data"]
-    assert data[0].keys() == {"url", "seed", "num_inference_steps", "timing"}
+    assert data[0].keys() == {"url", "seed", "num_inference_steps", "fidelity", "timing"}
     assert (await calls.get(data[0]["url"])).content == b"image"
     assert (await calls.get("/v1/jobs")).json()["data"] == []
 
@@ -188,8 +189,17 @@ async def test_a_job_is_made_with_fewer_steps_where_that_is_allowed_and_needed(
     leases = {lease.request.slo_s: lease for lease in (await replica.poll()).values()}
     assert leases[slo_s].request.num_steps == job["num_steps"]
     await replica.finish(leases[slo_s], b"short")
+    told = job["fidelity"]
+    assert (told["got"], told["steps_asked"], told["steps_computed"]) == (
+        None,
+        10,
+        job["num_steps"],
+    )
     job = await ended(calls, job["id"])
-    assert [one["num_inference_steps"] for one in job["data"]] == [job["num_steps"]]
+    [image] = job["data"]
+    assert (image["num_inference_steps"], image["fidelity"]) == (job["num_steps"], told)
+    last = (await calls.get(f"/v1/jobs/{job['id']}/events")).text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["data"][0]["fidelity"] == told
 
 
 async def test_an_attached_call_says_with_how_few_steps_its_images_were_made(

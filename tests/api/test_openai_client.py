@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import openai
 import pytest
@@ -11,10 +12,11 @@ from pydantic import SecretStr
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
+from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure
 from tests.api.conftest import Serve
-from tests.fakes import FakeDispatcherClient, memory_results
+from tests.fakes import FakeDispatcherClient, memory_results, model_profile
 
 FULL = Offer(False, reason="queue_full", retry_after_s=0.5)
 ACCEPTED = Offer(True)
@@ -50,6 +52,27 @@ def test_an_image_comes_back(client: openai.OpenAI, fake: FakeDispatcherClient) 
     assert reply._request_id is not None
     assert reply._request_id.startswith("req_")
     assert [request.sampler for request in fake.offered[0]] == ["euler", "euler"]
+
+
+def test_a_fidelity_goes_in_and_comes_back(
+    client: openai.OpenAI, fake: FakeDispatcherClient
+) -> None:
+    row = FewerSteps(asked=10, balanced=6, fast=3)
+    table = StepTable("ddim", 3.0, (row,))
+    fake.profiles = {"shapes": replace(model_profile("shapes"), fewer_steps=table)}
+    reply = client.images.generate(
+        prompt="a red circle", extra_body={"fidelity": "balanced", "allow": ["fidelity"]}
+    )
+    assert reply.data is not None
+    extra = reply.data[0].model_extra
+    assert extra is not None
+    assert (extra["num_inference_steps"], extra["fidelity"]["got"]) == (6, "balanced")
+    assert extra["fidelity"]["max_ssim_loss"] == 0.15
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.generate(
+            prompt="a red circle", extra_body={"fidelity": "fast", "num_inference_steps": 11}
+        )
+    assert (caught.value.param, caught.value.code) == ("fidelity", "fidelity_not_offered")
 
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:

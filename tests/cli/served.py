@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ray_cluster.api.app import create_app
 from ray_cluster.config import ClusterConfig
 from ray_cluster.leases import Lease
+from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.previews import preview_steps
 from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration
@@ -169,7 +170,8 @@ class Served:
     async def _replica(self) -> AsyncIterator[None]:
         self._working = asyncio.Lock()
         self.replica = Replica(self.cell, model="shapes")
-        profile = replace(model_profile("shapes"), max_px=128)
+        table = StepTable("ddim", 5.0, (FewerSteps(asked=10, balanced=6, fast=3),))
+        profile = replace(model_profile("shapes"), max_px=128, fewer_steps=table)
         self.replica.epoch = await self.cell.dispatch.register(
             replace(registration("r", "shapes"), profile=profile)
         )

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 
 from ray_cluster.image_coding import read_recipe
@@ -57,6 +58,26 @@ def test_several_images_get_numbers_and_seeds(cli: Cli, tiny_config: Path, tmp_p
     assert opened(tmp_path / "a-2.webp").format == "WEBP"
 
 
+def test_a_fidelity_is_fewer_steps_and_the_recipe_says_which(
+    cli: Cli, tiny_config: Path, tmp_path: Path
+) -> None:
+    image, arguments = tmp_path / "a.png", ("generate", "a red circle", "--fidelity", "balanced")
+    refused = cli(*arguments, "--config", tiny_config, "-o", image)
+    assert refused.exit_code == 1
+    assert "has not been measured" in refused.stderr
+    content = yaml.safe_load(tiny_config.read_text())
+    content["pools"][0]["fidelity"] = {
+        "sampler": "ddim",
+        "max_guidance_scale": 2.0,
+        "steps": [{"asked": 3, "balanced": 2, "fast": 1}],
+    }
+    tiny_config.write_text(yaml.safe_dump(content))
+    made = cli(*arguments, "--config", tiny_config, "-o", image)
+    assert made.exit_code == 0, made.output
+    assert "  balanced: 2 of 3 steps  " in made.stdout
+    assert read_recipe(image.read_bytes())["num_inference_steps"] == "2"
+
+
 def test_nothing_is_overwritten_without_force(cli: Cli, tiny_config: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken.png"
     taken.write_bytes(b"mine")
@@ -78,6 +99,8 @@ WRONG = {
     "seed": (["x", "--seed", "-1"], "parameter 'seed' must be at least 0"),
     "compression": (["x", "--compression", "50"], "changes nothing with png"),
     "priority": (["x", "--priority", "1"], "changes nothing without other requests"),
+    "allow": (["x", "--allow", "fidelity"], "changes nothing without other requests"),
+    "min steps": (["x", "--min-steps", "1"], "changes nothing without other requests"),
     "negative prompt": (["x", "--negative-prompt", "y", "--guidance", "1"], "changes nothing"),
     "model": (["x", "--model", "nosuch"], "parameter 'model' is 'nosuch'"),
     "pool": (["x", "--pool", "nosuch"], "no pool 'nosuch'; there are ['tiny']"),

@@ -94,6 +94,29 @@ def repeats_with_a_seed(url: str, key: str) -> None:
     assert once.data[0].b64_json == again.data[0].b64_json
 
 
+def gives_up_what_is_allowed(url: str, key: str) -> None:
+    generate = client(url, key).images.generate
+
+    def made(**options: object) -> tuple[Image.Image, dict[str, object]]:
+        reply = generate(prompt=PROMPT, size="64x64", extra_body={"seed": 7, **options})
+        assert reply.data is not None
+        [item] = reply.data
+        assert item.model_extra is not None
+        picture = Image.open(io.BytesIO(base64.b64decode(item.b64_json or "")))
+        return picture, item.model_extra["fidelity"]
+
+    balanced, told = made(fidelity="balanced")
+    assert (told["got"], told["steps_asked"], told["steps_computed"]) == ("balanced", 20, 8)
+    plain, exact = made(num_inference_steps=8)
+    assert (exact["got"], exact["steps_asked"], exact["budget_spent"]) == ("exact", 8, 0)
+    assert max(high for _, high in ImageChops.difference(balanced, plain).getextrema()) <= 1
+    # no deadline is as short as that: all is given up that may be
+    _, hurried = made(slo_s=0.001, allow=["fidelity"])
+    assert (hurried["asked"], hurried["got"], hurried["steps_computed"]) == ("exact", "fast", 5)
+    _, patient = made(slo_s=0.001)
+    assert (patient["got"], patient["steps_computed"]) == ("exact", 20)
+
+
 def refuses(url: str, key: str) -> None:
     generate = client(url, key).images.generate
     error = expect(openai.BadRequestError, generate, prompt=PROMPT, size="65x64")
@@ -125,6 +148,7 @@ def main() -> None:
     succeeds(url, key)
     streams(url, key)
     repeats_with_a_seed(url, key)
+    gives_up_what_is_allowed(url, key)
     refuses(url, key)
     fails_once(url, key, poisoned_word)
     sys.stdout.write(f"OK {openai.__version__}\n")

@@ -118,6 +118,11 @@ class Service:
                         "guidance_scale": 2.0,
                         "sampler": "ddim",
                     },
+                    "fidelity": {
+                        "sampler": "ddim",
+                        "max_guidance_scale": 2.0,
+                        "steps": [{"asked": 20, "balanced": 8, "fast": 5}],
+                    },
                 }
             ],
         }

@@ -120,6 +120,7 @@ def test_the_documentation_names_every_metric() -> None:
         totals={},
         met={},
         missed={},
+        made={},
         ratios={},
     )
     snapshots = [

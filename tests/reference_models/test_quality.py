@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from ray_cluster.quality.classifier import AttributeClassifier, load_classifier, read_pictures
 from ray_cluster.quality.distances import (
@@ -88,6 +89,23 @@ def test_distances_are_nothing_to_itself_and_grow_with_blur(
     near, far = (perceptual_distance(classifier, blurred, sharp) for blurred in (little, much))
     assert (near > 0).all()
     assert (near < far).all()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 64)])
+def test_the_similarity_is_that_of_torchmetrics(size: tuple[int, int]) -> None:
+    scenes = [prompt.scene for prompt in suite_prompts("hard", 4)]
+    sharp = render(scenes, width=size[0], height=size[1], jitter=Jitter(), seed=1)
+    noise = torch.randn(sharp.shape, generator=torch.Generator().manual_seed(1))
+    for other in (
+        sharp,
+        blur(sharp, 1.0),
+        (sharp + 0.2 * noise).clamp(0, 1),
+        sharp.mean() + sharp * 0,
+    ):
+        theirs = structural_similarity_index_measure(
+            other.double(), sharp.double(), data_range=1.0, reduction="none"
+        )
+        assert torch.allclose(similarity(other, sharp), theirs.float(), atol=1e-6)
 
 
 def test_signal_to_noise_is_the_textbooks() -> None:

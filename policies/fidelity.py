@@ -1,0 +1,123 @@
+"""How near an image is to the one with all its steps, and how few steps keep that.
+
+The modes other than exact are fewer denoising steps: reuse across steps was no better at the same
+time (docs/engine.md). How few is measured per model and number of steps asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Fidelity = Literal["exact", "balanced", "fast"]
+Concession = Literal["fidelity", "steps"]
+"""What may be given up to be in time: fidelity down to fast, or steps down to a number."""
+
+# the worst image's structural similarity to the exact one
+LEAST_SSIM: Mapping[Fidelity, float] = {"exact": 1.0, "balanced": 0.95, "fast": 0.85}
+
+
+@dataclass(frozen=True, slots=True)
+class FewerSteps:
+    """How few steps will do where ``asked`` were asked for.
+
+    Attributes:
+        balanced: steps of ``balanced``; at least those of ``fast``, at most those asked for.
+        fast: steps of ``fast``.
+        balanced_ssim: worst image measured with so few; where nobody measured it, what the mode
+            promises.
+        fast_ssim: likewise.
+    """
+
+    asked: int
+    balanced: int
+    fast: int
+    balanced_ssim: float = LEAST_SSIM["balanced"]
+    fast_ssim: float = LEAST_SSIM["fast"]
+
+    def steps(self, fidelity: Fidelity) -> int:
+        """Return the steps of a mode."""
+        return {"exact": self.asked, "balanced": self.balanced, "fast": self.fast}[fidelity]
+
+    def fidelity(self, num_steps: int) -> Fidelity | None:
+        """Return the best mode whose promise so many steps keep; None if they keep none."""
+        kept = (mode for mode in LEAST_SSIM if num_steps >= self.steps(mode))
+        return next(kept, None)
+
+    def ssim(self, fidelity: Fidelity) -> float:
+        """Return the worst image's similarity in a mode."""
+        return {"exact": 1.0, "balanced": self.balanced_ssim, "fast": self.fast_ssim}[fidelity]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """What is known of a model with fewer steps.
+
+    Attributes:
+        sampler: that it was measured with, as the API spells it; it says nothing of others.
+        max_guidance_scale: largest one that it holds for.
+        rows: by growing numbers of steps asked for.
+    """
+
+    sampler: str
+    max_guidance_scale: float
+    rows: tuple[FewerSteps, ...]
+
+    @property
+    def most_asked(self) -> int:
+        """Most steps asked for that anything is known of."""
+        return self.rows[-1].asked
+
+    def row(self, num_steps: int) -> FewerSteps | None:
+        """Return how few steps will do; None if more are asked for than anything is known of.
+
+        Between two rows it is the one with more steps, which needs no fewer.
+        """
+        for one in self.rows:
+            if one.asked >= num_steps:
+                return replace(
+                    one,
+                    asked=num_steps,
+                    balanced=min(one.balanced, num_steps),
+                    fast=min(one.fast, num_steps),
+                )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request asked for and may be degraded to.
+
+    Attributes:
+        asked: the mode.
+        num_steps: steps asked for, those of an exact image.
+        fewest_steps: that it may be made with.
+        known: how few steps will do; None where nobody knows.
+    """
+
+    asked: Fidelity
+    num_steps: int
+    fewest_steps: int
+    known: FewerSteps | None = None
+
+    def fidelity(self, num_steps: int) -> Fidelity | None:
+        """Return the best mode whose promise so many steps keep; None if that is not known."""
+        if num_steps >= self.num_steps:
+            return "exact"
+        return None if self.known is None else self.known.fidelity(num_steps)
+
+    @property
+    def max_loss(self) -> float | None:
+        """The error budget: similarity that the worst image may lose; None if it has no bound."""
+        least = self.fidelity(self.fewest_steps)
+        return None if least is None else round(1 - LEAST_SSIM[least], 6)
+
+    def spent(self, num_steps: int) -> float | None:
+        """Return the share of the budget that so many steps spend; None if that is not known."""
+        got, budget = self.fidelity(num_steps), self.max_loss
+        if got == "exact":
+            return 0.0
+        if got is None or self.known is None or not budget:
+            return None
+        return (1 - self.known.ssim(got)) / budget

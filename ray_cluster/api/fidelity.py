@@ -1,0 +1,156 @@
+"""``fidelity``, ``allow`` and ``min_inference_steps``: how many steps, and how few if need be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ray_cluster.api.schema import ImageFidelity, ImageGenerationRequest
+from ray_cluster.api.validate import describe
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.policies.fidelity import FewerSteps, Fidelity, StepTable, Terms
+from ray_cluster.requests import ImageRequest, SamplerName
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Steps of an image.
+
+    Attributes:
+        num_steps: to be made with.
+        fewest_steps: to be made with where more would be late; None if it may not be degraded.
+        terms: None for an exact image that may not be degraded.
+    """
+
+    num_steps: int
+    fewest_steps: int | None = None
+    terms: Terms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the steps of an image depend on."""
+
+    model: str
+    table: StepTable | None
+    sampler: SamplerName
+    guidance_scale: float
+    num_steps: int
+
+
+def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
+    """Return the steps of a call's images.
+
+    Raises:
+        InvalidRequest: the model cannot keep the fidelity that is asked for or allowed, or the
+            fields contradict each other.
+    """
+    fidelity: Fidelity = fields.fidelity or "exact"
+    allowed = set(fields.allow or ())
+    known = _known(setting)
+    if fidelity != "exact" and known is None:
+        raise _not_known("fidelity", fidelity, setting)
+    if "fidelity" in allowed and known is None:
+        raise _not_known("allow", "fidelity", setting)
+    if "fidelity" in allowed and fidelity == "fast":
+        raise InvalidRequest(
+            "The parameter 'allow' with 'fidelity' changes nothing beside fidelity 'fast', which "
+            "is the least there is; leave one of them out.",
+            "allow",
+        )
+    num_steps = setting.num_steps if known is None else known.steps(fidelity)
+    floors = [] if known is None or "fidelity" not in allowed else [known.fast]
+    if (least := _min_steps(fields, setting, num_steps)) is not None:
+        floors.append(least)
+    fewest = min(floors, default=None)
+    if fidelity == "exact" and fewest is None:
+        return Effort(num_steps)
+    floor = num_steps if fewest is None else fewest
+    return Effort(num_steps, fewest, Terms(fidelity, setting.num_steps, floor, known))
+
+
+def _known(setting: Setting) -> FewerSteps | None:
+    table = setting.table
+    if table is None or table.sampler != setting.sampler:
+        return None
+    if setting.guidance_scale > table.max_guidance_scale:
+        return None
+    return table.row(setting.num_steps)
+
+
+def _not_known(param: str, value: str, setting: Setting) -> InvalidRequest:
+    """Say why nobody knows how few steps will do, and what to change."""
+    table, model = setting.table, setting.model
+    if table is None:
+        why = f"how few steps {model} needs for it has not been measured"
+        instead = (
+            "Leave it out, set num_inference_steps lower, or have whoever runs the service give "
+            "the model's pool a table of steps ('fidelity')"
+        )
+    elif table.sampler != setting.sampler:
+        why = f"{model} was measured with sampler {table.sampler!r} only; given {setting.sampler!r}"
+        instead = f"Take sampler {table.sampler!r}, or leave it out"
+    elif setting.guidance_scale > table.max_guidance_scale:
+        most = f"{table.max_guidance_scale:g}"
+        why = f"{model} was measured up to guidance_scale {most}; given {setting.guidance_scale:g}"
+        instead = f"Set guidance_scale to at most {most}, or leave it out"
+    else:
+        why = f"{model} was measured up to {table.most_asked} steps; asked for {setting.num_steps}"
+        instead = f"Set num_inference_steps to at most {table.most_asked}, or leave it out"
+    return InvalidRequest(
+        f"The parameter {param!r} cannot be {value!r} here: {why}. {instead}.",
+        param,
+        "fidelity_not_offered",
+    )
+
+
+def _min_steps(fields: ImageGenerationRequest, setting: Setting, num_steps: int) -> int | None:
+    given, allow = fields.min_inference_steps, fields.allow
+    if given is None:
+        if allow is not None and "steps" in allow:
+            raise InvalidRequest(
+                "The parameter 'allow' holds 'steps', but not how few may be made: give "
+                "min_inference_steps, or leave 'steps' out.",
+                "allow",
+            )
+        return None
+    if allow is not None and "steps" not in allow:
+        raise InvalidRequest(
+            f"The parameter 'min_inference_steps' is {describe(given)}, but 'allow' does not hold "
+            "'steps', without which no steps are given up for it; add it, or leave one of them "
+            "out.",
+            "min_inference_steps",
+        )
+    if given > num_steps:
+        of = f" ({fields.fidelity} of {setting.num_steps})" if num_steps < setting.num_steps else ""
+        raise InvalidRequest(
+            f"The parameter 'min_inference_steps' must be at most the steps of the image, "
+            f"{num_steps}{of}; given {describe(given)}. Lower it, or raise num_inference_steps.",
+            "min_inference_steps",
+        )
+    return given
+
+
+def fidelity_of(request: ImageRequest) -> ImageFidelity | None:
+    """Return what a reply says of an image's fidelity.
+
+    Args:
+        request: with the steps that it is made with.
+
+    Returns:
+        None for one that may have been degraded by a version that did not note how far.
+    """
+    terms, num_steps = request.terms, request.num_steps
+    if terms is None:
+        if request.fewest_steps is not None:
+            return None
+        terms = Terms("exact", num_steps, num_steps)
+    spent = terms.spent(num_steps)
+    return ImageFidelity(
+        asked=terms.asked,
+        got=terms.fidelity(num_steps),
+        steps_asked=terms.num_steps,
+        steps_computed=num_steps,
+        steps_reused=0,
+        max_ssim_loss=terms.max_loss,
+        budget_spent=None if spent is None else round(spent, 3),
+    )
