@@ -90,13 +90,13 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Line]) -> None:
 
 
 def _draw_ordered(axes: Axes, lines: Mapping[str, Line]) -> None:
-    """Draw lines from light to dark."""
+    """Draw lines from dark blue over red to orange."""
     from matplotlib import colormaps
 
-    shades = colormaps["viridis_r"]
+    shades = colormaps["plasma"]
     for number, (label, line) in enumerate(lines.items()):
-        # the lightest is hardly seen on white
-        axes.plot(line.x, line.y, label=label, color=shades(0.1 + 0.9 * (number + 1) / len(lines)))
+        # what comes after orange is hardly seen on white
+        axes.plot(line.x, line.y, label=label, color=shades(0.85 * number / max(1, len(lines) - 1)))
     axes.grid(alpha=0.3)
 
 
