@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ray_cluster.config import FidelityConfig, PoolConfig
 from ray_cluster.policies.fidelity import StepTable
+from ray_cluster.reference_models.registry import BUILTIN_MODELS
 
 
 def step_table(pool: PoolConfig) -> StepTable | None:
@@ -15,13 +16,13 @@ def step_table(pool: PoolConfig) -> StepTable | None:
     if pool.fidelity is not None:
         return pool.fidelity.table()
     file = builtin_table_file(pool.model)
-    if not file.is_file():
+    if pool.model not in BUILTIN_MODELS or not file.is_file():
         return None
     values = json.loads(file.read_text(encoding="utf-8"))["fidelity"]
     return FidelityConfig.model_validate(values).table()
 
 
 def builtin_table_file(model: str) -> Path:
-    """Return where the table of a built-in model would be; the name may be any model's."""
+    """Return where the table of a built-in model would be."""
     folder = Path(str(resources.files("ray_cluster.reference_models") / "fewer_steps"))
-    return folder / f"{Path(model).name}.json" if "/" not in model else folder / "none"
+    return folder / f"{model}.json"

@@ -78,7 +78,9 @@ def _plan_cell(task: SizingTask, path: Path, num_processes: int | None) -> Mappi
 
 def _show(task: SizingTask, sizings: Sequence[Sizing]) -> None:
     is_one = all(size.slo_s is None and size.slo_times_alone is None for size in task.sizes)
-    within = f"within {task.slo_s:g} s" if is_one and task.slo_s is not None else "in time"
+    # requests of a trace have deadlines of their own
+    is_one = is_one and task.trace is None
+    within = f"within {task.slo_s:g} s" if is_one else "in time"
     kinds = ", ".join(dict.fromkeys(kind for one in sizings for kind in one.kinds))
     load = f"{task.load:g} requests a second"
     if task.trace is not None:

@@ -46,7 +46,6 @@ class Workers:
         self._pool = ProcessPoolExecutor(
             count or os.cpu_count() or 1, context, initializer=_begin, initargs=(os.getpid(),)
         )
-
         self._signals = StopSignals()
 
     def __enter__(self) -> Workers:

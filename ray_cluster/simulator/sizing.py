@@ -37,10 +37,7 @@ allows; or replicas that never idle, in full batches, would not do. Where they w
 bursts cost over even arrivals, or what these cost over full batches, whichever is more; of a trace,
 that its requests come at some times more than at others, or fill no batches."""
 
-_OF_DRAWN = ("sizes", "steps", "guidance", "rate_per_s", "cv", "duration_s")
-_OF_TRACES = ("model", "speed")
-_OF_FAILURES = ("repair_s", "load_s")
-# what the simulations say in the same words
+# what simulations say in the same words, and check
 _OF_EXPERIMENTS = {
     *("sizes", "steps", "guidance", "duration_s", "slo_s", "trace", "model"),
     *("mtbf_s", "repair_s", "load_s"),
@@ -91,20 +88,17 @@ class SizingTask(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> SizingTask:
         check_policy(self.policy)
-        if self.trace is not None:
-            self._refuse(_OF_DRAWN, "a trace says that itself: leave it out, or the trace")
-        else:
-            self._refuse(_OF_TRACES, "allowed only with a trace")
+        misplaced = {"speed"} if self.trace is None else {"rate_per_s", "cv"}
+        for name in sorted(misplaced & self.model_fields_set):
+            why = (
+                "without a trace" if self.trace is None else "with a trace, which says that itself"
+            )
+            raise ValueError(f"{name}: given {getattr(self, name)!r:.60}; not allowed {why}")
+        if self.trace is None:
             if not self.sizes or self.rate_per_s is None or self.slo_s is None:
                 raise ValueError("sizes, rate_per_s and slo_s are needed, or a trace")
             check_length(self.rate_per_s, self.duration_s)
-        if self.mtbf_s is None:
-            self._refuse(_OF_FAILURES, "allowed only with mtbf_s: without it no replica fails")
         return self
-
-    def _refuse(self, names: tuple[str, ...], why: str) -> None:
-        for name in sorted(self.model_fields_set & set(names)):
-            raise ValueError(f"{name}: given {self.model_dump(mode='json')[name]!r:.60}; {why}")
 
     @property
     def load(self) -> float:

@@ -54,10 +54,12 @@ def test_a_trace_is_replayed_on_replicas_that_fail_and_the_figures_are_written(
     # every replica is away for a third of the time
     assert 1 <= found[0] < found[1]
     for changes, said in (
-        ({"rate_per_s": 1}, "rate_per_s: given 1.0; a trace says that itself"),
+        ({"rate_per_s": 1}, "rate_per_s: given 1.0; not allowed with a trace"),
         ({"trace": "none.csv"}, "none.csv"),
         ({"load_s": 3}, "allowed only with mtbf_s"),
-        ({"trace": None, "speed": 2}, "allowed only with a trace"),
+        ({"trace": None, "speed": 2}, "speed: given 2.0; not allowed without a trace"),
+        ({"steps": 20}, "a trace says that itself"),
+        ({**TASK, "trace": None, "model": "m"}, "allowed only with a trace"),
         ({"trace": None}, "sizes, rate_per_s and slo_s are needed, or a trace"),
     ):
         path.write_text(yaml.safe_dump({**task, **changes}))
