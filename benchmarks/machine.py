@@ -40,11 +40,12 @@ def describe_run(name: str, *, quick: bool, started: datetime) -> dict[str, Any]
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return processor, cores and memory."""
+    """Return processor, cores (also those that this process may run on) and memory."""
     return {
         "cpu": cpu_model(),
         "cpu_features": cpu_features(),
         "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),

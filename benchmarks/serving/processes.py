@@ -83,7 +83,10 @@ def cpu_s_by_role() -> dict[str, float]:
 
 
 class CpuMeter:
-    """Counts, from its making, the cores that this process's family kept busy, and others did."""
+    """Counts, from its making, the cores that this process's family kept busy, and others did.
+
+    Of the cores that this process may run on; its family is bound to the same.
+    """
 
     def __init__(self) -> None:
         self._used_s, self._busy_s = cpu_s_by_role(), _busy_s()
@@ -106,6 +109,7 @@ class CpuMeter:
 
 
 def _busy_s() -> float:
-    """Return the seconds for which the machine's cores have been busy, since it started."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+    """Return the seconds for which the cores that this process may use have been busy."""
+    by_core = psutil.cpu_times(percpu=True)
+    usable = [by_core[core] for core in os.sched_getaffinity(0)]
+    return float(sum(sum(one) - one.idle - getattr(one, "iowait", 0.0) for one in usable))

@@ -1,9 +1,11 @@
 import json
 import os
 import time
+from collections import namedtuple
 
 import pytest
 
+from benchmarks.serving import processes
 from benchmarks.serving.compare.client import Answer, call_all
 from benchmarks.serving.compare.client_run import run_client
 from benchmarks.serving.compare.contenders import Counts
@@ -124,8 +126,23 @@ def test_own_work_is_not_taken_for_that_of_others() -> None:
     usage = meter.read(client_cpu_s=0.0)
     [own] = [share for role, share in usage["cores_by_role"].items() if "benchmark" in role]
     assert own > 0.2
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     # the kernel counts in hundredths of a second
     assert usage["cores_of_others"] <= cores - own + 0.1
     # what is said to be a client's is not others'
     assert meter.read(client_cpu_s=1e6)["cores_of_others"] == 0.0
+
+
+def test_only_the_cores_that_it_may_run_on_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = namedtuple("times", "user system idle iowait")
+    readings = iter(
+        [
+            [times(10.0, 1.0, 50.0, 2.0), times(70.0, 3.0, 5.0, 0.0)],
+            [times(10.0, 1.0, 51.0, 3.0), times(900.0, 3.0, 5.0, 0.0)],
+        ]
+    )
+    monkeypatch.setattr(processes.psutil, "cpu_times", lambda **_: next(readings))
+    monkeypatch.setattr(processes, "cpu_s_by_role", dict)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    # whatever the other core does
+    assert CpuMeter().read(client_cpu_s=0.0)["cores_of_others"] == 0.0

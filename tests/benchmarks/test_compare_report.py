@@ -57,7 +57,7 @@ def summed_up(
         "started": "2026-01-01T00:00:00",
         "commit": "abc",
         "images": [],
-        "machine": {"cpu": "some", "cores": 2},
+        "machine": {"cpu": "some", "cores": 4, "usable_cores": 2},
         "settings": COMPARED.as_dict(),
         "calibration": asdict(calibration) | {"rate_per_s": calibration.rate_per_s},
         "num_traces": len(summary.traces),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.serving.compare.outcomes import FATES
@@ -32,7 +32,7 @@ def _head(result: Figures) -> Iterator[str]:
         yield "A quick run: it shows that everything works, not who is better."
         yield ""
     yield (
-        f"- {machine['cpu']}, {machine['cores']} cores, {result['started'][:10]}, runs of commit "
+        f"- {machine['cpu']}, {_cores(machine)}, {result['started'][:10]}, runs of commit "
         f"{', '.join(commits)}; one model replica, one torch thread, {settings['dtype']}, "
         f"{settings['sampler']}, guidance {_list(settings['guidance_scales'])}"
     )
@@ -218,3 +218,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
     for row in rows:
         yield f"| {' | '.join(row)} |"
     yield ""
+
+
+def _cores(machine: Mapping[str, Any]) -> str:
+    """What the runs had of the machine; they may have been bound to a part of it."""
+    usable, cores = machine["usable_cores"], machine["cores"]
+    return f"{cores} cores" if usable == cores else f"bound to {usable} of {cores} cores"
