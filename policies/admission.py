@@ -1,7 +1,8 @@
 """Whether a group of requests is let into the queue, and when it will be done.
 
 A group that would rather be refused than late is let in only if the whole queue can bear it: all of
-it is predicted to be in time, and nobody who would be in time is made late. If it may be made with
+it is predicted to be in time, and nobody who would be in time is made late. Where all places are
+taken, others may give way to it (:mod:`ray_cluster.policies.preemption`). If it may be made with
 fewer steps, it is given as many as can be borne. Where little is there, all of it is followed step
 by step (:mod:`ray_cluster.policies.forecast`); more flows as a fluid
 (:mod:`ray_cluster.policies.prediction`), whose predictions are stretched by how wrong they have
@@ -15,20 +16,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice, repeat
 
-import numpy as np
-
 from ray_cluster.policies.forecast import Scene, forecast_s
-from ray_cluster.policies.load import amounts_of, load_of, load_s
+from ray_cluster.policies.lateness import Outlook, ends_of_group_s, minds, outlook_of
+from ray_cluster.policies.load import load_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.prediction import Floats, LineEnds, ends_s
+from ray_cluster.policies.preemption import Exchange
 from ray_cluster.policies.queue_view import ClientView, QueueView
 from ray_cluster.policies.types import Offer, RequestView
-
-# what predictions are at least multiplied by where everybody there was followed: steps are not all
-# alike, and progress is told now and then
-LEAST_ALLOWANCE = 1.1
 
 
 def admit(
@@ -66,14 +63,9 @@ def admit(
     if num_too_many > 0:
         wait_s = drain_s(num_too_many, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
-    if not any(_minds(one) for one in group):
-        return _accepted(group, queue)
+    if not any(minds(one) for one in group):
+        return _accept_as_it_is(group, queue)
     return _admit_in_time(group, queue)
-
-
-def _minds(one: RequestView) -> bool:
-    """Whether it matters for what becomes of a request that it would be late."""
-    return one.when_late == "refuse" or one.fewest_steps is not None
 
 
 def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
@@ -83,16 +75,20 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
     refused.
     """
     most = max(one.num_steps - (one.fewest_steps or one.num_steps) for one in group)
-    late_s = _late_s(_with_fewer_steps(group, most), queue)
+
+    @cache
+    def with_less(num: int) -> tuple[Sequence[RequestView], Outlook]:
+        shortened = _with_fewer_steps(group, num)
+        return shortened, outlook_of(shortened, queue)
+
+    late_s = with_less(most)[1].late_s
     if late_s > 0 and any(one.when_late == "refuse" for one in group):
         return Offer(accepted=False, reason="too_late", retry_after_s=late_s)
     # how many steps each gives up, at the least; all that it may if even that is too slow
-    num_fewer = bisect_left(
-        range(most), True, key=lambda num: _late_s(_with_fewer_steps(group, num), queue) <= 0
-    )
-    shortened = _with_fewer_steps(group, num_fewer)
+    num_fewer = bisect_left(range(most), True, key=lambda num: with_less(num)[1].late_s <= 0)
+    shortened, outlook = with_less(num_fewer)
     num_steps = tuple(one.num_steps for one in shortened) if num_fewer else ()
-    return replace(_accepted(shortened, queue), num_steps=num_steps)
+    return replace(_accepted(shortened, queue, outlook.exchange), num_steps=num_steps)
 
 
 def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[RequestView]:
@@ -103,62 +99,26 @@ def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[
     ]
 
 
-def _late_s(group: Sequence[RequestView], queue: QueueView) -> float:
-    """Seconds by which one who minds is late, or another is made late; 0 or less if nobody is."""
-    now_s = group[0].arrival_s
-    scene = queue.scene(group, now_s)
-    if scene is not None:
-        known = queue.allowance(group[0].model, is_followed=True)
-        return _late_there_s(group, scene, max(LEAST_ALLOWANCE, known))
-    slacks_s = np.array([one.deadline_s - now_s for one in group])
-    minds = np.array([_minds(one) for one in group])
-    safe_s = queue.allowance(group[0].model, is_followed=False) * _ends_of_group_s(group, queue)
-    return max(float((safe_s - slacks_s)[minds].max()), _harm_s(group, queue, now_s))
+def _accept_as_it_is(group: Sequence[RequestView], queue: QueueView) -> Offer:
+    """Accept a group however late it will be, in time if that takes no more than an exchange."""
+    offer = _accepted(group, queue)
+    is_late = any(offer.predicted_s > one.deadline_s - one.arrival_s for one in group)
+    if not (is_late and offer.is_followed and queue.has_preemption):
+        return offer
+    exchange = outlook_of(group, queue).exchange
+    return offer if exchange is None else _accepted(group, queue, exchange)
 
 
-def _late_there_s(group: Sequence[RequestView], scene: Scene, allowance: float) -> float:
-    """The same where all that is there can be followed; who comes later can be refused then."""
-    sure = replace(scene, later=())
-    own = {one.request_id for one in group}
-    late_by_id = _lates_s(sure, allowance)
-    found_s = max(late_by_id[one.request_id] for one in group if _minds(one))
-    harmed = {one for one, late_s in late_by_id.items() if late_s > 0 and one not in own}
-    if harmed:
-        line = [one for one in scene.line if one.request_id not in own]
-        before = _lates_s(replace(sure, line=line), allowance)
-        harms_s = (late_by_id[one] for one in harmed if before[one] <= 0)
-        found_s = max(found_s, max(harms_s, default=0.0))
-    return found_s
-
-
-def _lates_s(scene: Scene, allowance: float) -> dict[str, float]:
-    """Seconds by which each request of a scene is late, negative for those in time."""
-    ends_s = forecast_s(scene)
-    return {
-        one.request_id: allowance * ends_s[one.request_id] - (one.deadline_s - scene.now_s)
-        for one in scene.requests
-    }
-
-
-def _harm_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
-    """Seconds by which a group makes somebody late who waits behind it and would be in time."""
-    first = min(group, key=queue_key)
-    behind, pool = queue.behind(first), queue.pool(first.model)
-    if pool is None or not len(behind.deadlines_s):
-        return 0.0
-    before = amounts_of(queue.ahead_of(first))
-    more = sum((amounts_of(load_of(one)) for one in group), np.zeros_like(before))
-    line, slacks_s = LineEnds(behind.amounts, pool), behind.deadlines_s - now_s
-    allowance = queue.allowance(first.model, is_followed=False)
-    in_time = allowance * line.after(before) <= slacks_s
-    late_s = allowance * line.after(before + more) - slacks_s
-    return float(late_s[in_time].max(initial=0.0))
-
-
-def _accepted(group: Sequence[RequestView], queue: QueueView) -> Offer:
-    scene = queue.scene(group, group[0].arrival_s)
-    predicted_s = _predict_s(group, queue, scene)
-    return Offer(accepted=True, predicted_s=predicted_s, is_followed=scene is not None)
+def _accepted(
+    group: Sequence[RequestView], queue: QueueView, exchange: Exchange | None = None
+) -> Offer:
+    scene = queue.scene(group, group[0].arrival_s) if exchange is None else exchange.scene
+    return Offer(
+        accepted=True,
+        predicted_s=_predict_s(group, queue, scene),
+        is_followed=scene is not None,
+        exchanges=() if exchange is None else exchange.pairs,
+    )
 
 
 def predict_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
@@ -175,22 +135,9 @@ def predict_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> f
 
 def _predict_s(group: Sequence[RequestView], queue: QueueView, scene: Scene | None) -> float:
     if scene is None:
-        return float(_ends_of_group_s(group, queue).max())
+        return float(ends_of_group_s(group, queue).max())
     ends_s = forecast_s(scene, group)
     return max(ends_s[one.request_id] for one in group)
-
-
-def _ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
-    """Seconds until each of the group is done, [N], if all of them come to the last one's place."""
-    last = max(group, key=queue_key)
-    pool = queue.pool(last.model)
-    if pool is None:
-        raise ValueError(f"there is no replica of {last.model} to predict from")
-    own = np.array([amounts_of(load_of(one)) for one in group]).T
-    ahead = amounts_of(queue.ahead_of(last))
-    if len(group) > 1:
-        ahead = ahead + own.sum(axis=1) - amounts_of(load_of(last))
-    return ends_s(own, ahead, pool)
 
 
 def _ends_s(

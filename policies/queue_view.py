@@ -42,6 +42,10 @@ class QueueView(Protocol):
         """Requests that wait, of all models."""
 
     @property
+    def has_preemption(self) -> bool:
+        """Whether requests that are leased may give way to others."""
+
+    @property
     def configured(self) -> Collection[str]:
         """Models that may still come up."""
 

@@ -28,6 +28,7 @@ class RequestView:
         deadline_s: instant by which it should be done, on the same clock.
         steps_done: denoising steps already taken (kept in an exported state, or in a replica).
         num_previews: how often it is decoded before its last step.
+        num_preemptions: how often it has given its place on a replica to another one.
         when_late: whether it is wanted though it will miss its deadline.
         fewest_steps: how many steps it may be made with, where with more it or
             others would be late; None for all.
@@ -44,6 +45,7 @@ class RequestView:
     deadline_s: float
     steps_done: int = 0
     num_previews: int = 0
+    num_preemptions: int = 0
     when_late: WhenLate = "accept"
     fewest_steps: int | None = None
 
@@ -149,6 +151,8 @@ class Offer:
         limit: the bound that the client has met, with ``client_limit``.
         is_followed: whether all that was there was followed for ``predicted_s``, step by step;
             else it flows as a fluid.
+        exchanges: ids of leased requests that give their places to the group, each with that of
+            who gets it; see :mod:`ray_cluster.policies.preemption`.
     """
 
     accepted: bool
@@ -158,3 +162,4 @@ class Offer:
     limit: int | None = None
     num_steps: tuple[int, ...] = ()
     is_followed: bool = False
+    exchanges: tuple[tuple[str, str], ...] = ()

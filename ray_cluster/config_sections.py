@@ -107,6 +107,17 @@ class DispatchConfig(Section):
     patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher's answer")
     port: int = Field(0, ge=0, le=65535, description="of the dispatcher; 0 takes a free one")
     max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
+    preemption: bool = Field(
+        True,
+        description="whether an image that is being made may give its place to one that would be "
+        "late without it, and go on later, if neither it nor anybody else is late for that",
+    )
+    starvation_s: float = Field(
+        600.0,
+        gt=0,
+        description="wait after which a request that is past its deadline comes before all others, "
+        "whatever their priority",
+    )
 
 
 class StorageConfig(Section):

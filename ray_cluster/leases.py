@@ -89,6 +89,9 @@ class PollReply:
         aborts: request ids whose rows must go at the next step boundary. They mean rows held
             before this reply: apply aborts first, then add the leases.
         moved: those of ``aborts`` that have not ended; somebody may yet need their states.
+        preempted: request ids whose leases are to be handed back at the next step boundary, with
+            what is done of them; whoever is about to be decoded stays. The replica may be leased
+            as many more at once, though it has no room before.
         adopted: new fences, by request id, for what the replica goes on with though its lease was
             another dispatcher's, or was taken for lost.
     """
@@ -97,6 +100,7 @@ class PollReply:
     leases: tuple[Lease, ...] = ()
     aborts: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
     adopted: Mapping[str, Fence] = field(default_factory=dict)
 
 

@@ -8,26 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 
 from ray_cluster.delivery import Delivery
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.hand_backs import HandBacks
+from ray_cluster.lease_book import LeaseBook
 from ray_cluster.lease_ends import LeaseEnds, failure_of
 from ray_cluster.lease_polls import LeasePolls
 from ray_cluster.leases import (
     DispatcherLink,
     Failed,
-    Fence,
     Finished,
     Lease,
     Poll,
     PollReply,
     Registration,
-    ReplicaEvent,
     Returned,
 )
 from ray_cluster.metrics.snapshot import Snapshot
@@ -77,10 +76,13 @@ class ReplicaAgent:
         self._max_silence_s = max_silence_s
         self._pace = ReplicaPace(registration.profile.model, registration.replica_id)
         self._log = WorkLog(registration.replica_id)
-        self._leases: dict[str, Lease] = {}
         self._ends = LeaseEnds(link, registration.replica_id, self._on_heard)
+        self._leases = LeaseBook(self._ends)
         self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
         self._polls = LeasePolls(link, registration, make_poll=self._poll, on_reply=self._on_reply)
+        self._hand_backs = HandBacks(
+            self._runner, states, holds=self._leases.holds, hand_back=self._hand_back
+        )
         self._resuming: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
@@ -124,11 +126,10 @@ class ReplicaAgent:
             return
         exported = await asyncio.to_thread(self._runner.export_all)
         await self._end_tasks()
-        steps_kept = await self._states.keep_all([one.state for one in exported if one.state])
-        for request_id, lease in self._leases.items():
-            steps_done = steps_kept.get(request_id, 0)
-            self._ends.add(lease, Returned(request_id, lease.fence, steps_done))
-            self._log.returned(lease.request, steps_done)
+        left = [one.state for one in exported if one.state]
+        steps_kept = await self._states.keep_all(left, self._leases.__contains__)
+        for lease in self._leases:
+            self._hand_back(lease, steps_kept.get(lease.request.request_id, 0))
         await self._sign_off()
 
     def _on_death(self, death: Died) -> None:
@@ -151,11 +152,12 @@ class ReplicaAgent:
     async def _end_tasks(self) -> None:
         for task in (*self._loops, *self._resuming.values()):
             task.cancel()
-        if self._codings:
-            await asyncio.wait(self._codings, timeout=_CODING_GRACE_S)
-        for task in self._codings:
+        leaving = self._codings | self._hand_backs.tasks
+        if leaving:
+            await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
+        for task in leaving:
             task.cancel()
-        tasks = (*self._loops, *self._resuming.values(), *self._codings)
+        tasks = (*self._loops, *self._resuming.values(), *leaving)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sign_off(self) -> None:
@@ -182,33 +184,31 @@ class ReplicaAgent:
         if self._is_draining:
             # a poll that goes on naming what has ended is answered at once, for ever
             for request_id in reply.aborts:
-                self._leases.pop(request_id, None)
-                self._ends.drop(request_id)
-            self._leases |= {lease.request.request_id: lease for lease in reply.leases}
+                self._leases.drop(request_id)
+            for lease in reply.leases:
+                self._leases.add(lease)
             return
         for request_id in reply.aborts:
             self._drop(request_id)
             self._states.forget(request_id, is_ended=request_id not in reply.moved)
             if request_id not in reply.moved:
                 self._delivery.note_end(request_id)
-        self._adopt(reply.adopted)
+        self._leases.adopt(reply.adopted)
+        for request_id in reply.preempted:
+            self._give_way(request_id)
         for lease in reply.leases:
             self._take(lease)
 
     def _poll(self, epoch: int) -> Poll:
         self._pace.exported(self._states, self._runner.steps_between_exports)
-        steps_done = dict.fromkeys(self._resuming, 0) | self._runner.steps_done_by_id
-        num_free = self._registration.max_in_flight - len(self._leases)
+        in_engine, leaving = self._runner.steps_done_by_id, self._hand_backs.steps_done_by_id
+        steps_done = {**dict.fromkeys(self._resuming, 0), **in_engine, **leaving}
+        num_free = max(0, self._registration.max_in_flight - len(self._leases))
         return Poll(
             replica_id=self._registration.replica_id,
             epoch=epoch,
             num_free=0 if self._is_draining else num_free,
-            steps_done_by_id={
-                lease.request.request_id: steps_done.get(
-                    lease.request.request_id, lease.request.num_steps
-                )
-                for lease in (*self._ends.leases, *self._leases.values())
-            },
+            steps_done_by_id=self._leases.progress(steps_done),
             step_cost=self._runner.step_cost,
             metrics=self._pace.snapshot(),
         )
@@ -216,7 +216,7 @@ class ReplicaAgent:
     def _take(self, lease: Lease) -> None:
         request_id = lease.request.request_id
         self._drop(request_id)
-        self._leases[request_id] = lease
+        self._leases.add(lease)
         deadline_s = self._clock() + lease.deadline_in_s
         if lease.may_resume:
             task = asyncio.create_task(self._resume(lease, deadline_s))
@@ -239,26 +239,36 @@ class ReplicaAgent:
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
-        if (lease := self._leases.pop(request_id, None)) is not None:
+        if (lease := self._leases.drop(request_id)) is not None:
             self._log.dropped(lease.request)
         if (resuming := self._resuming.pop(request_id, None)) is not None:
             resuming.cancel()
         self._runner.abort(request_id)
-        self._ends.drop(request_id)
 
-    def _adopt(self, fence_by_id: Mapping[str, Fence]) -> None:
-        """Go on under new fences with what the dispatcher took for lost, or never knew of."""
-        for request_id, fence in fence_by_id.items():
-            if (lease := self._leases.get(request_id)) is not None:
-                self._leases[request_id] = replace(lease, fence=fence)
-        self._ends.adopt(fence_by_id)
+    def _give_way(self, request_id: str) -> None:
+        """Hand a lease back; of one that has ended meanwhile the dispatcher hears so."""
+        lease = self._leases.get(request_id)
+        if lease is None:
+            return
+        if (resuming := self._resuming.pop(request_id, None)) is not None:
+            resuming.cancel()
+            self._hand_back(lease, 0)
+        else:
+            self._hand_backs.begin(lease)
+
+    def _hand_back(self, lease: Lease, steps_done: int) -> None:
+        """Report that a lease is given up, with the steps of its state in the store."""
+        request_id = lease.request.request_id
+        self._leases.end(lease.request, Returned(request_id, lease.fence, steps_done))
+        self._states.forget(request_id, is_ended=False)
+        self._log.returned(lease.request, steps_done)
 
     def _settle(self, event: Decoded | Previewed | Broken | Died) -> None:
         if isinstance(event, Died):
             self._on_death(event)
             return
         lease = self._leases.get(event.request.request_id)
-        if lease is None or lease.request is not event.request:
+        if lease is None or not self._leases.holds(event.request):
             return
         if isinstance(event, Previewed):
             self._previews.send(event)
@@ -277,22 +287,14 @@ class ReplicaAgent:
             self._fail(lease, error)
             return
         self._log.finished(request, result.timing)
-        self._finish(lease, Finished(request.request_id, lease.fence, result))
+        self._leases.end(request, Finished(request.request_id, lease.fence, result))
 
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
         failure = failure_of(lease.request.request_id, error)
         self._log.failed(lease.request, failure)
-        self._finish(lease, Failed(failure.request_id, lease.fence, failure))
+        self._leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
 
     def _on_heard(self, request_id: str) -> None:
         # it may have been leased to this replica again meanwhile
         if request_id not in self._leases:
             self._states.forget(request_id, is_ended=True)
-
-    def _finish(self, lease: Lease, event: ReplicaEvent) -> None:
-        request_id = lease.request.request_id
-        held = self._leases.get(request_id)
-        # the same lease, perhaps under a newer fence
-        if held is not None and held.request is lease.request:
-            del self._leases[request_id]
-            self._ends.add(held, replace(event, fence=held.fence))

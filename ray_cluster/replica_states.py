@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -75,9 +75,15 @@ class ReplicaStates:
             raise ValueError(f"the state is of another request, {state.request.request_id}")
         return state
 
-    async def keep_all(self, states: Sequence[RequestState]) -> dict[str, int]:
-        """Leave states for others; return the steps of those that are in the store, by id."""
-        return await asyncio.to_thread(self.writer.keep_all, states, self._max_keep_s)
+    async def keep_all(
+        self, states: Sequence[RequestState], is_wanted: Callable[[str], bool]
+    ) -> dict[str, int]:
+        """Leave states for others; return the steps of those that are in the store, by id.
+
+        Args:
+            is_wanted: asked, in another thread, right before a request's state is written.
+        """
+        return await asyncio.to_thread(self.writer.keep_all, states, is_wanted, self._max_keep_s)
 
     def forget(self, request_id: str, *, is_ended: bool) -> None:
         """Leave a request to others, or delete what there is of it if it has ended."""

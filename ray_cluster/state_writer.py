@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ray_cluster.blob_store import BlobStoreError
@@ -128,9 +129,15 @@ class StateWriter:
         """Write a state, if it is still wanted when its turn comes, in place of earlier ones."""
         self._enter([_Copy(state, is_wanted)])
 
-    def keep_all(self, states: Sequence[RequestState], timeout_s: float) -> dict[str, int]:
-        """Write states and wait, for so long; return the steps of those that are in the store."""
-        copies = [_Copy(state, lambda: True) for state in states]
+    def keep_all(
+        self, states: Sequence[RequestState], is_wanted: Callable[[str], bool], timeout_s: float
+    ) -> dict[str, int]:
+        """Write states and wait, for so long; return the steps of those that are in the store.
+
+        Args:
+            is_wanted: asked for each request right before its state is written.
+        """
+        copies = [_Copy(one, partial(is_wanted, one.request.request_id)) for one in states]
         deadline_s = self._clock() + timeout_s
         self._enter(copies)
         for copy in copies:

@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.queue_look import QueueLook
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
 from ray_cluster.leases import (
     Outcome,
     Poll,
@@ -72,14 +73,16 @@ class DispatchCore:
         self._is_closing = False
         self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
         self.grace_s = GRACE_POLLS * self.hold_s
-        self._ledger = Ledger(epoch=epoch, max_attempts=config.max_attempts)
+        self._ledger = Ledger(config, epoch=epoch)
         self.replicas = Replicas()
         self.queue = QueueLook(
             self._ledger,
             self.replicas,
             max_waiting=limits.max_queued_images,
             configured=frozenset(configured),
+            has_preemption=config.preemption,
         )
+        self._exchanges = Exchanges(self._ledger, self.replicas)
 
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
@@ -104,6 +107,7 @@ class DispatchCore:
     def unregister(self, replica_id: str, now_s: float) -> None:
         """Let a replica go; leases that it did not return count as lost."""
         replica = self.replicas.pop(replica_id)
+        self._exchanges.forget(replica_id)
         if replica is None:
             return
         for record in list(replica.held.values()):
@@ -135,16 +139,8 @@ class DispatchCore:
             views = [self._view(request, now_s) for request in requests]
             offer = admit(views, self.queue, self._client_view(client))
             if offer.accepted:
-                client_s = None if client is None else now_s
-                for request, view in as_offered(requests, views, offer):
-                    self._ledger.accept(
-                        request,
-                        view,
-                        client_s=client_s,
-                        client=client or "",
-                        predicted_s=offer.predicted_s,
-                        is_followed=offer.is_followed,
-                    )
+                self._ledger.accept(requests, views, offer, client=client, now_s=now_s)
+                self._exchanges.plan(offer.exchanges)
         if not offer.accepted:
             self._ledger.refuse(requests, str(offer.reason))
         return offer
@@ -161,6 +157,7 @@ class DispatchCore:
         if replica is None or poll.epoch != self._epoch:
             return PollReply(known=False)
         self.replicas.hear(replica, poll, now_s)
+        self._ledger.age(now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
@@ -173,12 +170,15 @@ class DispatchCore:
         if replica is None:
             return PollReply(known=False)
         aborts = replica.stale
+        exchanged, preempted = self._exchanges.carry_out(replica, now_s)
         chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
-        if not chosen and not aborts:
+        if not (chosen or exchanged or aborts):
             return _NOTHING_TO_SAY
-        leases = tuple([self._ledger.lease(one, replica, now_s) for one in chosen])
+        leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in chosen)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        return PollReply(known=True, leases=leases, aborts=aborts, moved=moved)
+        return PollReply(
+            known=True, leases=tuple(leases), aborts=aborts, moved=moved, preempted=preempted
+        )
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
         """Ids of the replicas to ask, one after the other, whether they take what waits."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Unpack
+from heapq import heappop, heappush
+from typing import Literal
 
+from ray_cluster.config import DispatchConfig
 from ray_cluster.dispatch.learnt import Learnt
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
 from ray_cluster.dispatch.tally import Tally
+from ray_cluster.dispatch.trail import tell, tell_end, tell_refused
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import (
     Completed,
@@ -23,11 +25,9 @@ from ray_cluster.leases import (
     Returned,
     Shown,
 )
-from ray_cluster.logs import LogEvent, LogFields, durations_of, log_event
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
+from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import Failure, ImageRequest
-
-logger = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -39,20 +39,24 @@ class Ledger:
     replica's ``held``, its fence is that of the lease).
 
     Args:
-        max_attempts: lost leases after which a request ends as ``lost``.
+        config: says after how many lost leases a request ends as ``lost``, and when it ages.
+        epoch: of the fences.
     """
 
-    def __init__(self, *, epoch: int, max_attempts: int) -> None:
+    def __init__(self, config: DispatchConfig, *, epoch: int) -> None:
         self.queue = WaitingQueue()
         self.totals: Counter[str] = Counter()
         self.learnt = Learnt()
         self.tally = Tally()
         self._epoch = epoch
-        self._max_attempts = max_attempts
+        self._max_attempts = config.max_attempts
+        self._starvation_s = config.starvation_s
         self._num_fences = 0
         self._records: dict[str, RequestRecord] = {}
         self._attached: dict[str, dict[str, RequestRecord]] = {}
         self._ended: list[Outcome] = []
+        # instants with ids, the next one first; ids that are not known any more are passed over
+        self._ageing: list[tuple[float, str]] = []
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._records
@@ -73,42 +77,42 @@ class Ledger:
 
     def accept(
         self,
-        request: ImageRequest,
-        view: RequestView,
+        requests: Sequence[ImageRequest],
+        views: Sequence[RequestView],
+        offer: Offer,
         *,
-        client_s: float | None,
-        client: str = "",
-        predicted_s: float = 0.0,
-        is_followed: bool = False,
+        client: str | None,
+        now_s: float,
     ) -> None:
-        """Open a record and queue the request."""
-        self._open(request, view, client_s, client)
-        record = self._records[request.request_id]
-        record.predicted_s, record.is_followed = predicted_s, is_followed
-        self.learnt.let_in(view)
-        self.totals["accepted"] += 1
-        self._tell("image_accepted", record)
+        """Open records for a group and queue it, as it was offered.
+
+        Args:
+            client: who waits for it; None if nobody need.
+        """
+        for request, view in as_offered(requests, views, offer):
+            record = self._open(request, view, None if client is None else now_s, client or "")
+            record.predicted_s, record.is_followed = offer.predicted_s, offer.is_followed
+            self.learnt.let_in(view)
+            self.totals["accepted"] += 1
+            tell("image_accepted", record)
 
     def restore(self, request: ImageRequest, view: RequestView, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
-        self._open(request, view, None, "")
-        record = self._records[request.request_id]
+        record = self._open(request, view, None, "")
         record.may_resume = True
         # of the time before nobody knows how much of it was work
         record.since_s = now_s
         self.totals["restored"] += 1
-        self._tell("image_restored", record)
+        tell("image_restored", record)
 
     def refuse(self, requests: Sequence[ImageRequest], reason: str) -> None:
         """Note that an API call's images were not let in."""
         self.totals["refused"] += len(requests)
-        if requests:
-            first = requests[0]
-            log_event(logger, "images_refused", first, num_images=len(requests), reason=reason)
+        tell_refused(requests, reason)
 
     def _open(
         self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
-    ) -> None:
+    ) -> RequestRecord:
         slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
         record = RequestRecord(
             request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
@@ -117,6 +121,23 @@ class Ledger:
         if client_s is not None:
             self._attached.setdefault(client, {})[request.request_id] = record
         self.queue.add(view)
+        heappush(self._ageing, (ages_at_s(view, self._starvation_s), request.request_id))
+        return record
+
+    def age(self, now_s: float) -> None:
+        """Have those come first who have waited too long."""
+        while self._ageing and self._ageing[0][0] <= now_s:
+            _, request_id = heappop(self._ageing)
+            record = self._records.get(request_id)
+            # another one of that id may have come since
+            if record is None or ages_at_s(record.view, self._starvation_s) > now_s:
+                continue
+            waits = request_id in self.queue
+            if waits:
+                self.queue.remove(request_id)
+            record.view = replace(record.view, priority=AGED_PRIORITY)
+            if waits:
+                self.queue.add(record.view)
 
     def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
         """Move a waiting request to a replica, under a new fence."""
@@ -124,7 +145,7 @@ class Ledger:
         may_resume = record.may_resume
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
-        self._tell("image_leased", record, queue_s=record.queued_s)
+        tell("image_leased", record, queue_s=record.queued_s)
         return Lease(
             fence=fence,
             request=record.request,
@@ -140,7 +161,7 @@ class Ledger:
         replica.num_free += 1
         record.num_leases = max(1, record.num_leases)
         self.totals["adopted"] += 1
-        self._tell("image_adopted", record)
+        tell("image_adopted", record)
         return fence
 
     def adopt_stale(
@@ -180,7 +201,7 @@ class Ledger:
                 self._end(record, event.failure)
             case Returned():
                 record.kept_steps = max(record.kept_steps, event.steps_done)
-                self._requeue(record, now_s, "returned")
+                self._requeue(record, now_s, "preempted" if record.gives_way else "returned")
         return True
 
     def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
@@ -238,7 +259,7 @@ class Ledger:
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
         steps_done = record.kept_steps
-        self._tell("image_requeued", record, reason=reason, steps_done=steps_done)
+        tell("image_requeued", record, reason=reason, steps_done=steps_done)
         self._release(record)
         record.since_s = now_s
         record.make_progress(steps_done)
@@ -249,42 +270,10 @@ class Ledger:
         if record.holder is not None:
             record.holder.drop(record)
         record.holder = record.fence = None
-
-    def _tell(
-        self,
-        event: LogEvent,
-        record: RequestRecord,
-        *,
-        level: int = logging.INFO,
-        **fields: Unpack[LogFields],
-    ) -> None:
-        """Write what happens to a request, with the replica that has it."""
-        if record.holder is not None:
-            fields["replica"] = record.holder.replica_id
-        fields["num_attempts"] = record.num_leases
-        log_event(logger, event, record.request, level=level, **fields)
-
-    def _tell_end(self, record: RequestRecord, outcome: Outcome) -> None:
-        if isinstance(outcome, Completed):
-            fields = durations_of(outcome.result.timing)
-            fields["elapsed_s"] = outcome.elapsed_s
-            fields["slo_s"] = outcome.slo_s
-            fields["deadline_met"] = outcome.deadline_met
-            self._tell("image_completed", record, **fields)
-            return
-        is_cancelled = outcome.kind == "aborted"
-        self._tell(
-            "image_cancelled" if is_cancelled else "image_failed",
-            record,
-            level=logging.INFO if is_cancelled else logging.WARNING,
-            kind=outcome.kind,
-            stage=outcome.stage,
-            error=outcome.message,
-            queue_s=record.queued_s,
-        )
+        record.gives_way = False
 
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
-        self._tell_end(record, outcome)
+        tell_end(record, outcome)
         if isinstance(outcome, Completed) or outcome.kind != "aborted":
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.tally.ended(record.view, is_met=is_met)

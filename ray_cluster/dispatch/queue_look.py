@@ -25,12 +25,19 @@ class QueueLook:
     """A look at the cell's books; a :class:`ray_cluster.policies.queue_view.QueueView`."""
 
     def __init__(
-        self, ledger: Ledger, replicas: Replicas, *, max_waiting: int, configured: Collection[str]
+        self,
+        ledger: Ledger,
+        replicas: Replicas,
+        *,
+        max_waiting: int,
+        configured: Collection[str],
+        has_preemption: bool,
     ) -> None:
         self._ledger = ledger
         self._replicas = replicas
         self.max_waiting = max_waiting
         self.configured = configured
+        self.has_preemption = has_preemption
 
     @property
     def num_waiting(self) -> int:
@@ -74,11 +81,19 @@ class QueueLook:
         if not ids or max(num_here, len(ids)) > MOST_FOLLOWED:
             return None
         new = [one for one in group if self._ledger.get(one.request_id) is None]
+        replicas = [self._replicas[one] for one in ids]
+        # those who give way wait as good as already
+        leaving = [
+            record.view
+            for replica in replicas
+            for record in replica.held.values()
+            if record.gives_way
+        ]
         inflow, stages = self._ledger.learnt.inflow(model), self._ledger.learnt.stages(model)
         return Scene(
             now_s=now_s,
-            replicas=[_scene_of(self._replicas[one], now_s, stages.encode_s) for one in ids],
-            line=sorted([*queue.line(model)[:], *new], key=queue_key),
+            replicas=[_scene_of(one, now_s, stages.encode_s) for one in replicas],
+            line=sorted([*queue.line(model)[:], *leaving, *new], key=queue_key),
             later=inflow.recent,
             later_every_s=inflow.every_s(now_s),
             encode_s=stages.encode_s,
@@ -111,6 +126,8 @@ class QueueLook:
 def _scene_of(replica: ReplicaRecord, now_s: float, encode_s: float) -> ReplicaScene:
     held, leased = [], []
     for record in replica.held.values():
+        if record.gives_way:
+            continue
         if record.leased_s + encode_s >= replica.told_s:
             leased.append(Leased(record.view, record.leased_s - now_s))
         else:

@@ -55,7 +55,8 @@ class ClusterSnapshot:
         num_waiting_by_model: every known model, also those with nothing waiting.
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
         totals: events since the dispatcher started, by name: accepted, refused, completed,
-            missed (of the completed, those after their deadline), error, aborted, lost, requeued.
+            missed (of the completed, those after their deadline), error, aborted, lost, requeued,
+            preempted (asked back for somebody more urgent).
         met: images that ended by their deadlines, by model and size class.
         missed: those that ended later or not at all, likewise.
         made: images made, by model and the fidelity that they got.

@@ -43,6 +43,7 @@ class RequestRecord:
         preview: the last one.
         predicted_s: seconds from arrival to its end, as they were predicted then; 0 if nobody did.
         is_followed: how, see :class:`ray_cluster.policies.types.Offer`.
+        gives_way: whether who holds it is to hand it back, and has not yet.
     """
 
     request: ImageRequest
@@ -62,6 +63,7 @@ class RequestRecord:
     preview: Preview | None = None
     predicted_s: float = 0.0
     is_followed: bool = False
+    gives_way: bool = False
 
     def make_progress(self, steps_done: int) -> bool:
         """Set the number of steps done, kept within what is asked for; return if it is news."""

@@ -7,13 +7,14 @@ replica knows.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
+from ray_cluster.engine.commands import Commands
 from ray_cluster.engine.decode_stage import DecodeStage
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.loading import LoadedModel
@@ -68,8 +69,7 @@ class EngineRunner:
         self._checkpoints: Checkpoints | None = None
         if sink is not None:
             self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval)
-        self._arrived = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands = Commands()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
         self._encode = BatchStage[Ticket, RequestState](
@@ -110,8 +110,7 @@ class EngineRunner:
         self._stopping.set()
         self._encode.close()
         self._decode.close()
-        with self._arrived:
-            self._arrived.notify()
+        self._commands.put(lambda: None)
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -180,7 +179,7 @@ class EngineRunner:
         """Drop a request wherever it is; returns whether it was in flight. No event follows."""
         ticket = self._live.take(request_id)
         if ticket is not None:
-            self._command(lambda: self._drop_row(ticket))
+            self._commands.put(lambda: self._drop_row(ticket))
         return ticket is not None
 
     def export_all(self, timeout_s: float = 10.0) -> list[Exported]:
@@ -196,9 +195,33 @@ class EngineRunner:
                 self._drop_row(ticket)
             at_boundary.set()
 
-        self._command(drop_rows)
+        self._commands.put(drop_rows)
         is_safe = at_boundary.wait(timeout_s)
         return [Exported(t.request, t.state if is_safe else None) for t in tickets]
+
+    def export(self, request_id: str) -> Future[Exported | None]:
+        """Take one request out at the next step boundary, with what has been done of it.
+
+        None comes of one that is not in flight, or that is as good as made. Once the future is
+        cancelled, nothing happens.
+        """
+        future: Future[Exported | None] = Future()
+
+        def take() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            ticket = self._live.get(request_id)
+            if ticket is None or self._is_denoised(ticket) or not self._live.leave(ticket):
+                future.set_result(None)
+                return
+            self._drop_row(ticket)
+            future.set_result(Exported(ticket.request, ticket.state))
+
+        self._commands.put(take)
+        return future
+
+    def _is_denoised(self, ticket: Ticket) -> bool:
+        return ticket.state is not None and self._engine.is_done(ticket.state)
 
     def _run(self, loop: Callable[[], None]) -> None:
         # both settings are per thread
@@ -223,7 +246,7 @@ class EngineRunner:
         state.encode_s += now_s - ticket.entered_s
         ticket.entered_s = now_s
         ticket.state = state
-        if self._engine.is_done(state):
+        if self._is_denoised(ticket):
             # exported when it had only to be decoded
             self._decode.put_image(ticket)
             return
@@ -232,25 +255,15 @@ class EngineRunner:
             if ticket in self._live:
                 self._engine.add(state)
 
-        self._command(join)
-
-    def _command(self, command: Callable[[], None]) -> None:
-        """Have the step thread carry a command out between two steps."""
-        with self._arrived:
-            self._commands.append(command)
-            self._arrived.notify()
+        self._commands.put(join)
 
     def _step_loop(self) -> None:
         # no local of this loop may keep a row alive while the thread waits for the next
         while not self._stopping.is_set():
-            self._carry_out_commands()
+            self._commands.carry_out(wait_s=_IDLE_WAKE_S if len(self._engine) == 0 else 0.0)
             self._heartbeat_s = self._clock()
             if len(self._engine) > 0:
                 self._step()
-
-    def _carry_out_commands(self) -> None:
-        for command in self._next_commands():
-            command()
 
     def _step(self) -> None:
         report = self._engine.step()
@@ -258,15 +271,6 @@ class EngineRunner:
         self._on_event(Stepped(report))
         if self._checkpoints is not None:
             self._checkpoints.after_step(report)
-
-    def _next_commands(self) -> list[Callable[[], None]]:
-        """Return what has arrived; with nothing to step, wait for something to arrive."""
-        with self._arrived:
-            if not self._commands and len(self._engine) == 0:
-                self._arrived.wait(timeout=_IDLE_WAKE_S)
-            commands = list(self._commands)
-            self._commands.clear()
-        return commands
 
     def _hand_on(self, report: StepReport) -> None:
         now_s = self._clock()

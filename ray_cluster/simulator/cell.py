@@ -12,7 +12,7 @@ import numpy as np
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Completed, Outcome, Registration
+from ray_cluster.leases import Completed, Outcome, Registration, ReplicaEvent, Returned
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
@@ -65,6 +65,7 @@ class CellSpec:
         one_way_s: seconds that a message takes between a replica and the dispatcher.
         poll_s: longest time for which a poll is held.
         steps_singly: whether replicas ask their policy at every step.
+        has_preemption: whether leased requests may give way to others.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -75,6 +76,7 @@ class CellSpec:
     one_way_s: float = 0.0
     poll_s: float = 1.0
     steps_singly: bool = False
+    has_preemption: bool = False
 
 
 class Cell:
@@ -89,7 +91,11 @@ class Cell:
         self._spec = spec
         self._watch = watch
         self.events = EventQueue()
-        config = DispatchConfig(poll_s=spec.poll_s, replica_timeout_s=6 * spec.poll_s)
+        config = DispatchConfig(
+            poll_s=spec.poll_s,
+            replica_timeout_s=6 * spec.poll_s,
+            preemption=spec.has_preemption,
+        )
         self.core = DispatchCore(
             config=config,
             limits=LimitsConfig(max_queued_images=_NUM_QUEUED),
@@ -150,7 +156,7 @@ class Cell:
             pool.policy,
             self.events,
             view_of=self._views.__getitem__,
-            report=partial(self._dispatcher.report, name),
+            report=partial(self._report, name),
             watch=self._watch,
             steps_singly=self._spec.steps_singly,
         )
@@ -159,6 +165,14 @@ class Cell:
         if math.isfinite(pool.mtbf_s):
             life_s = float(self._rng.exponential(pool.mtbf_s))
             self.events.after(life_s, partial(self._fail, pool, name))
+
+    def _report(self, name: str, told: Sequence[ReplicaEvent]) -> None:
+        """Pass on what a replica says, and keep the states of what it hands back."""
+        for event in told:
+            if isinstance(event, Returned) and event.request_id in self._views:
+                view = self._views[event.request_id]
+                self._views[event.request_id] = replace(view, steps_done=event.steps_done)
+        self._dispatcher.report(name, told)
 
     def _fail(self, pool: PoolSpec, name: str) -> None:
         replica = self._live.pop(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,8 +27,17 @@ _REGRESSION_SEED = 0
 # numbers as they are said, not all that Python takes for one
 _NAME = re.compile(r"[a-z-]+(/[a-z0-9.-]+)*")
 KNOWN = (
-    *("deadline", "deadline/open", "deadline/one-size", "fcfs", "static/CAP", "static/CAP/WAIT_S"),
-    *("turns", "fewer/STEPS", "mixed-fcfs", "slack", "slack/THRESHOLD"),
+    *("deadline", "deadline/open", "deadline/one-size", "deadline/no-preemption"),
+    *(
+        "fcfs",
+        "static/CAP",
+        "static/CAP/WAIT_S",
+        "turns",
+        "fewer/STEPS",
+        "mixed-fcfs",
+        "slack",
+        "slack/THRESHOLD",
+    ),
 )
 
 
@@ -42,6 +51,7 @@ class CellPolicy:
         when_late: whether requests are wanted though they will be late.
         max_in_flight: requests that a replica holds; None for as many as it steps.
         most_steps: with how many steps images are made whatever is asked for; None for all.
+        has_preemption: whether leased requests may give way to others.
     """
 
     steps: StepPolicy
@@ -49,6 +59,7 @@ class CellPolicy:
     when_late: WhenLate = "accept"
     max_in_flight: int | None = None
     most_steps: int | None = None
+    has_preemption: bool = False
 
 
 def cell_policy(
@@ -58,8 +69,10 @@ def cell_policy(
 
     Args:
         name: ``deadline`` (ours), ``deadline/open`` (the same without refusals),
-            ``deadline/one-size`` (the same where batches hold one size), ``fcfs``, ``static/4`` and
-            ``static/4/2.5`` (fixed batches of so many, which wait for so many seconds), ``turns``,
+            ``deadline/one-size`` (the same where batches hold one size),
+            ``deadline/no-preemption`` (the same where nobody gives a place away), ``fcfs``,
+            ``static/4`` and ``static/4/2.5`` (fixed batches of so many, which wait for so many
+            seconds), ``turns``,
             ``fewer/30`` (the same with so many steps at most, as NIRVANA is compared with in
             PatchedServe, section 8), ``mixed-fcfs``, ``slack`` and ``slack/0.3`` (Algorithm 1, with
             a threshold).
@@ -100,10 +113,14 @@ def _policy(
     raise ValueError
 
 
+_DEADLINE = CellPolicy(
+    mixed_batches, promises_deadlines=True, when_late="refuse", has_preemption=True
+)
 _PLAIN = {
-    "deadline": CellPolicy(mixed_batches, promises_deadlines=True, when_late="refuse"),
-    "deadline/open": CellPolicy(mixed_batches, promises_deadlines=True),
-    "deadline/one-size": CellPolicy(one_size_batches, promises_deadlines=True, when_late="refuse"),
+    "deadline": _DEADLINE,
+    "deadline/open": replace(_DEADLINE, when_late="accept"),
+    "deadline/one-size": replace(_DEADLINE, steps=one_size_batches),
+    "deadline/no-preemption": replace(_DEADLINE, has_preemption=False),
     "fcfs": CellPolicy(FixedBatches(1), max_in_flight=1),
     "turns": CellPolicy(take_turns_by_size),
     "mixed-fcfs": CellPolicy(mix_as_they_come),

@@ -144,6 +144,7 @@ class Setting:
             when_late=policies[0].when_late,
             most_steps=policies[0].most_steps,
             one_way_s=self.experiment.one_way_s,
+            has_preemption=policies[0].has_preemption,
         )
 
     def _policy(self, name: str, pool: PricedPool) -> CellPolicy:

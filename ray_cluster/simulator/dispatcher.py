@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.held_polls import says_something
 from ray_cluster.leases import Outcome, Poll, PollReply, ReplicaEvent
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import ImageRequest
@@ -123,7 +124,7 @@ class SimulatedDispatcher:
         poll = Poll(name, self._epochs[name], replica.num_free, done)
         reply = self.core.poll(poll, self._events.now_s)
         self._settle(self.core.take_outcomes())
-        if reply.leases or reply.aborts:
+        if says_something(reply):
             self._answer(replica, reply)
             if reply.leases:
                 self._wake()
@@ -137,12 +138,16 @@ class SimulatedDispatcher:
         if self._replicas.get(replica.replica_id) is not replica:
             return
         replica.abort(reply.aborts)
+        replica.give_way(reply.preempted)
         replica.take(reply.leases)
         self._send(partial(self._poll, replica))
 
     def _wake(self) -> None:
         """Ask those that hold a poll, in the core's order, until nobody takes any more."""
         now_s = self._events.now_s
+        for name in self.core.replicas.take_alerted():
+            if name in self._held:
+                self._tell(name, now_s)
         for model in self.core.queue.waiting_models:
             while self._ask_one(model, now_s):
                 pass
@@ -150,14 +155,18 @@ class SimulatedDispatcher:
     def _ask_one(self, model: str, now_s: float) -> bool:
         """Have the first who takes something of a model take it; return whether anybody did."""
         for name in self.core.takers(model, now_s):
-            if name not in self._held:
-                continue
-            reply = self.core.answer(name, now_s)
-            if reply.leases:
-                self._let_go(name)
-                self._answer(self._replicas[name], reply)
+            if name in self._held and self._tell(name, now_s):
                 return True
         return False
+
+    def _tell(self, replica_id: str, now_s: float) -> bool:
+        """Answer a held poll if there is anything to say; return whether there was."""
+        reply = self.core.answer(replica_id, now_s)
+        if not says_something(reply):
+            return False
+        self._let_go(replica_id)
+        self._answer(self._replicas[replica_id], reply)
+        return True
 
     def _let_go(self, replica_id: str) -> None:
         if (timer := self._held.pop(replica_id, None)) is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ray_cluster.leases import Failed, Finished, Lease, Registration, ReplicaEvent
+from ray_cluster.leases import Failed, Finished, Lease, Registration, ReplicaEvent, Returned
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision, StepPolicy
 from ray_cluster.policies.types import RequestView, RowView
 from ray_cluster.requests import Failure, ImageResult, Timing
@@ -31,12 +31,14 @@ class Row:
         steps_done: so far.
         last_round: the replica's number of steps when it was last in one, or could first have been;
             None while it is encoded.
+        gives_way: whether it is to be handed back once the step is over that it may be in.
     """
 
     lease: Lease
     view: RequestView
     steps_done: int
     last_round: int | None = None
+    gives_way: bool = False
 
     def sight(self, num_rounds: int) -> RowView:
         """What a policy may know of it, once the replica has taken so many steps."""
@@ -133,6 +135,24 @@ class SimulatedReplica:
         if any(dropped):
             self._cut_short()
 
+    def give_way(self, request_ids: Iterable[str]) -> None:
+        """Hand rows back with what is done of them once the present step is over."""
+        stepping = self._run.request_ids if self._run is not None else ()
+        for row in [self._rows[one] for one in request_ids if one in self._rows]:
+            row.gives_way = True
+            if row.view.request_id in stepping:
+                self._cut_short()
+            elif not self._is_made(row):
+                self._hand_back([row])
+
+    def _is_made(self, row: Row) -> bool:
+        return row.steps_done == row.view.num_steps
+
+    def _hand_back(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            del self._rows[row.view.request_id]
+        self._report([_returned(row) for row in rows])
+
     def die(self) -> None:
         """Lose everything at once."""
         self._rows.clear()
@@ -224,7 +244,9 @@ class SimulatedReplica:
         for row in stepped:
             row.steps_done += num_steps
             row.last_round = self._num_rounds
-        done = [row for row in stepped if row.steps_done == row.view.num_steps]
+        done = [row for row in stepped if self._is_made(row)]
+        if leaving := [row for row in stepped if row.gives_way and not self._is_made(row)]:
+            self._hand_back(leaving)
         decode_s = self._device.decode_s([row.view for row in done])
         self.busy_s += self._events.now_s + decode_s - run.start_s
         self._timer = self._events.after(decode_s, partial(self._hand_out, done))
@@ -238,6 +260,10 @@ class SimulatedReplica:
         if ended:
             self._report([_finished(row) for row in ended])
         self._decide_soon()
+
+
+def _returned(row: Row) -> Returned:
+    return Returned(row.view.request_id, row.lease.fence, row.steps_done)
 
 
 def _finished(row: Row) -> Finished:

@@ -95,7 +95,8 @@ class Serving:
         self._hears = hears
         self._seed = seed
         self._noise_cv = noise_cv
-        config = DispatchConfig()
+        # an image is one step: it has no boundary at which it could give way
+        config = DispatchConfig(preemption=False)
         self.core = DispatchCore(
             config=config,
             limits=LimitsConfig(max_queued_images=_NUM_QUEUED),

@@ -26,7 +26,10 @@ def make_one(core: DispatchCore, name: str, now_s: float, took_s: float) -> floa
 
 
 def test_what_minds_being_late_is_refused_and_nothing_of_it_stays(core: DispatchCore) -> None:
-    alone_s = core.offer([image_request("a")], 0.0).predicted_s
+    alone_s = core.offer([image_request("probe")], 0.0).predicted_s
+    core.abort(["probe"])
+    # due as early as the other one, so that it need not give way
+    core.offer([image_request("a", slo_s=PRIOR_RATIO * alone_s)], 0.0)
     (lease,) = core.poll(poll_of(num_free=1), 0.0).leases
     strict = image_request("b", when_late="refuse", slo_s=PRIOR_RATIO * alone_s)
     offer = core.offer([strict], 0.0)

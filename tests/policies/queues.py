@@ -31,6 +31,7 @@ class ListQueue:
     configured: Sequence[str] = ()
     stretch: float = 1.0
     is_followed: bool = False
+    has_preemption: bool = False
 
     @property
     def num_waiting(self) -> int:

@@ -130,7 +130,7 @@ def test_a_store_that_hangs_holds_up_nobody_and_at_most_one_copy_of_a_request(
         assert writer.is_busy("a")
         writer.forget(f"ended-{steps}", is_ended=True)
     assert writer.cost_s is None
-    assert writer.keep_all([state("b"), state("c")], timeout_s=0.1) == {}
+    assert writer.keep_all([state("b"), state("c")], lambda _: True, timeout_s=0.1) == {}
     assert time.monotonic() - started_s < 5
     assert len(writer._waiting) == 3
     held.go.set()
@@ -146,7 +146,8 @@ def test_all_states_are_written_before_the_replica_leaves(
             raise BlobStoreError("no room")
 
     blobs.before = hook
-    kept = writer.keep_all([state("a", 3), state("bad", 4), state("b", 5)], timeout_s=20.0)
+    states = [state("a", 3), state("bad", 4), state("gone", 4), state("b", 5)]
+    kept = writer.keep_all(states, lambda name: name != "gone", timeout_s=20.0)
     assert kept == {"a": 3, "b": 5}
     assert blobs.entries.keys() == {"a.state", "b.state"}
 

@@ -75,6 +75,34 @@ def test_who_joins_a_batch_does_so_at_the_next_step() -> None:
 
 
 @quick
+@given(arrivals, st.integers(1, 2), st.sampled_from(["accept", "refuse"]))
+def test_places_that_change_hands_cost_no_step(
+    workload: list[Arrival], num: int, when_late: Any
+) -> None:
+    """What holds of every simulation is asserted there: every step is taken just once."""
+    spec = replace(spec_of(num=num, max_batch=1, max_in_flight=1), when_late=when_late)
+    result, _ = simulate(replace(spec, has_preemption=True), workload)
+    if when_late == "refuse":
+        late = [one for one in result.fates if one.end == "finished" and not one.is_met]
+        # predictions are exact here but for the messages' order
+        assert not late
+
+
+def test_a_place_that_changes_hands_makes_a_draft_in_time_and_the_image_no_later_than_due() -> None:
+    long, draft = arrival(0.0, steps=200, slo_s=60.0), arrival(3.0, steps=5, slo_s=3.0)
+    spec = replace(spec_of(max_batch=1, max_in_flight=1), when_late="refuse")
+    result, overseer = simulate(replace(spec, has_preemption=True), [long, draft])
+    assert [one.is_met for one in result.fates] == [True, True]
+    assert [run.request_ids for _, run in overseer.runs] == [("0",), ("1",), ("0",)]
+    # the draft waits for the step that is being taken, or its encoding; the image is encoded anew
+    alone_s = [0.1 + one.num_steps * 0.0762144 + 0.0524288 for one in (long, draft)]
+    assert result.fates[1].end_s - 3.0 == pytest.approx(alone_s[1], abs=0.08)
+    assert result.fates[0].end_s == pytest.approx(sum(alone_s), abs=0.2)
+    result, _ = simulate(spec, [long, draft])
+    assert [one.end for one in result.fates] == ["finished", "refused"]
+
+
+@quick
 @given(arrivals, st.sampled_from(POLICIES), st.integers(1, 3), st.booleans())
 def test_several_steps_in_one_event_are_what_single_steps_are(
     workload: list[Arrival], policy: StepPolicy, num: int, is_noisy: bool

@@ -71,7 +71,7 @@ def test_every_policy_sees_the_same_arrivals_and_a_run_repeats_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*KNOWN[:4], "static/3", "static/3/0.5", "turns", "fewer/9", "slack/0.2"]
+    "name", [*KNOWN[:5], "static/3", "static/3/0.5", "turns", "fewer/9", "slack/0.2"]
 )
 def test_every_policy_can_be_named(name: str) -> None:
     experiment = small(policies=[name], rates_per_s=[2], num_seeds=1, duration_s=4)

@@ -1,0 +1,209 @@
+"""Images that give their places to more urgent ones, on a real engine and dispatch service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.events import Exported
+from ray_cluster.image_coding import ImageCoder
+from ray_cluster.leases import Returned
+from ray_cluster.requests import state_name
+from tests.engine.harness import pool
+from tests.engine.staged import StagedModel
+from tests.replica.setup import (
+    BY_ID,
+    Link,
+    MemoryBlobs,
+    check_image,
+    new_agent,
+    new_service,
+    offer,
+    outcomes,
+    until,
+)
+
+# the one of most steps, and one of few
+LONG, SHORT = BY_ID["r4"], BY_ID["r5"]
+
+
+def ask_back(link: Link, name: str, heir: str) -> None:
+    """Have the dispatcher exchange a place, whoever would be late: that is the policy's affair."""
+    core = link.service._core
+    core._exchanges.plan([(name, heir)])
+    link.service._polls.wake()
+
+
+def totals_of(link: Link) -> Counter[str]:
+    return Counter(link.service._core.snapshot(0.0).totals)
+
+
+@pytest.mark.parametrize(("stage", "call"), [("encode", 0), ("denoise", 1), ("denoise", 4)])
+async def test_an_image_gives_way_and_goes_on_where_it_was(
+    model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, stage: Any, call: int
+) -> None:
+    link, blobs = Link(new_service()), MemoryBlobs()
+    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
+    gate = model.gate(stage, LONG.request_id, call=call)
+    agent.start()
+    await offer(link.service, [LONG])
+    await asyncio.to_thread(gate.await_reached)
+    await offer(link.service, [SHORT])
+    ask_back(link, LONG.request_id, SHORT.request_id)
+    await until(lambda: totals_of(link)["preempted"], "the exchange")
+    gate.open()
+    found = await outcomes(link.service, [LONG, SHORT])
+    for outcome in found.values():
+        check_image(outcome, pixels)
+    [returned] = [one for one in link.reported if isinstance(one, Returned)]
+    assert returned.request_id == LONG.request_id
+    if stage == "denoise":
+        # the step that it was in counts, and none is taken twice
+        assert returned.steps_done == call + 1
+        assert state_name(LONG.request_id) in blobs.puts
+    steps = [ids for at, ids in model.calls if at == "denoise"]
+    assert sum(map(len, steps)) == LONG.num_steps + SHORT.num_steps
+    totals = totals_of(link)
+    assert (totals["preempted"], totals["requeued"]) == (1, 1)
+    assert found[LONG.request_id].attempts == 2
+    await agent.drain()
+    assert not blobs.entries
+    await link.service.close()
+
+
+async def test_an_image_that_is_as_good_as_made_stays(
+    model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
+) -> None:
+    link = Link(new_service())
+    agent = new_agent(model, link, coder, max_in_flight=1)
+    gate = model.gate("decode", LONG.request_id)
+    agent.start()
+    await offer(link.service, [LONG])
+    await asyncio.to_thread(gate.await_reached)
+    await offer(link.service, [SHORT])
+    ask_back(link, LONG.request_id, SHORT.request_id)
+    await until(lambda: model.steps_of(SHORT.request_id), "the second image")
+    gate.open()
+    for outcome in (await outcomes(link.service, [LONG, SHORT])).values():
+        check_image(outcome, pixels)
+        assert outcome.attempts == 1
+    assert not [one for one in link.reported if isinstance(one, Returned)]
+    await agent.drain()
+    await link.service.close()
+
+
+async def test_what_is_cancelled_while_it_gives_way_leaves_no_state(
+    model: StagedModel, coder: ImageCoder
+) -> None:
+    link, blobs = Link(new_service()), MemoryBlobs()
+    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
+    gate = model.gate("denoise", LONG.request_id, call=2)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(call: str, name: str) -> None:
+        if call == "put" and name == state_name(LONG.request_id):
+            loop.call_soon_threadsafe(reached.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
+
+    blobs.before = hold
+    agent.start()
+    await offer(link.service, [LONG])
+    await asyncio.to_thread(gate.await_reached)
+    await offer(link.service, [SHORT])
+    ask_back(link, LONG.request_id, SHORT.request_id)
+    await until(lambda: totals_of(link)["preempted"], "the exchange")
+    gate.open()
+    async with asyncio.timeout(20):
+        await reached.wait()
+    await link.service.abort([LONG.request_id])
+    await until(lambda: not agent._leases.get(LONG.request_id), "the abort")
+    go_on.set()
+    await outcomes(link.service, [LONG, SHORT])
+    await until(lambda: state_name(LONG.request_id) not in blobs.entries, "the deletion")
+    assert not [one for one in link.reported if isinstance(one, Returned)]
+    await agent.drain()
+    await link.service.close()
+
+
+async def test_a_store_that_fails_costs_steps_and_no_image(
+    model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
+) -> None:
+    link, blobs = Link(new_service()), MemoryBlobs()
+
+    def fail(call: str, _name: str) -> None:
+        if call == "put":
+            raise OSError("no space left")
+
+    blobs.before = fail
+    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
+    gate = model.gate("denoise", LONG.request_id, call=2)
+    agent.start()
+    await offer(link.service, [LONG])
+    await asyncio.to_thread(gate.await_reached)
+    await offer(link.service, [SHORT])
+    ask_back(link, LONG.request_id, SHORT.request_id)
+    await until(lambda: totals_of(link)["preempted"], "the exchange")
+    gate.open()
+    for outcome in (await outcomes(link.service, [LONG, SHORT])).values():
+        check_image(outcome, pixels)
+    [returned] = [one for one in link.reported if isinstance(one, Returned)]
+    assert returned.steps_done == 0
+    await agent.drain()
+    await link.service.close()
+
+
+async def test_an_urgent_call_is_made_at_once_between_the_steps_of_a_long_image(
+    model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
+) -> None:
+    """The whole way, by the policy's own decision: there is one place, and it is taken."""
+    link, blobs = Link(new_service()), MemoryBlobs()
+    long = replace(LONG, request_id="long", num_steps=40, slo_s=600.0)
+    truth = StagedModel(model.inner, [long]).pixels()
+    model.before.append(lambda stage, _ids: time.sleep(0.05 if stage == "denoise" else 0.0))
+    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
+    agent.start()
+    # so that it is known what a step takes with its delay
+    await offer(link.service, [BY_ID["r9"]])
+    await outcomes(link.service, [BY_ID["r9"]])
+    await offer(link.service, [long])
+    await until(lambda: model.steps_of("long") >= 2, "the long image")
+    # alone it takes some 0.3 s, and after the long one more than 2 s
+    urgent = replace(SHORT, slo_s=1.3)
+    await offer(link.service, [urgent])
+    found = await outcomes(link.service, [long, urgent])
+    for outcome in found.values():
+        check_image(outcome, pixels | truth)
+    assert totals_of(link)["preempted"] == 1
+    steps = [ids for at, ids in model.calls if at == "denoise"]
+    last = max(at for at, ids in enumerate(steps) if urgent.request_id in ids)
+    assert last < len(steps) - 10
+    await agent.drain()
+    await link.service.close()
+
+
+async def test_an_export_that_was_given_up_takes_nothing_out(model: StagedModel) -> None:
+    """Whoever asks for one and waits no more leaves the image where it is."""
+    events: list[Any] = []
+    runner = build_runner(model.loaded, pool("unused"), events.append, clock=time.monotonic)
+    gate = model.gate("denoise", LONG.request_id, call=1)
+    runner.start()
+    runner.submit(LONG, deadline_s=time.monotonic() + 60)
+    await asyncio.to_thread(gate.await_reached)
+    given_up = runner.export(LONG.request_id)
+    assert given_up.cancel()
+    gate.open()
+    await until(lambda: [one for one in events if not hasattr(one, "report")], "the image")
+    assert model.steps_of(LONG.request_id) == LONG.num_steps
+    assert runner.export(LONG.request_id).result(20) is None
+    assert runner.export("nobody").result(20) is None
+    runner.submit(SHORT, deadline_s=time.monotonic() + 60)
+    taken = runner.export(SHORT.request_id).result(20)
+    assert taken is None or isinstance(taken, Exported)
+    runner.stop()
