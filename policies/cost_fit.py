@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
 from ray_cluster.policies.allocation_problem import BatchOption
-from ray_cluster.policies.cost_model import StepWork, step_s
+from ray_cluster.policies.cost_model import (
+    StepWork,
+    TimedStep,
+    further_size_s,
+    one_call_s,
+)
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow
 from ray_cluster.policies.types import StepCost
 
@@ -42,17 +47,23 @@ def fit_step_cost(profile: LatencyProfile) -> FittedCost:
     """Fit a step's cost to the rows of a profile that are steps on one device.
 
     Terms are not negative, and relative errors count: a small batch is as important as a large
-    one. A table that holds no attention to speak of gets none.
+    one. A table that holds no attention to speak of gets none. Steps of images of one size say what
+    pixels cost, and those of several what a further size costs more than its pixels.
 
     Raises:
-        ValueError: there are no such rows.
+        ValueError: there are no such rows of one size.
     """
     rows = [row for row in profile.of("step") if row.key.sp_degree == 1]
-    if not rows:
-        raise ValueError(f"the profile {profile.name} has no steps on one device to fit a cost to")
-    works = [row_work(row) for row in rows]
+    steps = [TimedStep(row_work(row), row.seconds) for row in rows]
+    alike = [step for step in steps if step.work.num_sizes == 1]
+    if not alike:
+        raise ValueError(
+            f"the profile {profile.name} has no steps on one device, of images of one size, to fit "
+            "a cost to"
+        )
+    works = [step.work for step in alike]
     terms = np.array([[1.0, work.megapixels, work.squared_megapixels] for work in works])
-    fixed_s, linear_s, squared_s = _fit(terms, [row.seconds for row in rows])
+    fixed_s, linear_s, squared_s = _fit(terms, [step.seconds for step in alike])
     cost = StepCost(
         fixed_s=fixed_s,
         per_megapixel_s=linear_s,
@@ -60,10 +71,9 @@ def fit_step_cost(profile: LatencyProfile) -> FittedCost:
         per_squared_megapixel_s=squared_s,
         source="measured" if profile.kinds == ("measured",) else "modelled",
     )
-    errors = [
-        abs(step_s(cost, work) / row.seconds - 1) for work, row in zip(works, rows, strict=True)
-    ]
-    return FittedCost(cost, FitError(float(np.mean(errors)), max(errors), len(rows)))
+    cost = replace(cost, per_further_size_s=further_size_s(cost, steps))
+    errors = [abs(one_call_s(cost, step.work) / step.seconds - 1) for step in steps]
+    return FittedCost(cost, FitError(float(np.mean(errors)), max(errors), len(steps)))
 
 
 def fit_image_cost(options: Sequence[BatchOption], megapixels: float) -> StepCost:
@@ -81,9 +91,14 @@ def fit_image_cost(options: Sequence[BatchOption], megapixels: float) -> StepCos
 def row_work(row: LatencyRow) -> StepWork:
     """Return what a step of the row's batch computes."""
     key = row.key
-    num_rows = key.batch * (2 if key.uses_guidance else 1)
-    megapixels = key.width_px * key.height_px / 1e6
-    return StepWork(num_rows * megapixels, num_rows * megapixels**2)
+    rows_each = 2 if key.uses_guidance else 1
+    # of each size: megapixels of an image, and model rows
+    sizes = [(one.width_px * one.height_px / 1e6, one.batch * rows_each) for one in key.sizes]
+    return StepWork(
+        sum(num_rows * megapixels for megapixels, num_rows in sizes),
+        sum(num_rows * megapixels**2 for megapixels, num_rows in sizes),
+        len(sizes),
+    )
 
 
 def _decode_per_megapixel_s(profile: LatencyProfile) -> float:

@@ -61,6 +61,36 @@ def step_s(cost: StepCost, work: StepWork) -> float:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A denoising step that was measured: one model call, whatever sizes are in it."""
+
+    work: StepWork
+    seconds: float
+
+
+def one_call_s(cost: StepCost, work: StepWork) -> float:
+    """Return the seconds of one denoising step whose sizes share one model call in any case."""
+    alike_s = step_s(cost, replace(work, num_sizes=1))
+    return alike_s + cost.per_further_size_s * (work.num_sizes - 1)
+
+
+def further_size_s(cost: StepCost, steps: Iterable[TimedStep]) -> float:
+    """Return the seconds of a further size that tell the steps best, beside a cost's other terms.
+
+    Least squares of the relative errors, and not negative; 0 where no step is of several sizes.
+    What the cost says of a further size does not matter.
+    """
+    plain = replace(cost, per_further_size_s=0.0)
+    explained = squares = 0.0
+    for step in steps:
+        num_further = step.work.num_sizes - 1
+        missing_s = step.seconds - one_call_s(plain, step.work)
+        explained += num_further * missing_s / step.seconds**2
+        squares += (num_further / step.seconds) ** 2
+    return max(0.0, explained / squares) if squares else 0.0
+
+
 def fitted_cost(
     size_px: tuple[int, int],
     *,
@@ -86,10 +116,11 @@ def fitted_cost(
     )
     if beside is None:
         return cost
-    # beside an image of the first size, what another one costs more than its own pixels
     (width_px, height_px), pair_s = beside
-    pixels_s = cost.per_megapixel_s * width_px * height_px / 1e6
-    return replace(cost, per_further_size_s=max(0.0, pair_s - alone_s - pixels_s))
+    # a cost of two terms has no use for squares
+    pair = StepWork(megapixels + width_px * height_px / 1e6, 0.0, num_sizes=2)
+    further_s = further_size_s(cost, [TimedStep(pair, pair_s)])
+    return replace(cost, per_further_size_s=further_s)
 
 
 def own_s(cost: StepCost, request: RequestView) -> float:

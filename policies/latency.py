@@ -14,15 +14,25 @@ a model from storage until it can serve."""
 FigureKind = Literal["measured", "published", "modelled"]
 
 
+class SizeCount(NamedTuple):
+    """Images of one size in a batch of several."""
+
+    width_px: int
+    height_px: int
+    batch: int = 1
+
+
 class OperationKey(NamedTuple):
     """What an operation's seconds depend on.
 
     Attributes:
         width_px: of each image; 0 where it does not matter.
-        batch: images in it.
+        batch: images in it, of that size.
         sp_degree: devices that do it together.
         uses_guidance: whether every image takes two rows of the model's batch.
         num_steps: of an ``image``; 0 for anything else.
+        beside: what images of other sizes are in the same model call of a ``step``; sizes rise, so
+            that a composition has one key (see `of_sizes`).
     """
 
     operation: Operation
@@ -32,6 +42,27 @@ class OperationKey(NamedTuple):
     sp_degree: int = 1
     uses_guidance: bool = False
     num_steps: int = 0
+    beside: tuple[SizeCount, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[SizeCount, ...]:
+        """The images of its batch, by size."""
+        return (SizeCount(self.width_px, self.height_px, self.batch), *self.beside)
+
+    @property
+    def num_images(self) -> int:
+        """Images in its batch, of any size."""
+        return sum(one.batch for one in self.sizes)
+
+    def of_sizes(self, sizes: Iterable[SizeCount]) -> OperationKey:
+        """Return the key of the same operation on these images, each size once, at least one."""
+        first, *others = sorted(sizes)
+        return self._replace(
+            width_px=first.width_px,
+            height_px=first.height_px,
+            batch=first.batch,
+            beside=tuple(others),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,12 @@ def profile(  # noqa: PLR0917 - one argument per option is how typer declares th
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option(help="Such as 512x512,1024x768; the model's default size if absent."),
+        typer.Option(
+            help="Such as 512x512,1024x768; the model's default size and half of it if absent. "
+            "Several are also measured together in one step."
+        ),
     ] = None,
-    batches: Annotated[str, typer.Option(help="Images in a batch.")] = "1,2,4,8",
+    batches: Annotated[str, typer.Option(help="Images in a batch, of each size.")] = "1,2,4,8",
     repeats: Annotated[
         int, typer.Option(min=2, max=900, help="How often each operation is counted.")
     ] = 10,

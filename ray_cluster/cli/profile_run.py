@@ -21,7 +21,7 @@ from ray_cluster.config import PoolConfig, load_config
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.profiling import ProfilingPlan, describe_key, measure_rows
 from ray_cluster.engine.timing import SizePx
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.engine.warmup import other_size, prepare_threads
 from ray_cluster.errors import ConfigError
 from ray_cluster.machine import cpu_model
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
@@ -105,7 +105,8 @@ def _source(pool: PoolConfig) -> str:
 def _sizes(text: str | None, known: ModelProfile) -> tuple[SizePx, ...]:
     """The sizes that an option names, checked against what the model accepts."""
     if text is None:
-        return ((known.default_width_px, known.default_height_px),)
+        default = (known.default_width_px, known.default_height_px)
+        return tuple(dict.fromkeys((default, other_size(known))))
     sizes = []
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
@@ -142,4 +143,4 @@ def _table(profile: LatencyProfile) -> Table:
 def _figures(row: LatencyRow) -> Sequence[str]:
     milliseconds = 1e3 * row.seconds
     spread = f"{100 * row.cv:.1f}" if row.cv else "-"
-    return (f"{milliseconds:.2f}", spread, f"{milliseconds / row.key.batch:.2f}")
+    return (f"{milliseconds:.2f}", spread, f"{milliseconds / row.key.num_images:.2f}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.timing import OperationTimer, SizePx
-from ray_cluster.policies.latency import LatencyRow, OperationKey
+from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
 
 _GUIDED = 3.0
 
@@ -19,7 +19,8 @@ class ProfilingPlan:
 
     Attributes:
         sizes: of images, width and height in pixels.
-        batches: images in a batch; those that do not fit into memory are left out.
+        batches: images in a batch, and of each size in one of several; those that do not fit into
+            memory are left out.
         repeats: how often each operation is counted.
         guidance: without guidance, with it, or both.
     """
@@ -28,6 +29,15 @@ class ProfilingPlan:
     batches: tuple[int, ...]
     repeats: int = 10
     guidance: tuple[bool, ...] = (False, True)
+
+    @property
+    def mixes(self) -> tuple[tuple[SizePx, ...], ...]:
+        """Sizes that step together: the smallest and the largest, and these with the middle one."""
+        sizes = sorted(self.sizes, key=lambda size: (size[0] * size[1], size))
+        if len(sizes) < 2:
+            return ()
+        pair = (sizes[0], sizes[-1])
+        return (pair,) if len(sizes) == 2 else (pair, (sizes[0], sizes[len(sizes) // 2], sizes[-1]))
 
 
 def measure_rows(
@@ -82,14 +92,24 @@ def planned_keys(model: LoadedModel, plan: ProfilingPlan) -> list[OperationKey]:
         for guided in guidance
         for size, batch in sized
     ]
-    return [*encodes, *steps, *(OperationKey("decode", *size, batch=n) for size, n in sized)]
+    mixed = [
+        OperationKey("step", uses_guidance=guided).of_sizes(SizeCount(*size, batch) for size in mix)
+        for guided in guidance
+        for mix in plan.mixes
+        for batch in plan.batches
+        if model.max_batch_by_size.share(mix) * batch <= 1
+    ]
+    decodes = [OperationKey("decode", *size, batch=batch) for size, batch in sized]
+    return [*encodes, *steps, *mixed, *decodes]
 
 
 def describe_key(key: OperationKey) -> str:
     """Return an operation in words."""
-    size = f" {key.width_px}x{key.height_px}" if key.width_px else ""
     guided = ", guidance" if key.uses_guidance else ""
-    return f"{key.operation}{size}, batch {key.batch}{guided}"
+    if not key.width_px:
+        return f"{key.operation}, batch {key.batch}{guided}"
+    sizes = [f"{one.width_px}x{one.height_px}, batch {one.batch}" for one in key.sizes]
+    return f"{key.operation} {', with '.join(sizes)}{guided}"
 
 
 def _times_s(timer: OperationTimer, key: OperationKey) -> list[float]:
@@ -100,4 +120,5 @@ def _times_s(timer: OperationTimer, key: OperationKey) -> list[float]:
         case "decode":
             return timer.decodes_s(size, key.batch)
         case _:
-            return timer.steps_s([size] * key.batch, guidance_scale=scale)
+            sizes = [(one.width_px, one.height_px) for one in key.sizes for _ in range(one.batch)]
+            return timer.steps_s(sizes, guidance_scale=scale)

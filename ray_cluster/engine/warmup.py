@@ -44,7 +44,7 @@ def measure_step_cost(
     def fastest_s(sizes: Sequence[SizePx]) -> float:
         return min(timer.steps_s(sizes))
 
-    other = _other_size(profile)
+    other = other_size(profile)
     cost = fitted_cost(
         size,
         alone_s=fastest_s([size]),
@@ -56,7 +56,7 @@ def measure_step_cost(
     return replace(cost, decode_per_megapixel_s=decode_s / (size[0] * size[1] / 1e6))
 
 
-def _other_size(profile: ModelProfile) -> SizePx:
+def other_size(profile: ModelProfile) -> SizePx:
     """Return a size that is not the default one, about half of it if there is such a size."""
     width, height = profile.default_width_px, profile.default_height_px
     half = max(profile.min_px, height // 2 // profile.size_multiple_px * profile.size_multiple_px)

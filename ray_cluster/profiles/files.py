@@ -17,12 +17,23 @@ from ray_cluster.policies.latency import (
     LatencyRow,
     Operation,
     OperationKey,
+    SizeCount,
     repeated_keys,
 )
 
 FORMAT = "ray-cluster latency profile 1"
 _SUFFIX = ".yaml"
 _SIZED = ("step", "image", "decode")
+
+
+class ProfileSize(BaseModel):
+    """Images of a further size in a step."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    width: int = Field(ge=1, le=16384, description="pixels")
+    height: int = Field(ge=1, le=16384, description="pixels")
+    batch: int = Field(1, ge=1, le=4096, description="images")
 
 
 class ProfileRow(BaseModel):
@@ -39,6 +50,7 @@ class ProfileRow(BaseModel):
     guidance: bool | None = Field(None, description="whether an image takes two rows; the file's")
     steps: int = Field(0, ge=0, le=1000, description="of an image; the file's")
     cv: float = Field(0.0, ge=0, allow_inf_nan=False, description="of repeated measurements")
+    beside: tuple[ProfileSize, ...] = Field((), description="other sizes in the same model call")
     kind: FigureKind | None = None
     source: str | None = Field(None, min_length=10)
 
@@ -51,7 +63,17 @@ class ProfileRow(BaseModel):
             raise ValueError(f"{self.operation} has no width and height; leave them out")
         if self.steps and self.operation != "image":
             raise ValueError(f"{self.operation} has no steps; only image does")
+        if self.beside and self.operation != "step":
+            raise ValueError(f"{self.operation} has nothing beside it; only step does")
+        if len({one[:2] for one in self.sizes}) < len(self.sizes):
+            raise ValueError("beside has other sizes than the row, each once; join equal ones")
         return self
+
+    @property
+    def sizes(self) -> tuple[SizeCount, ...]:
+        """The images of its batch, by size."""
+        others = (SizeCount(one.width, one.height, one.batch) for one in self.beside)
+        return (SizeCount(self.width, self.height, self.batch), *others)
 
 
 class ProfileFile(BaseModel):
@@ -83,15 +105,10 @@ class ProfileFile(BaseModel):
         steps = (row.steps or self.steps) if row.operation == "image" else 0
         if row.operation == "image" and not steps:
             raise ValueError("rows: an image needs its steps, in the row or for the whole file")
+        guided = self.guidance if row.guidance is None else row.guidance
         key = OperationKey(
-            operation=row.operation,
-            width_px=row.width,
-            height_px=row.height,
-            batch=row.batch,
-            sp_degree=row.sp_degree,
-            uses_guidance=self.guidance if row.guidance is None else row.guidance,
-            num_steps=steps,
-        )
+            row.operation, sp_degree=row.sp_degree, uses_guidance=guided, num_steps=steps
+        ).of_sizes(row.sizes)
         return LatencyRow(
             key, row.seconds, row.kind or self.kind, row.source or self.source, row.cv
         )
@@ -159,13 +176,18 @@ def _plain(row: LatencyRow, first: LatencyRow) -> dict[str, Any]:
         "width": key.width_px,
         "height": key.height_px,
         "batch": key.batch,
+        "beside": [
+            {"width": one.width_px, "height": one.height_px, "batch": one.batch}
+            for one in key.beside
+        ],
         "sp_degree": key.sp_degree,
         "guidance": key.uses_guidance,
         "steps": key.num_steps,
         "seconds": float(f"{row.seconds:.6g}"),
         "cv": float(f"{row.cv:.3g}"),
     }
-    usual = {"width": 0, "height": 0, "sp_degree": 1, "guidance": False, "steps": 0, "cv": 0.0}
+    usual: dict[str, Any] = {"width": 0, "height": 0, "beside": [], "sp_degree": 1}
+    usual |= {"guidance": False, "steps": 0, "cv": 0.0}
     kept = {name: value for name, value in plain.items() if usual.get(name) != value}
     if row.kind != first.kind:
         kept["kind"] = row.kind

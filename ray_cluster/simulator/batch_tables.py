@@ -31,7 +31,7 @@ def step_options(
     found = [
         (row.key.batch, steps * row.seconds)
         for row in profile.of("step")
-        if (row.key.width_px, row.key.height_px) == (side_px, side_px)
+        if (row.key.width_px, row.key.height_px) == (side_px, side_px) and not row.key.beside
     ]
     return with_gain(_checked(found, profile, f"steps of {side_px} px"), batching_gain)
 

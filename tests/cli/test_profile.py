@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from ray_cluster.policies.latency import OperationKey
+from ray_cluster.engine.batch_caps import BatchCaps
+from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.profiling import ProfilingPlan, planned_keys
+from ray_cluster.policies.cost_fit import fit_step_cost, row_work
+from ray_cluster.policies.cost_model import TimedStep, further_size_s
+from ray_cluster.policies.latency import OperationKey, SizeCount
 from ray_cluster.profiles.files import load_profile
+from ray_cluster.simulator.cell_experiment import CellExperiment
+from ray_cluster.simulator.cell_runs import Setting
 from tests.cli.conftest import Cli
+
+CELL = {
+    "kind": "cell",
+    "name": "here",
+    "what": "This machine.",
+    "sizes": [{"width": 64, "height": 64}, {"width": 128, "height": 128}],
+    "replicas": 1,
+    "max_batch": 4,
+    "steps": 4,
+    "rates_per_s": [1],
+    "duration_s": 5,
+    "policies": ["deadline"],
+}
 
 
 def test_it_measures_what_it_is_asked_and_writes_a_profile(cli: Cli, tmp_path: Path) -> None:
@@ -20,7 +42,15 @@ def test_it_measures_what_it_is_asked_and_writes_a_profile(cli: Cli, tmp_path: P
     assert f"written: {path}" in result.stdout.replace("\n", "")
     profile = load_profile(path)
     assert (profile.model, profile.kinds) == ("shapes-sd", ("measured",))
-    assert len(profile.of("step")) == 8
+    steps = profile.of("step")
+    assert len([row for row in steps if not row.key.beside]) == 8
+    assert {row.key for row in steps if row.key.beside} == {
+        OperationKey("step", uses_guidance=guided).of_sizes(
+            [SizeCount(64, 64, batch), SizeCount(128, 128, batch)]
+        )
+        for guided in (False, True)
+        for batch in (1, 4)
+    }
     assert len(profile.of("decode")) == 4
     assert len(profile.of("encode")) == 4
     assert len(profile.of("load")) == 1
@@ -41,6 +71,27 @@ def test_it_measures_what_it_is_asked_and_writes_a_profile(cli: Cli, tmp_path: P
     # four times the pixels and twice the rows, with room for what else the machine does
     assert large.seconds > together.seconds
     assert together.seconds < 4 * alone.seconds * 2
+    cost = fit_step_cost(profile).cost
+    assert cost.source == "measured"
+    assert cost.per_further_size_s == further_size_s(
+        cost, [TimedStep(row_work(row), row.seconds) for row in steps]
+    )
+    # and that is what a simulated replica takes
+    experiment = CellExperiment.model_validate(CELL | {"profile": str(path)})
+    assert Setting.of(experiment).pools[0].cost == cost
+    assert "step 64x64, batch 4, with 128x128, batch 4" in " ".join(result.stdout.split())
+
+
+def test_sizes_that_do_not_fit_together_are_not_measured_together() -> None:
+    model = SimpleNamespace(
+        profile=SimpleNamespace(guidance="none"),
+        max_batch_by_size=BatchCaps({(64, 64): 8, (128, 128): 2}),
+    )
+    sizes = ((128, 128), (64, 64), (96, 96), (64, 128))
+    keys = planned_keys(cast("LoadedModel", model), ProfilingPlan(sizes, (1, 2, 4)))
+    found = [key.sizes for key in keys if key.beside]
+    # three of them, one each: 1/8 + 1/2 + 1/2 of the room
+    assert found == [(SizeCount(64, 64), SizeCount(128, 128))]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,30 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cost_fit import fit_image_cost, fit_step_cost, row_work
-from ray_cluster.policies.cost_model import StepWork, step_s
-from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
+from ray_cluster.policies.cost_model import StepWork, one_call_s, step_s
+from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey, SizeCount
 from ray_cluster.policies.types import StepCost
 from ray_cluster.profiles.files import load_profile
 
 KEYS = [
     OperationKey("step", side, side, batch=batch, uses_guidance=guided)
     for side in (256, 512, 1024)
+    for batch in (1, 2, 8)
+    for guided in (False, True)
+]
+
+MIXED_KEYS = [
+    OperationKey("step", uses_guidance=guided).of_sizes(
+        SizeCount(side, side, batch) for side in sides
+    )
+    for sides in ((256, 1024), (256, 512, 1024))
     for batch in (1, 2, 8)
     for guided in (False, True)
 ]
@@ -37,6 +47,45 @@ def test_a_cost_is_found_again(fixed_s: float, linear_s: float, squared_s: float
     assert fitted.cost.per_megapixel_s == pytest.approx(linear_s, rel=1e-3, abs=1e-6)
     assert fitted.cost.per_squared_megapixel_s == pytest.approx(squared_s, rel=1e-3, abs=1e-6)
     assert fitted.cost.source == "measured"
+
+
+def mixed_rows(cost: StepCost, noise: float = 0.0) -> list[LatencyRow]:
+    """What steps of several sizes take in one model call, each within some noise of it."""
+    rows = [LatencyRow(key, 1.0, "measured", "made up here") for key in MIXED_KEYS]
+    factors = np.random.default_rng(7).lognormal(sigma=noise, size=len(rows))
+    return [
+        replace(row, seconds=one_call_s(cost, row_work(row)) * float(factor))
+        for row, factor in zip(rows, factors, strict=True)
+    ]
+
+
+@given(st.floats(1e-3, 1), st.floats(1e-3, 1), st.one_of(st.just(0.0), st.floats(1e-3, 2)))
+def test_what_a_further_size_costs_is_found_again(
+    fixed_s: float, linear_s: float, further_s: float
+) -> None:
+    cost = StepCost(fixed_s, linear_s, per_further_size_s=further_s)
+    fitted = fit_step_cost(table(cost, *mixed_rows(cost)))
+    assert fitted.error.num_rows == len(KEYS) + len(MIXED_KEYS)
+    assert fitted.error.worst < 1e-4
+    scale_s = fixed_s + linear_s
+    assert fitted.cost.per_further_size_s == pytest.approx(further_s, rel=1e-3, abs=1e-5 * scale_s)
+
+
+def test_noise_is_averaged_out_and_leaves_the_other_terms_alone() -> None:
+    cost = StepCost(0.1, 0.05, per_further_size_s=0.03)
+    noisy = fit_step_cost(table(cost, *mixed_rows(cost, noise=0.03)))
+    assert noisy.cost.per_further_size_s == pytest.approx(0.03, rel=0.1)
+    # the rows themselves are farther off than that
+    assert 0.03 < noisy.error.worst < 0.15
+    without = fit_step_cost(table(cost))
+    assert without.cost.per_further_size_s == 0
+    assert replace(noisy.cost, per_further_size_s=0.0) == without.cost
+
+
+def test_steps_of_several_sizes_alone_say_nothing_of_pixels() -> None:
+    cost = StepCost(0.1, 0.05, per_further_size_s=0.03)
+    with pytest.raises(ValueError, match="of one size"):
+        fit_step_cost(LatencyProfile("made", "m", "d", tuple(mixed_rows(cost))))
 
 
 def test_decoding_and_other_devices_are_kept_apart() -> None:
@@ -65,6 +114,27 @@ def test_the_packages_tables_are_told_to_a_thousandth(name: str) -> None:
     fitted = fit_step_cost(load_profile(name))
     assert fitted.error.worst < 1e-3
     assert fitted.cost.source == "modelled"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sdxl-h100", StepCost(0.03986904517419792, 0.008455450113107034, source="modelled")),
+        ("sd3-h100", StepCost(0.010000006508143158, 0.016689819208791173, source="modelled")),
+    ],
+)
+def test_the_packages_tables_have_one_size_a_step_and_the_costs_of_old(
+    name: str, expected: StepCost
+) -> None:
+    profile = load_profile(name)
+    assert not any(row.key.beside for row in profile.rows)
+    found = fit_step_cost(profile).cost
+    assert (
+        replace(found, fixed_s=expected.fixed_s, per_megapixel_s=expected.per_megapixel_s)
+        == expected
+    )
+    assert found.fixed_s == pytest.approx(expected.fixed_s, rel=1e-9)
+    assert found.per_megapixel_s == pytest.approx(expected.per_megapixel_s, rel=1e-9)
 
 
 def test_a_table_without_steps_is_refused() -> None:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,12 @@ from ray_cluster.policies.cost_model import (
     MAX_SURPRISE,
     CostResidual,
     StepWork,
+    TimedStep,
     corrected,
     fitted_cost,
+    further_size_s,
     observe,
+    one_call_s,
     step_s,
     work_of,
 )
@@ -68,6 +72,19 @@ def test_steps_whose_times_contradict_each_other_fit_no_negative_cost() -> None:
     assert found.fixed_s == 1.0
     assert found.per_megapixel_s == pytest.approx(0.01)
     assert found.per_further_size_s == 0
+
+
+def test_a_further_size_is_what_the_steps_of_several_take_more_than_a_cost_says() -> None:
+    cost = StepCost(0.5, 2.0, per_squared_megapixel_s=1.0, per_further_size_s=9.0)
+    works = (StepWork(1.0, 0.5, 1), StepWork(2.0, 1.0, 2), StepWork(4.0, 3.0, 4))
+    # more than another model call: then that is what a step is expected to take
+    real = replace(cost, per_further_size_s=0.75)
+    steps = [TimedStep(work, one_call_s(real, work)) for work in works]
+    assert further_size_s(cost, steps) == pytest.approx(0.75)
+    assert one_call_s(real, works[2]) == pytest.approx(step_s(real, works[2]) + 3 * 0.25)
+    # steps of one size say nothing of it, and it is never a gain
+    assert further_size_s(cost, steps[:1]) == 0
+    assert further_size_s(cost, [replace(steps[1], seconds=0.1)]) == 0
 
 
 def test_the_work_of_a_batch_counts_model_rows_and_sizes() -> None:

@@ -7,13 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
+from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey, SizeCount
 from ray_cluster.profiles.files import builtin_profiles, load_profile, save_profile
 
 seconds = st.floats(1e-6, 1e4).map(lambda value: float(f"{value:.6g}"))
 sides = st.integers(8, 2048)
 batches = st.integers(1, 64)
+size_counts = st.builds(SizeCount, sides, sides, batches)
+mixed_keys = st.builds(
+    lambda sizes, guided: OperationKey("step", uses_guidance=guided).of_sizes(sizes),
+    st.lists(size_counts, min_size=2, max_size=4, unique_by=lambda one: one[:2]),
+    st.booleans(),
+)
 keys = st.one_of(
+    mixed_keys,
     st.tuples(
         st.sampled_from(["step", "decode"]),
         sides,
@@ -54,9 +61,22 @@ def test_a_written_profile_comes_back(
     assert load_profile(path) == profile
 
 
+def test_the_order_of_sizes_in_a_step_does_not_matter(tmp_path: Path) -> None:
+    beside = "[{width: 96, height: 96}, {width: 32, height: 64, batch: 3}]"
+    path = tmp_path / "mixed.yaml"
+    path.write_text(HEAD + SOURCE + f"rows: [{{{STEP}, batch: 2, beside: {beside}}}]")
+    (row,) = load_profile(path).rows
+    sizes = (SizeCount(32, 64, 3), SizeCount(64, 64, 2), SizeCount(96, 96))
+    assert row.key.sizes == sizes
+    assert row.key == OperationKey("step").of_sizes(reversed(sizes))
+    assert row.key.num_images == 6
+
+
 HEAD = "format: ray-cluster latency profile 1\nmodel: m\ndevice: d\nkind: measured\n"
 SOURCE = "source: a machine, today\n"
 STEP = "operation: step, width: 64, height: 64, seconds: 1"
+LARGE = "operation: step, width: 96, height: 96, seconds: 1"
+SIZE, OTHER = "{width: 64, height: 64}", "{width: 96, height: 96}"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +90,19 @@ STEP = "operation: step, width: 64, height: 64, seconds: 1"
         (HEAD + SOURCE + "rows: [{operation: step, seconds: 1}]", ("needs width and height",)),
         (HEAD + SOURCE + "rows: [{operation: load, width: 8, seconds: 1}]", ("leave them out",)),
         (HEAD + SOURCE + f"rows: [{{{STEP}, steps: 3}}]", ("only image does",)),
+        (
+            HEAD + SOURCE + "rows: [{operation: encode, seconds: 1, beside: [{width: 8}]}]",
+            ("rows.0.beside.0.height", "required"),
+        ),
+        (
+            HEAD + SOURCE + f"rows: [{{operation: encode, seconds: 1, beside: [{SIZE}]}}]",
+            ("nothing beside it", "only step does"),
+        ),
+        (HEAD + SOURCE + f"rows: [{{{STEP}, beside: [{SIZE}]}}]", ("each once", "join equal")),
+        (
+            HEAD + SOURCE + f"rows: [{{{LARGE}, beside: [{SIZE}]}}, {{{STEP}, beside: [{OTHER}]}}]",
+            ("several for", "leave one"),
+        ),
         (HEAD + SOURCE + "rows: [{operation: load, seconds: -1}]", ("rows.0.seconds", "given -1")),
         (HEAD + SOURCE + "rows: [{operation: load, seconds: .nan}]", ("finite",)),
         (HEAD + SOURCE + "rows: [{operation: nap, seconds: 1}]", ("rows.0.operation", "'nap'")),

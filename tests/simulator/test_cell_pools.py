@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from ray_cluster.profiles.files import load_profile
+from ray_cluster.policies.cost_fit import fit_step_cost, row_work
+from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
+from ray_cluster.profiles.files import load_profile, save_profile
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
 from ray_cluster.simulator.cell_runs import Setting, run_cell, simulate_cell
 from ray_cluster.simulator.replica import Run
+from tests.fakes import request_view
 from tests.simulator.test_cell_experiment import pools, small
 
 RUN = CellRun("deadline/one-size", 4.0, 0)
@@ -81,21 +85,49 @@ def test_replicas_load_as_long_as_the_file_or_else_the_profile_says(tmp_path: Pa
 
     assert load_s(of(mtbf_s=100, load_s=7)) == 7
     assert load_s(of(mtbf_s=100)) == 0
-    shipped = load_profile("sdxl-h100")
-    content = {
-        "format": "ray-cluster latency profile 1",
-        "model": "sdxl",
-        "device": "H100",
-        "kind": "modelled",
-        "source": "for a test of load times",
-        "guidance": True,
-        "rows": [
-            {"operation": "step", "width": row.key.width_px, "height": row.key.height_px}
-            | {"batch": row.key.batch, "seconds": row.seconds}
-            for row in shipped.of("step")
-        ]
-        + [{"operation": "load", "seconds": 41.0}],
-    }
-    path = tmp_path / "slow.yaml"
-    path.write_text(yaml.safe_dump(content))
-    assert load_s(of(mtbf_s=100, profile=str(path))) == 41
+    load = LatencyRow(OperationKey("load"), 41.0, "modelled", "for a test of load times")
+    slow = written(tmp_path, load)
+    assert load_s(of(mtbf_s=100, profile=slow)) == 41
+
+
+def written(folder: Path, *more: LatencyRow) -> str:
+    """A file with the package's profile of SDXL and more rows; its path."""
+    shipped, path = load_profile("sdxl-h100"), folder / "more.yaml"
+    save_profile(path, replace(shipped, rows=(*shipped.rows, *more)))
+    return str(path)
+
+
+def extra_s(profile: str, run: CellRun) -> dict[int, list[float]]:
+    """By number of sizes: what steps take more than the package's profile says of their pixels."""
+    setting = Setting.of(of(profile=profile, replicas=1))
+    arrivals = setting.workload(run.load, run.seed)
+    cost = fit_step_cost(load_profile("sdxl-h100")).cost
+    found: dict[int, list[float]] = {}
+
+    def watch(_name: str, steps: Run) -> None:
+        batch = [arrivals[int(request_id)] for request_id in steps.request_ids]
+        work = work_of(
+            request_view(width_px=one.width_px, height_px=one.height_px, uses_guidance=True)
+            for one in batch
+        )
+        took_s = steps.ends_s[0] - steps.start_s
+        found.setdefault(work.num_sizes, []).append(took_s - step_s(cost, work))
+
+    simulate_cell(setting, run, watch)
+    return found
+
+
+def test_replicas_pay_for_further_sizes_what_their_profile_measured(tmp_path: Path) -> None:
+    cost, rows = fit_step_cost(load_profile("sdxl-h100")).cost, []
+    for sides in ((512, 1024), (512, 768, 1024)):
+        key = OperationKey("step", uses_guidance=True)
+        key = key.of_sizes(SizeCount(side, side, 2) for side in sides)
+        row = LatencyRow(key, 1.0, "modelled", "for a test of further sizes")
+        further = replace(cost, per_further_size_s=0.02)
+        rows.append(replace(row, seconds=step_s(further, row_work(row))))
+    run = CellRun("deadline", 6.0, 0)
+    for profile, further_s in (("sdxl-h100", 0.0), (written(tmp_path, *rows), 0.02)):
+        found = extra_s(profile, run)
+        assert found[1] == pytest.approx([0.0] * len(found[1]), abs=1e-6)
+        assert found[2] == pytest.approx([further_s] * len(found[2]), abs=1e-6)
+        assert len(found[2]) > 20

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
+from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
 from ray_cluster.policies.planner import AllocationPlanner
 from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator import autoscaling_policies, cascade_policies
@@ -173,6 +174,11 @@ def test_images_are_made_of_a_tables_steps_where_it_has_no_images() -> None:
     profile = load_profile("sdxl-h100")
     options = step_options(profile, steps=50, side_px=1024)
     assert [(one.batch, round(one.seconds, 3)) for one in options][:2] == [(1, 2.88), (2, 3.766)]
+    # a step of several sizes makes no batch of one
+    key = OperationKey("step").of_sizes([SizeCount(1024, 1024, 2), SizeCount(2048, 2048)])
+    mixed = LatencyRow(key, 9.0, "modelled", "made up here")
+    with_mixed = replace(profile, rows=(mixed, *profile.rows))
+    assert step_options(with_mixed, steps=50, side_px=1024) == options
     with pytest.raises(ValueError, match="given 'sdxl-h100', which has no steps of 640 px"):
         step_options(profile, steps=50, side_px=640)
     with pytest.raises(ValueError, match="has no whole images of one size"):
