@@ -1,12 +1,24 @@
-"""What a step costs on this device: measured once, corrected by every step that is taken."""
+"""What a step costs on this device: measured once, learnt from every step that is taken."""
 
 from __future__ import annotations
 
-from ray_cluster.policies.cost_model import CostResidual, StepWork, corrected, observe, step_s
+from ray_cluster.policies.cost_learning import StepHistory, learnt_cost, remember
+from ray_cluster.policies.cost_model import (
+    CostResidual,
+    StepWork,
+    TimedStep,
+    corrected,
+    observe,
+    step_s,
+)
 from ray_cluster.policies.types import StepCost
 
 # of no model in particular: who has deadlines to keep measures first
 _UNMEASURED = StepCost(fixed_s=0.01, per_megapixel_s=1.0, source="modelled")
+# steps after which the terms are worked out anew; how fast all goes is followed at each
+_EVERY = 4
+# what is further off says nothing of terms: a stall, or somebody else's rush
+_MOST_OFF = 2.0
 
 
 class StepCosts:
@@ -17,16 +29,24 @@ class StepCosts:
     """
 
     def __init__(self, measured: StepCost = _UNMEASURED) -> None:
-        self._measured = measured
+        self._measured = self._learnt = measured
+        self._history = StepHistory()
         self._residual = CostResidual()
+        self._num_observed = 0
 
     @property
     def current(self) -> StepCost:
         """What a step costs at present."""
-        return corrected(self._measured, self._residual)
+        return corrected(self._learnt, self._residual)
 
-    def observe(self, work: StepWork, duration_s: float) -> None:
-        """Take in a step that was taken."""
+    def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
+        """Take in a step that was taken, in so many calls of the model."""
         self._residual = observe(
-            self._residual, predicted_s=step_s(self._measured, work), observed_s=duration_s
+            self._residual, predicted_s=step_s(self._learnt, work), observed_s=duration_s
         )
+        expected_s = step_s(self.current, work)
+        told_s = min(max(duration_s, expected_s / _MOST_OFF), expected_s * _MOST_OFF)
+        self._history = remember(self._history, TimedStep(work, told_s), num_calls=num_calls)
+        self._num_observed += 1
+        if self._num_observed % _EVERY == 0:
+            self._learnt = learnt_cost(self._measured, self._history)

@@ -207,7 +207,9 @@ class StepEngine:
         work = work_of(view.request for view in views if view.request.request_id in chosen)
         duration_s = self._clock() - started_s
         if not failed:
-            self._costs.observe(work, duration_s)
+            layout = self._choose_layout(work.num_sizes)
+            num_calls = work.num_sizes if layout == "grouped" else 1
+            self._costs.observe(work, duration_s, num_calls=num_calls)
         return StepReport(
             stepped=tuple(chosen),
             finished=tuple(finished),
