@@ -249,6 +249,16 @@ class PoolConfig(Section):
     num_threads: int = Field(1, ge=1)
     max_batch: int = Field(8, ge=1)
     max_in_flight: int = Field(16, ge=1)
+    batches: Literal["mixed", "one-size"] = Field(
+        "mixed",
+        description="whether images of several sizes share a denoising step; `one-size` is what "
+        "other engines do, to compare with: predictions still reckon with `mixed`",
+    )
+    layout: Literal["auto", "mixed", "grouped"] = Field(
+        "auto",
+        description="whether the sizes of a step share one model call, or take one each; `auto` "
+        "takes what is expected to be faster, by the steps so far",
+    )
     min_px: int | None = Field(None, ge=8)
     max_px: int | None = Field(None, ge=8)
     max_num_inference_steps: int = Field(100, ge=1)

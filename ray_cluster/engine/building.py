@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
@@ -12,10 +13,14 @@ from ray_cluster.engine.mixed_step import LayoutChoice
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.policies.baselines.one_size_batches import one_size_batches
+from ray_cluster.policies.batch_layout import BatchLayout
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import ReplicaSight, StepPolicy
 from ray_cluster.policies.types import RowView
+
+_POLICIES: Mapping[str, StepPolicy] = {"mixed": mixed_batches, "one-size": one_size_batches}
 
 
 def build_engine(
@@ -67,7 +72,14 @@ def build_runner(
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
     return EngineRunner(
         model,
-        build_engine(model, max_batch=pool.max_batch, clock=clock, costs=costs),
+        build_engine(
+            model,
+            max_batch=pool.max_batch,
+            clock=clock,
+            costs=costs,
+            policy=_POLICIES[pool.batches],
+            layout=None if pool.layout == "auto" else partial(_always, pool.layout),
+        ),
         on_event,
         clock=clock,
         num_threads=pool.num_threads,
@@ -75,3 +87,7 @@ def build_runner(
         sink=sink,
         interval=interval,
     )
+
+
+def _always(layout: BatchLayout, _num_sizes: int) -> BatchLayout:
+    return layout

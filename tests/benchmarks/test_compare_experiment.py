@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from benchmarks.serving.compare import experiment, service_process
 from benchmarks.serving.compare.calibration import Calibration, measure_alone
 from benchmarks.serving.compare.cells import CellStore
+from benchmarks.serving.compare.client_run import run_client
 from benchmarks.serving.compare.contenders import Counts, Launch, Site
 from benchmarks.serving.compare.experiment import Experiment, missing_blocks
 from benchmarks.serving.compare.service_process import ServiceProblem, running
@@ -32,6 +33,7 @@ STUBBED = replace(
 class StubContender:
     what: str = "a service of no worth"
     call: Mapping[str, Any] = field(default_factory=dict)
+    omits: tuple[str, ...] = ()
     program: str = str(STUB)
     forgets: int = 0
 
@@ -78,6 +80,28 @@ def test_block_is_run_and_another_process_goes_on_after_it(
         assert 0 < found["client"]["cpu_share"] < 2
     kept = list((tmp_path / "images" / first.trace.name / "stub").glob("*.png"))
     assert len(kept) == 20 - refused
+
+
+def test_contender_is_not_told_what_it_omits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    def note(url: str, calls: Sequence[tuple[float, dict[str, Any]]], **options: Any) -> Any:
+        sent.extend(body for _, body in calls)
+        return run_client(url, calls, **options)
+
+    stubs = {"stub": StubContender(call={"when_late": "accept"}, omits=("slo_s",))}
+    monkeypatch.setattr(experiment, "CONTENDERS", stubs)
+    monkeypatch.setattr("benchmarks.serving.compare.calibration.CONTENDERS", stubs)
+    monkeypatch.setattr(experiment, "run_client", note)
+    run, store = stubbed(tmp_path)
+    [block, *_] = missing_blocks(STUBBED, traces(STUBBED, rate_per_s=40.0), store)
+    run.run(block, lambda _done, _text: None)
+    assert {one["when_late"] for one in sent} == {"accept"}
+    assert not any("slo_s" in one for one in sent)
+    # it is judged by its deadlines all the same
+    assert store[block.cells[0]]["fates"]["in time"] > 0
 
 
 def test_book_that_never_settles_is_found_out(

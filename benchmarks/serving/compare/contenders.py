@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,6 +96,10 @@ class Contender(Protocol):
     def call(self) -> Mapping[str, Any]:
         """What its calls say beside the image and the deadline."""
 
+    @property
+    def omits(self) -> Collection[str]:
+        """What its calls leave out of these."""
+
     def launch(self, site: Site) -> Launch:
         """Write its settings; return how it is started."""
 
@@ -111,6 +115,7 @@ class BaselineContender:
     is_guarded: bool
     what: str
     call: Mapping[str, Any] = field(default_factory=dict)
+    omits: Collection[str] = ()
 
     def launch(self, site: Site) -> Launch:
         """See :class:`Contender`."""
@@ -151,6 +156,7 @@ class OwnContender:
     call: Mapping[str, Any] = field(
         default_factory=lambda: {"when_late": "refuse", "metadata": False}
     )
+    omits: Collection[str] = ()
 
     def launch(self, site: Site) -> Launch:
         """See :class:`Contender`."""
@@ -190,7 +196,8 @@ class OwnContender:
         return Counts(events["accepted"], events["completed"], 0, failed)
 
 
-CONTENDERS: Mapping[str, Contender] = {
+_OPEN = {"when_late": "accept", "metadata": False}
+COMPARED: Mapping[str, Contender] = {
     "one-by-one": BaselineContender("one-by-one", False, "pipeline, one image after the other"),
     "one-by-one/guarded": BaselineContender(
         "one-by-one", True, "the same with a bounded queue and a deadline drop"
@@ -201,6 +208,26 @@ CONTENDERS: Mapping[str, Contender] = {
     ),
     "ours": OwnContender("the service, images exact, late ones refused", "deadline"),
 }
+# the service without one of its parts
+ABLATIONS: Mapping[str, Contender] = {
+    "ours/open": OwnContender("nobody refused: without admission", "deadline/open", call=_OPEN),
+    "ours/no-deadlines": OwnContender(
+        "nobody refused, and first come first served: without admission and order",
+        None,
+        call=_OPEN,
+        omits=("slo_s",),
+    ),
+    "ours/one-size": OwnContender(
+        "batches of one size: without mixed batches", "deadline/one-size", {"batches": "one-size"}
+    ),
+    "ours/grouped": OwnContender(
+        "a model call for each size of a batch: without the layout", None, {"layout": "grouped"}
+    ),
+    "ours/one-by-one": OwnContender(
+        "one image after the other: the executor alone", None, {"max_batch": 1}
+    ),
+}
+CONTENDERS: Mapping[str, Contender] = {**COMPARED, **ABLATIONS}
 BASELINES = tuple(name for name, one in CONTENDERS.items() if isinstance(one, BaselineContender))
 
 

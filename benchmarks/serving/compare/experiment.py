@@ -130,7 +130,7 @@ class Experiment:
 
     def _run_cell(self, cell: Cell, trace: Trace, contender: Contender, url: str) -> Figures:
         asked = trace.at(cell.load).requests
-        calls = [(one.arrival_s, {**contender.call, **self._body(one)}) for one in asked]
+        calls = [(one.arrival_s, self._call(contender, one)) for one in asked]
         before = _settled(contender, url)
         meter = CpuMeter()
         run = run_client(url, calls, timeout_s=_TIMEOUT_S)
@@ -148,9 +148,10 @@ class Experiment:
             "commit": self._commit,
         }
 
-    def _body(self, one: Planned) -> dict[str, Any]:
-        call = image_call(one.shape, one.prompt, one.seed, sampler=self._settings.sampler)
-        return call | {"slo_s": round(one.slo_s, 6)}
+    def _call(self, contender: Contender, one: Planned) -> dict[str, Any]:
+        image = image_call(one.shape, one.prompt, one.seed, sampler=self._settings.sampler)
+        call = {**contender.call, **image, "slo_s": round(one.slo_s, 6)}
+        return {name: value for name, value in call.items() if name not in contender.omits}
 
     def _keep_images(self, cell: Cell, outcomes: Sequence[Outcome]) -> None:
         """Keep images of a busy run, to be compared with those of other contenders."""

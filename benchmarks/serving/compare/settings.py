@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.baselines.settings import shape_name
-from benchmarks.serving.compare.contenders import CONTENDERS
+from benchmarks.serving.compare.contenders import COMPARED
 
 Process = Literal["poisson", "bursty"]
 # coefficient of variation of the gaps between arrivals
@@ -52,7 +52,7 @@ class Settings:
         first_seed: of the traces.
     """
 
-    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    contenders: tuple[str, ...] = tuple(COMPARED)
     loads: tuple[float, ...] = (0.3, 0.6, 1.0, 1.4)
     processes: tuple[Process, ...] = ("poisson", "bursty")
     num_traces: int = 5

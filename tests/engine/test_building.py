@@ -1,0 +1,59 @@
+"""What a pool's configuration makes of an engine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.events import Stepped
+from tests.engine.conftest import Zoo
+from tests.engine.harness import pool, request
+from tests.engine.staged import Events, StagedModel, until
+
+# of two sizes, together from the first step on if they may be
+REQUESTS = [
+    request(f"r{number}", width_px=side, height_px=64, num_steps=4)
+    for number, side in enumerate((64, 64, 128, 128))
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes_of_a_step", "calls_of_a_step"),
+    [
+        ({}, 2, 1),
+        ({"layout": "mixed"}, 2, 1),
+        ({"layout": "grouped"}, 2, 2),
+        ({"batches": "one-size"}, 1, 1),
+    ],
+)
+def test_sizes_share_a_step_or_a_model_call_as_configured(
+    zoo: Zoo, changes: dict[str, Any], sizes_of_a_step: int, calls_of_a_step: int
+) -> None:
+    model = StagedModel(zoo.model("sd"))
+    steps: list[Any] = []
+    events = Events()
+
+    def note(event: Any) -> None:
+        if isinstance(event, Stepped):
+            num_calls = sum(stage == "denoise" for stage, _ in model.calls)
+            steps.append((event.report.work.num_sizes, num_calls))
+        events(event)
+
+    runner = build_runner(model.loaded, pool("unused", **changes), note, clock=time.monotonic)
+    # all are there before the first step
+    for one in REQUESTS:
+        runner.submit(one, deadline_s=time.monotonic() + 60)
+    runner.start()
+    until(lambda: len(events.ends) == len(REQUESTS), "all images")
+    runner.stop()
+    assert max(sizes for sizes, _ in steps) == sizes_of_a_step
+    counts = [0, *(calls for _, calls in steps)]
+    most = max(
+        after - before
+        for before, after, (sizes, _) in zip(counts, counts[1:], steps, strict=False)
+        if sizes == sizes_of_a_step
+    )
+    assert most == calls_of_a_step
