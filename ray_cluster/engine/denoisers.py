@@ -14,7 +14,7 @@ from ray_cluster.engine.dit.executor import DiTExecutor
 from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.flow_schedules import FlowModel
 from ray_cluster.engine.folders import component_config, component_names
-from ray_cluster.engine.unet.config import check_unet_config
+from ray_cluster.engine.unet.config import check_unet_config, check_unet_inputs
 from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.model_sizes import patch_size, vae_scale_factor
 from ray_cluster.requests import GuidanceKind
@@ -33,14 +33,15 @@ def is_unet(config: Mapping[str, Any]) -> bool:
     return bool(config["_class_name"] == _UNET)
 
 
-def check_denoiser(config: Mapping[str, Any]) -> None:
-    """Refuse by name what no executor covers.
+def check_denoiser(config: Mapping[str, Any], pipeline: str) -> None:
+    """Refuse by name what no executor covers, or its pipeline gives it no input for.
 
     Raises:
         ModelUnsupported: with the key, what was given and what is allowed.
     """
     if is_unet(config):
         check_unet_config(config)
+        check_unet_inputs(config, pipeline)
     else:
         check_dit_config(config)
 

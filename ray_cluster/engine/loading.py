@@ -103,7 +103,7 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
     """
     folder = resolve_folder(pool.model)
     family = _family(folder)
-    check_denoiser(component_config(folder, denoiser_name(folder)))
+    check_denoiser(component_config(folder, denoiser_name(folder)), pipeline_name(folder))
     tables = SamplerTables(component_config(folder, "scheduler"), flow_model(folder))
     return InspectedModel(folder, tables, _profile(pool, folder, family, tables))
 

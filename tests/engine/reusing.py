@@ -1,4 +1,4 @@
-"""Requests that reuse, alone and in company."""
+"""Requests that come and go, some of which reuse, alone and in company."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ray_cluster.engine.activations import ActivationStore
@@ -14,8 +15,8 @@ from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
-from ray_cluster.requests import ImageRequest
-from tests.engine.harness import Run, all_rows, difference, drive, start
+from ray_cluster.requests import ImageRequest, SamplerName
+from tests.engine.harness import Run, all_rows, difference, drive, request, start
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,35 @@ class Visit:
     reuse: ReuseSchedule | None
     joins: int = 0
     stays: int | None = None
+
+
+@st.composite
+def visits(
+    draw: st.DrawFn,
+    sizes_px: Sequence[tuple[int, int]],
+    *,
+    samplers: Sequence[SamplerName] = ("ddim",),
+    reuses: st.SearchStrategy[ReuseSchedule | None] | None = None,
+) -> list[Visit]:
+    """Draw visits of a few kinds: most requests have been made alone before."""
+    found = []
+    for index in range(draw(st.integers(1, 9))):
+        width, height = draw(st.sampled_from(sizes_px))
+        kind = draw(st.integers(0, 3))
+        one = request(
+            f"v{index}",
+            width_px=width,
+            height_px=height,
+            sampler=draw(st.sampled_from(samplers)),
+            guidance_scale=(1.0, 1.0, 3.0, 5.5)[kind],
+            num_steps=draw(st.integers(1, 5)),
+            seed=kind,
+            prompt=("red", "a large blue square")[kind % 2],
+        )
+        reuse = None if reuses is None else draw(reuses)
+        stays = draw(st.one_of(st.none(), st.integers(1, 4)))
+        found.append(Visit(one, reuse, draw(st.integers(0, 5)), stays))
+    return found
 
 
 class Company:

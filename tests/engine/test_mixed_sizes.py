@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -32,40 +32,10 @@ from tests.engine.harness import (
     start,
     start_all,
 )
+from tests.engine.reusing import Visit, visits
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 96), (128, 128), (64, 128), (128, 64))
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A request that joins before a step and may be aborted some steps later."""
-
-    one: ImageRequest
-    joins: int
-    stays: int | None
-
-
-@st.composite
-def visits(draw: st.DrawFn) -> list[Visit]:
-    found = []
-    for index in range(draw(st.integers(1, 9))):
-        width, height = draw(st.sampled_from(SIZES_PX))
-        kind = draw(st.integers(0, 3))
-        one = request(
-            f"v{index}",
-            width_px=width,
-            height_px=height,
-            sampler=draw(st.sampled_from(SAMPLER_NAMES)),
-            guidance_scale=(1.0, 1.0, 3.0, 5.5)[kind],
-            num_steps=draw(st.integers(1, 5)),
-            # few different ones, so that most have been made alone before
-            seed=kind,
-            prompt=("red", "a large blue square")[kind % 2],
-        )
-        stays = draw(st.one_of(st.none(), st.integers(1, 4)))
-        found.append(Visit(one, draw(st.integers(0, 5)), stays))
-    return found
 
 
 class Alone:
@@ -90,7 +60,7 @@ def engine_with(model: LoadedModel, layout: Any = None) -> StepEngine:
 
 
 @settings(max_examples=40)
-@given(visits(), st.sampled_from(["mixed", "grouped"]))
+@given(visits(SIZES_PX, samplers=SAMPLER_NAMES), st.sampled_from(["mixed", "grouped"]))
 def test_whoever_comes_and_goes_every_image_is_as_if_alone(
     zoo: Zoo, alone: Alone, some: list[Visit], layout: str
 ) -> None:

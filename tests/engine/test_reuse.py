@@ -16,7 +16,7 @@ from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.unet import parts
 from ray_cluster.policies.reuse import ReuseSchedule
 from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, request
-from tests.engine.reusing import Company, Visit
+from tests.engine.reusing import Company, Visit, visits
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 64), (128, 128))
@@ -84,30 +84,16 @@ def test_blocks_in_which_no_row_is_active_are_skipped(
     assert rest == [1, 1]
 
 
-@st.composite
-def visits(draw: st.DrawFn) -> list[Visit]:
-    found = []
-    for index in range(draw(st.integers(1, 7))):
-        width, height = draw(st.sampled_from(SIZES_PX))
-        kind = draw(st.integers(0, 2))
-        one = request(
-            f"v{index}",
-            width_px=width,
-            height_px=height,
-            guidance_scale=(1.0, 3.0, 5.5)[kind],
-            num_steps=draw(st.integers(1, 5)),
-            # few different ones, so that most have been made alone before
-            seed=kind,
-        )
-        numbers = (st.integers(1, 5), st.integers(2, 4), st.integers(1, 2), st.integers(0, 1))
-        stays = draw(st.one_of(st.none(), st.integers(1, 4)))
-        reuse = draw(st.one_of(st.none(), st.builds(ReuseSchedule, *numbers)))
-        found.append(Visit(one, reuse, draw(st.integers(0, 4)), stays))
-    return found
+NUMBERS = (st.integers(1, 5), st.integers(2, 4), st.integers(1, 2), st.integers(0, 1))
+REUSES = st.one_of(st.none(), st.builds(ReuseSchedule, *NUMBERS))
 
 
 @settings(max_examples=25)
-@given(visits(), st.sampled_from([None, 0, 200_000]), st.sampled_from(["mixed", "grouped"]))
+@given(
+    visits(SIZES_PX, reuses=REUSES),
+    st.sampled_from([None, 0, 200_000]),
+    st.sampled_from(["mixed", "grouped"]),
+)
 def test_whoever_comes_and_goes_and_whatever_is_evicted_every_row_is_as_if_alone(
     small: Company, some: list[Visit], budget_bytes: int | None, layout: Any
 ) -> None:

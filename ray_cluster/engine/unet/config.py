@@ -6,6 +6,12 @@ from typing import Any
 
 from ray_cluster.errors import ModelUnsupported
 
+# what pipelines condition their UNet on beside the prompt; "text" is made of the prompt itself
+_ADDITIONS: dict[str, tuple[str | None, ...]] = {
+    "StableDiffusionPipeline": (None, "text"),
+    "StableDiffusionXLPipeline": ("text_time",),
+}
+
 
 def check_unet_config(config: Any) -> None:
     """Refuse by name what the executor does not cover.
@@ -14,9 +20,9 @@ def check_unet_config(config: Any) -> None:
         ModelUnsupported: with the key, what was given and what is allowed.
     """
     allowed: dict[str, tuple[Any, ...]] = {
-        "addition_embed_type": (None, "text_time"),
-        "class_embed_type": (None,),
-        "num_class_embeds": (None,),
+        "addition_embed_type": (None, "text", "text_time"),
+        "class_embed_type": (None, "timestep", "identity", "projection", "simple_projection"),
+        "class_embeddings_concat": (False,),
         "encoder_hid_dim_type": (None, "text_proj"),
         "time_cond_proj_dim": (None,),
         "time_embedding_act_fn": (None,),
@@ -40,3 +46,26 @@ def check_unet_config(config: Any) -> None:
             f"unet takes {config['in_channels']} channels and gives {config['out_channels']}; "
             "only text-to-image UNets (equal numbers) are covered, no inpainting or editing ones"
         )
+
+
+def check_unet_inputs(config: Any, pipeline: str) -> None:
+    """Refuse a UNet that asks for what the pipeline of its folder does not hand to it.
+
+    No text-to-image pipeline of those that are covered has class labels: diffusers' that do have
+    some make them of another image, or of how much noise a smaller one was given.
+
+    Raises:
+        ModelUnsupported: with the key, what was given and what is allowed.
+    """
+    allowed: dict[str, tuple[Any, ...]] = {
+        "class_embed_type": (None,),
+        "num_class_embeds": (None,),
+        "addition_embed_type": _ADDITIONS.get(pipeline, (None,)),
+    }
+    for key, values in allowed.items():
+        given = config.get(key)
+        if given not in values:
+            raise ModelUnsupported(
+                f"unet config {key}={given!r} asks for what a {pipeline} does not give; allowed: "
+                f"{values}"
+            )

@@ -27,7 +27,8 @@ class PreparedPrompt:
     Attributes:
         keys_values: ``[1 or 2, T, P]``, of all cross-attentions; with guidance the negative
             prompt's first.
-        added: ``[1 or 2, E]``, what is added to the time embedding (SDXL); else None.
+        added: ``[1 or 2, E]``, what is added to the time embedding (SDXL's conditions, classes);
+            None for models without.
     """
 
     keys_values: Tensor
@@ -115,13 +116,29 @@ class UNetExecutor:
         prompts = self._unet.process_encoder_hidden_states(
             encoder_hidden_states=embeds, added_cond_kwargs=added
         )
+        conditions = self._unet.get_aug_embed(
+            emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
+        )
+        classes = self._unet.get_class_embed(sample=shape, class_labels=self._labels(conditioning))
+        parts = [part for part in (classes, conditions) if part is not None]
         assert self._lean.prompts is not None
         return PreparedPrompt(
             keys_values=self._lean.prompts(prompts.flatten(0, 1)).unflatten(0, prompts.shape[:2]),
-            added=self._unet.get_aug_embed(
-                emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
-            ),
+            added=torch.stack(parts).sum(0) if parts else None,
         )
+
+    def _labels(self, conditioning: Conditioning) -> Tensor | None:
+        """Return the class labels of a request's model rows."""
+        labels = conditioning.class_labels
+        if labels is None:
+            return None
+        negative = None
+        if conditioning.is_guided:
+            negative = conditioning.negative_class_labels
+            negative = labels if negative is None else negative
+        rows = torch.stack(rows_of(negative, labels))
+        # a timestep is large: it is rounded only when it has become a wave
+        return rows.to(self._dtype) if rows.ndim > 1 else rows
 
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Run time embedding, input convolution, down blocks and mid block."""
