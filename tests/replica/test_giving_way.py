@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ray_cluster.blob_store import BlobStoreError
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Exported
 from ray_cluster.image_coding import ImageCoder
 from ray_cluster.leases import Returned
+from ray_cluster.replica import ReplicaAgent
 from ray_cluster.requests import state_name
 from tests.engine.harness import pool
-from tests.engine.staged import StagedModel
+from tests.engine.staged import Gate, StagedModel, StageName
 from tests.replica.setup import (
     BY_ID,
     Link,
@@ -33,78 +37,80 @@ from tests.replica.setup import (
 LONG, SHORT = BY_ID["r4"], BY_ID["r5"]
 
 
-def ask_back(link: Link, name: str, heir: str) -> None:
-    """Have the dispatcher exchange a place, whoever would be late: that is the policy's affair."""
-    core = link.service._core
-    core._exchanges.plan([(name, heir)])
-    link.service._polls.wake()
-
-
 def totals_of(link: Link) -> Counter[str]:
     return Counter(link.service._core.snapshot(0.0).totals)
+
+
+@asynccontextmanager
+async def exchanging(
+    model: StagedModel, coder: ImageCoder, blobs: MemoryBlobs, stage: StageName, call: int = 0
+) -> AsyncIterator[tuple[Link, ReplicaAgent, Gate]]:
+    """A replica of one place, whose long image was asked back when a stage began with it.
+
+    Whether that is worth while is the policy's affair. It goes on when the gate is opened.
+    """
+    link = Link(new_service())
+    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
+    gate = model.gate(stage, LONG.request_id, call=call)
+    agent.start()
+    try:
+        await offer(link.service, [LONG])
+        await asyncio.to_thread(gate.await_reached)
+        await offer(link.service, [SHORT])
+        link.service._core._exchanges.plan([(LONG.request_id, SHORT.request_id)])
+        link.service._polls.wake()
+        await until(lambda: totals_of(link)["preempted"], "the exchange")
+        yield link, agent, gate
+    finally:
+        gate.open()
+        await agent.drain()
+        await link.service.close()
+
+
+def returned(link: Link) -> list[Returned]:
+    return [one for one in link.reported if isinstance(one, Returned)]
 
 
 @pytest.mark.parametrize(("stage", "call"), [("encode", 0), ("denoise", 1), ("denoise", 4)])
 async def test_an_image_gives_way_and_goes_on_where_it_was(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, stage: Any, call: int
 ) -> None:
-    link, blobs = Link(new_service()), MemoryBlobs()
-    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
-    gate = model.gate(stage, LONG.request_id, call=call)
-    agent.start()
-    await offer(link.service, [LONG])
-    await asyncio.to_thread(gate.await_reached)
-    await offer(link.service, [SHORT])
-    ask_back(link, LONG.request_id, SHORT.request_id)
-    await until(lambda: totals_of(link)["preempted"], "the exchange")
-    gate.open()
-    found = await outcomes(link.service, [LONG, SHORT])
-    for outcome in found.values():
-        check_image(outcome, pixels)
-    [returned] = [one for one in link.reported if isinstance(one, Returned)]
-    assert returned.request_id == LONG.request_id
-    if stage == "denoise":
-        # the step that it was in counts, and none is taken twice
-        assert returned.steps_done == call + 1
-        assert state_name(LONG.request_id) in blobs.puts
-    steps = [ids for at, ids in model.calls if at == "denoise"]
-    assert sum(map(len, steps)) == LONG.num_steps + SHORT.num_steps
-    totals = totals_of(link)
-    assert (totals["preempted"], totals["requeued"]) == (1, 1)
-    assert found[LONG.request_id].attempts == 2
-    await agent.drain()
+    blobs = MemoryBlobs()
+    async with exchanging(model, coder, blobs, stage, call) as (link, _, gate):
+        gate.open()
+        found = await outcomes(link.service, [LONG, SHORT])
+        for outcome in found.values():
+            check_image(outcome, pixels)
+        [back] = returned(link)
+        assert back.request_id == LONG.request_id
+        if stage == "denoise":
+            # the step that it was in counts, and none is taken twice
+            assert back.steps_done == call + 1
+            assert state_name(LONG.request_id) in blobs.puts
+        steps = [ids for at, ids in model.calls if at == "denoise"]
+        assert sum(map(len, steps)) == LONG.num_steps + SHORT.num_steps
+        totals = totals_of(link)
+        assert (totals["preempted"], totals["requeued"]) == (1, 1)
+        assert found[LONG.request_id].attempts == 2
     assert not blobs.entries
-    await link.service.close()
 
 
 async def test_an_image_that_is_as_good_as_made_stays(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
-    link = Link(new_service())
-    agent = new_agent(model, link, coder, max_in_flight=1)
-    gate = model.gate("decode", LONG.request_id)
-    agent.start()
-    await offer(link.service, [LONG])
-    await asyncio.to_thread(gate.await_reached)
-    await offer(link.service, [SHORT])
-    ask_back(link, LONG.request_id, SHORT.request_id)
-    await until(lambda: model.steps_of(SHORT.request_id), "the second image")
-    gate.open()
-    for outcome in (await outcomes(link.service, [LONG, SHORT])).values():
-        check_image(outcome, pixels)
-        assert outcome.attempts == 1
-    assert not [one for one in link.reported if isinstance(one, Returned)]
-    await agent.drain()
-    await link.service.close()
+    async with exchanging(model, coder, MemoryBlobs(), "decode") as (link, _, gate):
+        await until(lambda: model.steps_of(SHORT.request_id), "the second image")
+        gate.open()
+        for outcome in (await outcomes(link.service, [LONG, SHORT])).values():
+            check_image(outcome, pixels)
+            assert outcome.attempts == 1
+        assert not returned(link)
 
 
 async def test_what_is_cancelled_while_it_gives_way_leaves_no_state(
     model: StagedModel, coder: ImageCoder
 ) -> None:
-    link, blobs = Link(new_service()), MemoryBlobs()
-    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
-    gate = model.gate("denoise", LONG.request_id, call=2)
-    reached, go_on = asyncio.Event(), asyncio.Event()
+    blobs, reached, go_on = MemoryBlobs(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def hold(call: str, name: str) -> None:
@@ -113,50 +119,33 @@ async def test_what_is_cancelled_while_it_gives_way_leaves_no_state(
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
 
     blobs.before = hold
-    agent.start()
-    await offer(link.service, [LONG])
-    await asyncio.to_thread(gate.await_reached)
-    await offer(link.service, [SHORT])
-    ask_back(link, LONG.request_id, SHORT.request_id)
-    await until(lambda: totals_of(link)["preempted"], "the exchange")
-    gate.open()
-    async with asyncio.timeout(20):
-        await reached.wait()
-    await link.service.abort([LONG.request_id])
-    await until(lambda: not agent._leases.get(LONG.request_id), "the abort")
-    go_on.set()
-    await outcomes(link.service, [LONG, SHORT])
-    await until(lambda: state_name(LONG.request_id) not in blobs.entries, "the deletion")
-    assert not [one for one in link.reported if isinstance(one, Returned)]
-    await agent.drain()
-    await link.service.close()
+    async with exchanging(model, coder, blobs, "denoise", 2) as (link, agent, gate):
+        gate.open()
+        async with asyncio.timeout(20):
+            await reached.wait()
+        await link.service.abort([LONG.request_id])
+        await until(lambda: not agent._leases.get(LONG.request_id), "the abort")
+        go_on.set()
+        await outcomes(link.service, [LONG, SHORT])
+        await until(lambda: state_name(LONG.request_id) not in blobs.entries, "the deletion")
+        assert not returned(link)
 
 
 async def test_a_store_that_fails_costs_steps_and_no_image(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
-    link, blobs = Link(new_service()), MemoryBlobs()
+    blobs = MemoryBlobs()
 
     def fail(call: str, _name: str) -> None:
         if call == "put":
-            raise OSError("no space left")
+            raise BlobStoreError("no space left")
 
     blobs.before = fail
-    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
-    gate = model.gate("denoise", LONG.request_id, call=2)
-    agent.start()
-    await offer(link.service, [LONG])
-    await asyncio.to_thread(gate.await_reached)
-    await offer(link.service, [SHORT])
-    ask_back(link, LONG.request_id, SHORT.request_id)
-    await until(lambda: totals_of(link)["preempted"], "the exchange")
-    gate.open()
-    for outcome in (await outcomes(link.service, [LONG, SHORT])).values():
-        check_image(outcome, pixels)
-    [returned] = [one for one in link.reported if isinstance(one, Returned)]
-    assert returned.steps_done == 0
-    await agent.drain()
-    await link.service.close()
+    async with exchanging(model, coder, blobs, "denoise", 2) as (link, _, gate):
+        gate.open()
+        for outcome in (await outcomes(link.service, [LONG, SHORT])).values():
+            check_image(outcome, pixels)
+        assert [one.steps_done for one in returned(link)] == [0]
 
 
 async def test_an_urgent_call_is_made_at_once_between_the_steps_of_a_long_image(
