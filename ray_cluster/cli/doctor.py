@@ -46,6 +46,7 @@ def examine(path: Path | None) -> list[Finding]:
     from ray_cluster.cli.checks.gpus import check_gpus
     from ray_cluster.cli.checks.machine import check_machine
     from ray_cluster.cli.checks.model_cache import check_model_cache
+    from ray_cluster.cli.checks.processor import check_processor
     from ray_cluster.cli.checks.service import check_service
     from ray_cluster.cli.checks.software import check_software
     from ray_cluster.config import RayConfig, default_config_path, load_config
@@ -59,8 +60,8 @@ def examine(path: Path | None) -> list[Finding]:
         return [*findings, *check_machine(RayConfig()), *check_gpus(()), *check_model_cache()]
     findings += [ok("configuration", str(path or default_config_path()))]
     findings += check_machine(config.ray)
-    is_here = config.ray.address is None
-    findings += [*check_gpus(config.pools if is_here else ()), *check_model_cache()]
+    pools = config.pools if config.ray.address is None else ()
+    findings += [*check_processor(pools), *check_gpus(pools), *check_model_cache()]
     return [*findings, *check_service(config)]
 
 

@@ -14,6 +14,7 @@ import yaml
 from ray_cluster.cli.checks.finding import Finding
 from ray_cluster.cli.checks.gpus import check_gpus
 from ray_cluster.cli.checks.machine import check_machine
+from ray_cluster.cli.checks.processor import check_processor
 from ray_cluster.cli.checks.service import check_service
 from ray_cluster.cli.checks.software import check_software
 from ray_cluster.config import ClusterConfig, PoolConfig, RayConfig, load_config
@@ -48,6 +49,22 @@ def config_of(tiny_config: Path, **pool: Any) -> ClusterConfig:
 
 def problems(findings: Any) -> list[Finding]:
     return [finding for finding in findings if finding.level == "problem"]
+
+
+@pytest.mark.parametrize(("dtype", "is_fast"), [("bfloat16", False), ("bfloat16", True)])
+def test_numbers_that_the_processor_has_no_instructions_for_are_warned_of(
+    tiny_config: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, is_fast: bool
+) -> None:
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: is_fast, raising=False
+    )
+    [found] = check_processor(config_of(tiny_config, dtype=dtype).pools)
+    assert found.level == ("ok" if is_fast else "warning")
+    if not is_fast:
+        assert "bfloat16 (pool tiny)" in found.found
+        assert "dtype: float32" in found.advice
+    [found] = check_processor(config_of(tiny_config).pools)
+    assert found.level == "ok"
 
 
 def test_a_taken_port_is_a_problem(tiny_config: Path) -> None:
