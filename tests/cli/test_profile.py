@@ -36,7 +36,7 @@ CELL = {
 def test_it_measures_what_it_is_asked_and_writes_a_profile(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     result = cli(
-        *("profile", "--sizes", "64x64,128x128", "--batches", "4,1", "--repeats", 3, "-o", path)
+        *("profile", "--sizes", "64x64,128x128", "--batches", "4,1", "--repeats", 2, "-o", path)
     )
     assert result.exit_code == 0, result.output
     assert f"written: {path}" in result.stdout.replace("\n", "")
