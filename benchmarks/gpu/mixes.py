@@ -54,7 +54,8 @@ def measure_mixes(
             continue
         finally:
             free_memory(settings.device)
-        cells.append({"mix": name, "is_small": name in settings.small_mixes} | cell)
+        about = {"mix": name, "sizes_px": sizes, "is_small": name in settings.small_mixes}
+        cells.append(about | cell)
 
 
 def _cell(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.mixes import MIXED
 from benchmarks.gpu.steps import OURS
-from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
+from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey, SizeCount
 
 
 def profile_of(name: str, part: Mapping[str, Any], *, device: str, source: str) -> LatencyProfile:
@@ -26,7 +28,8 @@ def profile_of(name: str, part: Mapping[str, Any], *, device: str, source: str) 
             f"{name}: no profile of steps that were not measured, or of wrong predictions"
         )
     where = f"{source}; one step of the engine, without CUDA graphs, random weights"
-    return LatencyProfile(name, name, device, tuple(_rows(steps, where)))
+    rows = [*_rows(steps, where), *_mixed_rows(part.get("mixes", {}), where)]
+    return LatencyProfile(name, name, device, tuple(rows))
 
 
 def save_profiles(
@@ -56,9 +59,21 @@ def save_profiles(
 
 def _rows(steps: Mapping[str, Any], source: str) -> Iterator[LatencyRow]:
     for cell in steps["cells"]:
-        seconds = cell["contenders"][OURS]["seconds"]["samples"]
-        mean_s = statistics.fmean(seconds)
-        cv = statistics.stdev(seconds) / mean_s if len(seconds) > 1 else 0.0
         side, guided = cell["side_px"], steps["guided"]
         key = OperationKey("step", side, side, batch=cell["batch"], uses_guidance=guided)
-        yield LatencyRow(key, mean_s, "measured", source, cv)
+        yield _row(key, cell["contenders"][OURS], source)
+
+
+def _mixed_rows(mixes: Mapping[str, Any], source: str) -> Iterator[LatencyRow]:
+    for cell in mixes.get("cells", ()):
+        counts = Counter(map(tuple, cell["sizes_px"]))
+        key = OperationKey("step", uses_guidance=mixes["guided"])
+        sizes = (SizeCount(*size, count) for size, count in counts.items())
+        yield _row(key.of_sizes(sizes), cell["contenders"][MIXED], source)
+
+
+def _row(key: OperationKey, contender: Mapping[str, Any], source: str) -> LatencyRow:
+    seconds = contender["seconds"]["samples"]
+    mean_s = statistics.fmean(seconds)
+    cv = statistics.stdev(seconds) / mean_s if len(seconds) > 1 else 0.0
+    return LatencyRow(key, mean_s, "measured", source, cv)

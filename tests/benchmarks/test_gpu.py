@@ -80,7 +80,11 @@ def test_the_whole_suite_runs_without_ray_and_writes_results_and_profiles(tmp_pa
         profile = load_profile(path.with_name(f"{path.stem}-{family.name}.yaml"))
         assert profile.kinds == ("measured",)
         assert "commit abc" in profile.rows[0].source
-        assert {row.key.batch for row in profile.of("step")} == {1, 2}
+        steps = profile.of("step")
+        assert {row.key.batch for row in steps if not row.key.beside} == {1, 2}
+        assert {row.key.num_images for row in steps if row.key.beside} == {
+            len(cell["sizes_px"]) for cell in result["parts"][family.name]["mixes"]["cells"]
+        }
         assert {row.key.uses_guidance for row in profile.rows} == {not family.embeds_guidance}
 
 
