@@ -19,6 +19,8 @@ from ray_cluster.policies.types import RequestView
 
 # requests of a model, waiting and leased, that are followed for a prediction
 MOST_FOLLOWED = 96
+# replicas of it: every offer follows each of them, and among many a fluid is near enough
+MOST_REPLICAS = 16
 
 
 class QueueLook:
@@ -78,7 +80,7 @@ class QueueLook:
         model = group[0].model
         queue, ids = self._ledger.queue, self._replicas.ids(model)
         num_here = queue.count(model) + self._replicas.in_progress(model).num_requests
-        if not ids or max(num_here, len(ids)) > MOST_FOLLOWED:
+        if not 0 < len(ids) <= MOST_REPLICAS or num_here > MOST_FOLLOWED:
             return None
         new = [one for one in group if self._ledger.get(one.request_id) is None]
         replicas = [self._replicas[one] for one in ids]

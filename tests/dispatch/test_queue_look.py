@@ -9,6 +9,7 @@ from hypothesis.stateful import invariant
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.queue_look import MOST_FOLLOWED, MOST_REPLICAS
 from tests.dispatch.test_machine import DispatchMachine
 from tests.fakes import STEP_COST, image_request, poll_of, registration
 from tests.policies.queues import ListQueue
@@ -54,6 +55,26 @@ class CountingMachine(DispatchMachine):
             assert queue.num_free(model) == truth.num_free(model)
             live = truth.pool(model)
             assert queue.pool(model) == live or live is None
+
+
+def test_so_many_requests_and_replicas_are_followed_and_no_more() -> None:
+    limits = LimitsConfig(max_queued_images=1000)
+    core = DispatchCore(config=DispatchConfig(), limits=limits, epoch=1)
+    new = [image_request("new").view(arrival_s=0.0, deadline_s=9.0)]
+    for number in range(MOST_REPLICAS):
+        core.register(registration(f"r{number}"), 0.0)
+    scene = core.queue.scene(new, 0.0)
+    assert scene is not None
+    assert len(scene.replicas) == MOST_REPLICAS
+    core.register(registration("one more"), 0.0)
+    assert core.queue.scene(new, 0.0) is None
+    core.unregister("one more", 0.0)
+    for number in range(MOST_FOLLOWED):
+        assert core.queue.scene(new, 0.0) is not None
+        core.offer([image_request(f"w{number}")], 0.0, client=None)
+    assert core.queue.scene(new, 0.0) is not None
+    core.offer([image_request("one more")], 0.0, client=None)
+    assert core.queue.scene(new, 0.0) is None
 
 
 TestCountingMachine = CountingMachine.TestCase
