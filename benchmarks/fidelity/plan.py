@@ -35,12 +35,14 @@ class Grid:
         control_steps: numbers of steps that are run exactly, the bases among them.
         sizes_px: of square images.
         num_batches: of prompts, in turns for choosing and for reporting.
+        models: bundled ones.
     """
 
     base_steps: tuple[int, ...] = (10, 20, 30, 50)
     control_steps: tuple[int, ...] = (3, 4, 5, 6, 8, 10, 12, 16, 20, 30, 35, 50)
     sizes_px: tuple[int, ...] = (64, 128, 96)
     num_batches: int = 40
+    models: tuple[str, ...] = MODELS
 
 
 def quick_grid() -> Grid:
@@ -122,7 +124,7 @@ def runs(grid: Grid) -> Iterator[Run]:
     """
     for pair in range(0, grid.num_batches, 2):
         for px in grid.sizes_px:
-            for model in MODELS:
+            for model in grid.models:
                 for batch in (pair, pair + 1):
                     yield from _cell(grid, model, px, batch)
 

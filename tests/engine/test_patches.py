@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.dit.active import active_tokens
 from ray_cluster.engine.dit.blocks import JointBlock
 from ray_cluster.engine.executor import RowReuse
@@ -24,7 +23,6 @@ from tests.engine.harness import (
     CONTROL_FACTOR,
     RUN_TOLERANCE,
     difference,
-    drive,
     request,
     start_all,
 )
@@ -210,13 +208,7 @@ def test_whoever_comes_and_goes_and_whatever_is_evicted_every_row_is_as_if_alone
     budget_bytes: int | None,
     layout: Any,
 ) -> None:
-    company, store = companies(name), ActivationStore(budget_bytes)
-    run = company.run(some, store, layout)
-    assert not run.failed
-    for visit in some:
-        if visit.stays is None or visit.stays > visit.one.num_steps:
-            assert company.gap(visit, run.latents(visit.one.request_id)) <= RUN_TOLERANCE
-    assert (len(store), store.num_bytes) == (0, 0)
+    companies(name).check_all(some, budget_bytes, layout)
 
 
 @pytest.mark.parametrize("kind", ["neighbour's", "stale"])
@@ -236,14 +228,8 @@ def test_a_row_that_moves_after_any_step_is_as_if_it_had_not(
     company = companies("flux")
     visit = Visit(request("alone", num_steps=5), schedule(0, 0.5))
     for num_steps in range(1, 5):
-        engine = company.engine()
-        engine.add(company.state(visit))
-        with torch.inference_mode():
-            for _ in range(num_steps):
-                engine.step()
-        state = company.moved(engine.export_state("alone"))
-        run = drive(company.engine(), {0: [state]})
-        assert company.gap(visit, run.latents("alone")) <= RUN_TOLERANCE
+        last = company.run_moving(visit, num_steps)
+        assert company.gap(visit, last.latents) <= RUN_TOLERANCE
 
 
 def test_more_active_patches_are_nearer_to_the_exact_image(
