@@ -4,13 +4,32 @@ What a block makes changes slowly from step to step, deep inside the model slowe
 DeepCache, section 3.2, for UNets; Chen et al. 2024, Delta-DiT, section 3.3, for transformers). A
 request on a schedule computes the whole model in *full* steps, and in the steps between them only
 the ``num_outer`` outermost blocks at either end; what comes from inside is that of its last full
-step. The decision reads the request's own progress alone, so that its image does not depend on who
-else is in the batch, when it came, or what is in a cache.
+step. At a finer grain the inner blocks go on computing some patches, those whose estimate moved
+most (after PatchedServe, section 5). The decision reads the request's own progress alone, so that
+its image does not depend on who else is in the batch, when it came, or what is in a cache.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ActivePatches:
+    """Which patches of an image a step computes within its cut; the rest is as it was kept.
+
+    Attributes:
+        patch_size: side of a patch in pixels of the latents; at the borders there may be less.
+        is_active: per patch, row by row.
+        has_prompt: whether the prompt's tokens are computed too, in models that have such beside
+            the image's: another prompt than that of what was kept needs it.
+    """
+
+    patch_size: int
+    is_active: tuple[bool, ...]
+    has_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +64,9 @@ class ReuseSchedule:
         max_drift: a step is also full once the drift since the last full one is larger; None for
             no such threshold (of the kind of TeaCache, Liu et al. 2024, equation 5, here on the
             estimates that the sampler makes anyway).
+        active_share: of the patches, that are computed within in the steps between too; 0 where
+            whole blocks are reused.
+        patch_size: side of a patch, in pixels of the latents.
 
     Raises:
         ValueError: a number is too small.
@@ -55,14 +77,35 @@ class ReuseSchedule:
     num_first: int = 1
     num_last: int = 0
     max_drift: float | None = None
+    active_share: float = 0.0
+    patch_size: int = 4
 
     def __post_init__(self) -> None:
-        fewest = {"num_outer": 0, "interval": 1, "num_first": 1, "num_last": 0}
+        fewest = {"num_outer": 0, "interval": 1, "num_first": 1, "num_last": 0, "patch_size": 1}
         for name, least in fewest.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, given {getattr(self, name)}")
         if self.max_drift is not None and not self.max_drift > 0:
             raise ValueError(f"max_drift must be positive or None, given {self.max_drift}")
+        if not 0 <= self.active_share <= 1:
+            raise ValueError(f"active_share must be from 0 to 1, given {self.active_share}")
+
+    @property
+    def is_by_patch(self) -> bool:
+        """Whether some patches are computed within in the steps between full ones."""
+        return self.active_share > 0
+
+    def most_moved(self, moved: Sequence[float]) -> ActivePatches:
+        """Return the share of patches whose estimate moved most in a full step; of equal ones the
+        first.
+
+        Args:
+            moved: per patch, row by row, by how much the last full step changed the estimate of the
+                clean latents. Before the first step that is zero, and so is chosen what is large.
+        """
+        count = math.ceil(self.active_share * len(moved))
+        chosen = set(sorted(range(len(moved)), key=lambda patch: -moved[patch])[:count])
+        return ActivePatches(self.patch_size, tuple(index in chosen for index in range(len(moved))))
 
     def is_full(self, progress: ReuseProgress) -> bool:
         """Whether the next step is computed whole."""
@@ -90,17 +133,34 @@ class ReuseSchedule:
 
 @dataclass(frozen=True, slots=True)
 class ReuseMap:
-    """Which rows of a batch the blocks of a model recompute.
+    """Which rows of a batch, and which patches of them, the blocks of a model recompute.
 
     Blocks lie in rings around the middle of the model: ring ``k`` has the ``k``-th block from
-    either end. A row that reuses is computed in its outer rings alone.
+    either end. A row that reuses is computed whole in its outer rings alone, and further in only
+    its active patches are.
 
     Attributes:
-        num_outer: per row the rings that it is computed in; None for all of them.
+        num_outer: per row the rings that it is computed whole in; None for all of them.
+        active: per row what is computed of it further in; None for nothing. Empty where that is so
+            of all rows.
     """
 
     num_outer: tuple[int | None, ...]
+    active: tuple[ActivePatches | None, ...] = ()
 
     def is_active(self, ring: int) -> tuple[bool, ...]:
-        """Return per row whether the blocks of a ring recompute it."""
-        return tuple(outer is None or outer >= ring for outer in self.num_outer)
+        """Return per row whether the blocks of a ring recompute anything of it."""
+        return tuple(
+            not within or self._has_any(row) for row, within in enumerate(self._is_cut(ring))
+        )
+
+    def is_partial(self, ring: int) -> tuple[bool, ...]:
+        """Return per row whether they recompute only some of its patches."""
+        return tuple(within and self._has_any(row) for row, within in enumerate(self._is_cut(ring)))
+
+    def _is_cut(self, ring: int) -> list[bool]:
+        return [outer is not None and outer < ring for outer in self.num_outer]
+
+    def _has_any(self, row: int) -> bool:
+        patches = self.active[row] if self.active else None
+        return patches is not None and any(patches.is_active)

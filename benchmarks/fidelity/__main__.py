@@ -18,7 +18,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 from benchmarks.fidelity.fewer_plan import held_out_runs, model_grids, tuning_runs
 from benchmarks.fidelity.fewer_steps import Study
-from benchmarks.fidelity.plan import Grid, Run, quick_grid, runs
+from benchmarks.fidelity.plan import MODELS, Grid, Run, quick_grid, runs
 from benchmarks.fidelity.work import Made, Workshop, load_made
 from benchmarks.machine import describe_run
 from benchmarks.progress import Reports, progress_bar, wide_console
@@ -35,6 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     grid = quick_grid() if options.quick else Grid()
     if options.batches is not None:
         grid = replace(grid, num_batches=options.batches)
+    if options.steps is not None:
+        controls = tuple(one for one in grid.control_steps if one < options.steps)
+        steps = (options.steps,)
+        grid = replace(grid, base_steps=steps, control_steps=controls + steps)
+    if options.px is not None:
+        grid = replace(grid, sizes_px=(options.px,))
+    if options.model is not None:
+        grid = replace(grid, models=(options.model,))
     started = datetime.now(UTC)
     make_missing(list(runs(grid)), options.work, until_s)
     if options.report is not None:
@@ -87,6 +95,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a minute, to see that all works")
     parser.add_argument("--batches", type=int, help="of 8 prompts, half of them held out")
+    parser.add_argument("--steps", type=int, help="the one number of steps to compare variants at")
+    parser.add_argument("--px", type=int, help="the one size of images")
+    parser.add_argument("--model", choices=MODELS, help="the one model")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop making runs after so many")
     return parser.parse_args(arguments)
 

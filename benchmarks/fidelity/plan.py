@@ -20,6 +20,8 @@ _CUTS = {
     "shapes-sd": ((2, 2), (2, 3), (2, 5), (4, 2), (4, 3)),
     "shapes-sd3": ((0, 2), (0, 3), (1, 2), (1, 3), (1, 5)),
 }
+# the same with a share of the patches computed within; only where the executor has such a grain
+_PATCHES = {"shapes-sd": (), "shapes-sd3": ((0, 0.5, 2), (0, 0.5, 3), (1, 0.5, 2), (0, 0.25, 3))}
 # with a threshold: where it cuts, how far estimates may drift, most steps between two full ones
 _DRIFTING = {"shapes-sd": (2, 0.2, 10), "shapes-sd3": (1, 0.2, 10)}
 
@@ -33,12 +35,14 @@ class Grid:
         control_steps: numbers of steps that are run exactly, the bases among them.
         sizes_px: of square images.
         num_batches: of prompts, in turns for choosing and for reporting.
+        models: bundled ones.
     """
 
     base_steps: tuple[int, ...] = (10, 20, 30, 50)
     control_steps: tuple[int, ...] = (3, 4, 5, 6, 8, 10, 12, 16, 20, 30, 35, 50)
     sizes_px: tuple[int, ...] = (64, 128, 96)
     num_batches: int = 40
+    models: tuple[str, ...] = MODELS
 
 
 def quick_grid() -> Grid:
@@ -93,10 +97,19 @@ class Run:
 
 
 def schedules(model: str) -> dict[str, ReuseSchedule]:
-    """Return the variants of a model by name: cuts by intervals, and thresholds."""
+    """Return the variants of a model by name: cuts by intervals, shares of patches, thresholds.
+
+    What costs alike beside as many rows that reuse has the same name up to the first hyphen.
+    """
     found = {
         f"outer{outer}-every{interval}": ReuseSchedule(outer, interval)
         for outer, interval in _CUTS[model]
+    }
+    found |= {
+        f"outer{outer}+patches{share}-every{interval}": ReuseSchedule(
+            outer, interval, active_share=share
+        )
+        for outer, share, interval in _PATCHES[model]
     }
     outer, drift, longest = _DRIFTING[model]
     found[f"outer{outer}-drift{drift}"] = ReuseSchedule(outer, longest, max_drift=drift)
@@ -111,7 +124,7 @@ def runs(grid: Grid) -> Iterator[Run]:
     """
     for pair in range(0, grid.num_batches, 2):
         for px in grid.sizes_px:
-            for model in MODELS:
+            for model in grid.models:
                 for batch in (pair, pair + 1):
                     yield from _cell(grid, model, px, batch)
 

@@ -15,7 +15,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for row in self.activations for part in row)
+        return sum(part.nbytes for row in self.activations for parts in row for part in parts)
 
 
 class ActivationStore:

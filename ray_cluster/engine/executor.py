@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import TokenLayout
+from ray_cluster.policies.reuse import ActivePatches
 
 PreparedT = TypeVar("PreparedT")
 EncodedT = TypeVar("EncodedT")
 
-Activations = tuple[tuple[Tensor, ...], ...]
-"""What a model made within a ring of its blocks, per model row of a request ``[n, C]`` matrices."""
+
+class KeptRow(NamedTuple):
+    """What a model made of a model row within a ring of its blocks.
+
+    Attributes:
+        made: ``[n, C]`` matrices, what comes out of the ring.
+        tokens: ``[n, ...]`` each, what the blocks asked of other tokens than a token's own, in the
+            order in which they did (keys and values); empty where whole blocks are reused.
+    """
+
+    made: tuple[Tensor, ...]
+    tokens: tuple[Tensor, ...] = ()
+
+
+Activations = tuple[KeptRow, ...]
+"""What was kept of a request: per model row."""
 
 
 @dataclass(slots=True)
@@ -26,11 +41,16 @@ class RowReuse:
         num_outer: blocks at either end of the model around what is kept.
         kept: what its last full step made within them and this one takes over; None in a full step.
         fresh: what this step makes within them, set by the executor in a full step.
+        is_by_patch: whether a step that takes it over computes some patches within them, and so
+            needs what the others' tokens were asked for.
+        active: these patches; None for none, and in a full step.
     """
 
     num_outer: int
     kept: Activations | None = None
     fresh: Activations | None = None
+    is_by_patch: bool = False
+    active: ActivePatches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,10 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
     @property
     def num_outer(self) -> range:
         """Numbers of outer blocks within which it can keep and reuse what it makes."""
+
+    @property
+    def patch_multiple(self) -> int | None:
+        """What the side of a patch must be a multiple of; None where it reuses blocks alone."""
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""

@@ -134,7 +134,8 @@ def _restore(
         last, part = row.state.full_step, turn.reuse
         assert last is not None, "a row that reuses has had a full step"
         assert part is not None, "a row that lacks something reuses"
-        starts.append(_Start(row, last.latents, last.step_index, RowReuse(part.num_outer)))
+        again = RowReuse(part.num_outer, is_by_patch=part.is_by_patch)
+        starts.append(_Start(row, last.latents, last.step_index, again))
         parts.append(part)
     _predict(_Call(starts, layout_of(composition, executor.num_levels), executor), choose)
     for part, start in zip(parts, starts, strict=True):

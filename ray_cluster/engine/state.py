@@ -16,10 +16,10 @@ from torch import Tensor
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
 from ray_cluster.requests import ImageRequest, OutputSpec
 
-_MAGIC = b"ray-cluster request state 2\n"
+_MAGIC = b"ray-cluster request state 3\n"
 _CHECKSUM_BYTES = 4
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
@@ -67,11 +67,26 @@ class FullStep:
         step_index: which it was.
         latents: ``[C, H, W]`` float32, with which it began.
         drift: how far the estimates have moved in it and since (see ``ReuseProgress``).
+        active: the patches that the steps after it compute; None where whole blocks are reused.
     """
 
     step_index: int
     latents: Tensor
     drift: float = 0.0
+    active: ActivePatches | None = None
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """All but the latents, for JSON."""
+        active = None if self.active is None else asdict(self.active)
+        return {"step_index": self.step_index, "drift": self.drift, "active": active}
+
+    @classmethod
+    def of(cls, header: dict[str, Any], latents: Tensor) -> FullStep:
+        """Rebuild it from what :attr:`header` gave."""
+        fields = header["active"]
+        active = fields and ActivePatches(**(fields | {"is_active": tuple(fields["is_active"])}))
+        return cls(**(header | {"latents": latents, "active": active}))
 
 
 @dataclass(slots=True)
@@ -174,10 +189,8 @@ class RequestState:
         tensors = {_PREFIX + name: t for name, t in self.conditioning.tensors().items()}
         tensors |= {"latents": self.latents, "denoised": self.denoised}
         tensors["generator"] = self.generator.get_state()
-        full_step = None
         if self.full_step is not None:
             tensors["full_step"] = self.full_step.latents
-            full_step = {"step_index": self.full_step.step_index, "drift": self.full_step.drift}
         header = {
             "request": asdict(self.request),
             "step_index": self.step_index,
@@ -185,7 +198,7 @@ class RequestState:
             "encode_s": self.encode_s,
             "denoise_s": self.denoise_s,
             "reuse": None if self.reuse is None else asdict(self.reuse),
-            "full_step": full_step,
+            "full_step": self.full_step and self.full_step.header,
             "num_reused": self.num_reused,
         }
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -229,7 +242,7 @@ class RequestState:
             request=request,
             conditioning=conditioning,
             reuse=None if reuse is None else ReuseSchedule(**reuse),
-            full_step=full_step and FullStep(**full_step, latents=tensors["full_step"]),
+            full_step=full_step and FullStep.of(full_step, tensors["full_step"]),
             num_reused=header["num_reused"],
             latents=tensors["latents"],
             denoised=tensors["denoised"],

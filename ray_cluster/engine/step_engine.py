@@ -16,7 +16,7 @@ from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.device_errors import is_out_of_memory, raise_if_broken
 from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.mixed_step import Advanced, Held, LayoutChoice, compute_step
-from ray_cluster.engine.reuse_steps import note_step
+from ray_cluster.engine.reuse_steps import check_reuse, note_step
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
@@ -152,18 +152,8 @@ class StepEngine:
         request_id = row.request.request_id
         if request_id in self._rows:
             raise ValueError(f"request {request_id!r} is already in the engine")
-        self._check_reuse(row)
+        check_reuse(row, self._executor)
         self._rows[request_id] = Held(row, self._table(row), self._num_steps)
-
-    def _check_reuse(self, row: RequestState) -> None:
-        if row.reuse is None:
-            return
-        allowed, given = self._executor.num_outer, row.reuse.num_outer
-        if given not in allowed:
-            raise ValueError(
-                f"request {row.request.request_id!r}: num_outer of its reuse schedule is {given}; "
-                f"allowed with this model: {allowed.start} to {allowed.stop - 1}"
-            )
 
     def import_state(self, state: RequestState) -> None:
         """Take a request that another engine has exported, and go on where it stopped."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest, SamplerName
-from tests.engine.harness import Run, all_rows, difference, drive, request, start
+from tests.engine.harness import RUN_TOLERANCE, Run, all_rows, difference, drive, request, start
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,26 @@ class Company:
             if visit.stays is not None:
                 leaving.setdefault(visit.joins + visit.stays, []).append(visit.one.request_id)
         return drive(self.engine(store, layout=layout), joining, leaving)
+
+    def check_all(self, visits: Sequence[Visit], budget_bytes: int | None, layout: Any) -> None:
+        """Assert that every row comes to what it comes to alone, and leaves nothing behind."""
+        store = ActivationStore(budget_bytes)
+        run = self.run(visits, store, layout)
+        assert not run.failed
+        for visit in visits:
+            if visit.stays is None or visit.stays > visit.one.num_steps:
+                assert self.gap(visit, run.latents(visit.one.request_id)) <= RUN_TOLERANCE
+        assert (len(store), store.num_bytes) == (0, 0)
+
+    def run_moving(self, visit: Visit, num_steps: int) -> RequestState:
+        """A request's last state, when it moved to another engine after so many steps."""
+        engine = self.engine()
+        engine.add(self.state(visit))
+        with torch.inference_mode():
+            for _ in range(num_steps):
+                engine.step()
+        state = self.moved(engine.export_state(visit.one.request_id))
+        return drive(self.engine(), {0: [state]}).finished[visit.one.request_id]
 
     def _alone(self, one: ImageRequest, reuse: ReuseSchedule | None) -> Tensor:
         return self.run([Visit(one, reuse)]).latents(one.request_id)

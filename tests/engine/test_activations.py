@@ -12,7 +12,7 @@ from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
 from tests.engine.failing import FailsWith
-from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, drive, request
+from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, request
 from tests.engine.reusing import Company, Visit
 
 Record = Callable[[str, object], None]
@@ -98,15 +98,8 @@ def test_a_row_that_moves_to_another_replica_after_any_step_is_as_if_it_had_not(
     visit = Visit(request("alone", num_steps=6), ReuseSchedule(cut, 3, max_drift=max_drift))
     expected, gaps = company.alone(visit.one, visit.reuse), []
     for num_steps in range(1, 6):
-        engine = company.engine()
-        engine.add(company.state(visit))
-        with torch.inference_mode():
-            for _ in range(num_steps):
-                engine.step()
-        state = company.moved(engine.export_state("alone"))
-        run = drive(company.engine(), {0: [state]})
-        gaps.append(difference(run.latents("alone"), expected))
-        assert state.num_reused == run.finished["alone"].num_reused
+        last = company.run_moving(visit, num_steps)
+        gaps.append(difference(last.latents, expected))
     record("moved", max(gaps))
     assert max(gaps) <= RUN_TOLERANCE
 

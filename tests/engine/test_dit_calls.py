@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -116,9 +117,12 @@ def _spoil(call: MixedCall, wrong: str, executor: Any, monkeypatch: pytest.Monke
         monkeypatch.setattr(lean._embed, "cropped_pos_embed", _from_the_corner(lean._embed))
 
 
-def _attend_across_images(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
+def _attend_across_images(
+    query: Tensor, key: Tensor, value: Tensor, spans: Spans, key_spans: Spans
+) -> Tensor:
+    assert spans == key_spans
     joined = (Span(slice(0, 1), span.rows, span.num_images * span.length) for span in spans)
-    return attend_by_length(query, key, value, tuple(joined))
+    return attend_by_length(query, key, value, *[tuple(joined)] * 2)
 
 
 def _from_the_corner(embed: Any) -> Callable[[int, int], Tensor]:
@@ -141,24 +145,29 @@ def test_attention_at_once_is_attention_by_length(monkeypatch: pytest.MonkeyPatc
     ) -> Tensor:
         assert ends.dtype == torch.int32
         calls.append((ends.tolist(), key_ends.tolist(), most))
-        spans = (
-            Span(slice(0, 1), slice(first, last), last - first)
-            for first, last in zip(ends.tolist(), ends.tolist()[1:], strict=False)
+        queries, keys = (
+            tuple(Span(slice(0, 1), slice(*pair), pair[1] - pair[0]) for pair in pairwise(own))
+            for own in (ends.tolist(), key_ends.tolist())
         )
-        return attend_by_length(query, key, value, tuple(spans)).view(query.shape)
+        return attend_by_length(query, key, value, queries, keys).view(query.shape)
 
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     spans = (Span(slice(0, 2), slice(0, 10), 5), Span(slice(2, 3), slice(10, 17), 7))
     query, key, value = torch.randn(3, 17, 2, 8)
     attend = AttendAtOnce()
-    found = attend(query, key, value, spans)
+    found = attend(query, key, value, spans, spans)
     assert calls == [([0, 5, 10, 17], [0, 5, 10, 17], (7, 7))]
     # a second attention of other sequences in the same step (SD3.5), then the first one's again
     others = (Span(slice(0, 3), slice(0, 12), 4),)
-    attend(query[:12], key[:12], value[:12], others)
-    attend(query, key, value, spans)
+    attend(query[:12], key[:12], value[:12], others, others)
+    attend(query, key, value, spans, spans)
     assert [ends for ends, _, _ in calls[1:]] == [[0, 4, 8, 12], [0, 5, 10, 17]]
-    assert difference(found, attend_by_length(query, key, value, spans)) <= 1e-6
+    assert difference(found, attend_by_length(query, key, value, spans, spans)) <= 1e-6
+    # some of the tokens attend to all of them
+    some = (Span(slice(0, 2), slice(0, 6), 3), Span(slice(2, 3), slice(6, 8), 2))
+    found = attend(query[:8], key, value, some, spans)
+    assert calls[-1] == ([0, 3, 6, 8], [0, 5, 10, 17], (3, 7))
+    assert difference(found, attend_by_length(query[:8], key, value, some, spans)) <= 1e-6
 
 
 def test_residuals_are_refused(zoo: Zoo) -> None:

@@ -207,7 +207,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is(exported: bytes) -> None:
         b"\xff" * 200,
         b"not a state",
         b"[]" * 50,
-        b"ray-cluster request state 2\n",
+        b"ray-cluster request state 3\n",
     ],
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
@@ -219,7 +219,7 @@ def test_a_state_of_another_version_is_refused(
     zoo: Zoo, exported: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="not a request state"):
-        moved(exported.replace(b"state 2", b"state 9", 1))
+        moved(exported.replace(b"state 3", b"state 9", 1))
     state = moved(exported)
     # a newer replica added a field; the checksum holds
     monkeypatch.setattr(

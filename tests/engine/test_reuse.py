@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.unet import parts
 from ray_cluster.policies.reuse import ReuseSchedule
@@ -97,13 +96,7 @@ REUSES = st.one_of(st.none(), st.builds(ReuseSchedule, *NUMBERS))
 def test_whoever_comes_and_goes_and_whatever_is_evicted_every_row_is_as_if_alone(
     small: Company, some: list[Visit], budget_bytes: int | None, layout: Any
 ) -> None:
-    store = ActivationStore(budget_bytes)
-    run = small.run(some, store, layout)
-    assert not run.failed
-    for visit in some:
-        if visit.stays is None or visit.stays > visit.one.num_steps:
-            assert small.gap(visit, run.latents(visit.one.request_id)) <= RUN_TOLERANCE
-    assert (len(store), store.num_bytes) == (0, 0)
+    small.check_all(some, budget_bytes, layout)
 
 
 def test_exact_rows_are_bit_for_bit_what_they_are_beside_exact_ones(small: Company) -> None:

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.executor import Activations, Residuals, RowReuse, StepBatch
-from ray_cluster.engine.token_layout import composition_of, layout_of
+from ray_cluster.engine.executor import Residuals
 from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
 from tests.engine.reusing import Company
+from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
 
-_SCALE = 2.0
 # r0 and r1 leave at different skip connections, r2 never does
 _CUTS = (2, 4, None)
 
 
-@dataclass(slots=True)
-class Row:
-    """A request in two steps of a model.
-
-    Attributes:
-        latents: ``[C, h, w]`` of each step.
-        more: per skip connection and for the middle, ``[rows, tokens, C]`` of each step.
-    """
-
-    prepared: Any
-    is_guided: bool
-    cut: int | None
-    latents: list[Tensor]
-    more: list[list[Tensor]] = field(default_factory=list)
-    kept: Activations | None = None
-
-
 def rows_of(company: Company) -> list[Row]:
     requests = [
-        request("r0", guidance_scale=_SCALE),
+        request("r0", guidance_scale=SCALE),
         request("r1", guidance_scale=1.0, prompt="a blue square"),
-        request("r2", guidance_scale=_SCALE, width_px=96),
+        request("r2", guidance_scale=SCALE, width_px=96),
     ]
     generator = torch.Generator().manual_seed(0)
     executor: Any = company.model.executor
@@ -61,21 +42,6 @@ def rows_of(company: Company) -> list[Row]:
     return found
 
 
-def batch_of(executor: Any, rows: Sequence[Row], step: int) -> StepBatch[Any]:
-    """The batch of a step; the first one is full."""
-    sizes = [(*row.latents[step].shape[1:], row.is_guided) for row in rows]
-    composition, order = composition_of(sizes)
-    assert order == tuple(range(len(rows))), "the rows are given in their layout's order"
-    return StepBatch(
-        layout_of(composition, executor.num_levels),
-        torch.cat([row.latents[step].permute(1, 2, 0).flatten(0, 1) for row in rows]),
-        torch.full((len(rows),), 500.0 - step),
-        tuple(row.prepared for row in rows),
-        torch.full((len(rows),), _SCALE),
-        reuse=tuple(None if row.cut is None else RowReuse(row.cut, row.kept) for row in rows),
-    )
-
-
 def predict(executor: Any, rows: Sequence[Row], step: int, *, adds: bool = True) -> list[Tensor]:
     """What is predicted for each row in a step, with its residuals; what it keeps is noted."""
     batch = batch_of(executor, rows, step)
@@ -84,11 +50,7 @@ def predict(executor: Any, rows: Sequence[Row], step: int, *, adds: bool = True)
     chosen = [(rows[owner].more[step], -1 if last else 0) for owner, last in images]
     parts = [torch.cat(own) for own in zip(*(_of_image(*one) for one in chosen), strict=True)]
     residuals = Residuals(tuple(parts[:-1]), parts[-1]) if adds else None
-    output = executor.decode_half(executor.encode_half(batch), residuals)
-    for row, part in zip(rows, batch.reuse, strict=True):
-        if part is not None and part.fresh is not None:
-            row.kept = part.fresh
-    return list(output.split(layout.request_tokens))
+    return predict_batch(executor, rows, batch, residuals)
 
 
 def _of_image(more: Sequence[Tensor], image: int) -> list[Tensor]:
@@ -107,5 +69,5 @@ def test_residuals_reach_the_rows_that_are_there(small: Company) -> None:
         together = predict(executor, rows, 1)
         without = predict(executor, rows, 1, adds=False)
     for found, expected, bare in zip(together, alone, without, strict=True):
-        assert difference(found, expected) <= (2 * _SCALE - 1) * CALL_TOLERANCE
+        assert difference(found, expected) <= (2 * SCALE - 1) * CALL_TOLERANCE
         assert difference(bare, expected) >= CONTROL_FACTOR * CALL_TOLERANCE

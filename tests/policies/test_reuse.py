@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.reuse import ReuseMap, ReuseProgress, ReuseSchedule
+from ray_cluster.policies.reuse import ActivePatches, ReuseMap, ReuseProgress, ReuseSchedule
 
 schedules = st.builds(
     ReuseSchedule, st.integers(0, 9), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)
@@ -66,3 +66,28 @@ def test_the_rings_of_a_row_that_reuses_are_the_outer_ones() -> None:
         (True, True, False),
         (True, False, False),
     ]
+
+
+def test_the_patches_that_moved_most_are_active() -> None:
+    schedule = ReuseSchedule(0, 2, active_share=0.5, patch_size=8)
+    found = schedule.most_moved([0.1, 0.4, 0.2, 0.4, 0.0])
+    # half of five, rounded up; of equal ones the first
+    assert found == ActivePatches(8, (False, True, True, True, False))
+    few = ReuseSchedule(0, 2, active_share=0.2)
+    assert few.most_moved([0.4, 0.4, 0.1]).is_active == (True, False, False)
+    assert not ReuseSchedule(0, 2).is_by_patch
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_of_patches_is_between_none_and_all(share: float) -> None:
+    with pytest.raises(ValueError, match="active_share must be from 0 to 1"):
+        ReuseSchedule(0, 2, active_share=share)
+
+
+def test_within_its_cut_a_row_is_computed_in_its_active_patches_alone() -> None:
+    some, none = ActivePatches(4, (True, False)), ActivePatches(4, (False, False))
+    reuse_map = ReuseMap((None, 1, 1, 1), (None, some, none, None))
+    assert reuse_map.is_active(1) == (True, True, True, True)
+    assert reuse_map.is_partial(1) == (False, False, False, False)
+    assert reuse_map.is_active(2) == (True, True, False, False)
+    assert reuse_map.is_partial(2) == (False, True, False, False)

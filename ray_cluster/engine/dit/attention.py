@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ray_cluster.engine.dit.packing import Spans
 
-Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
-"""From queries, keys and values ``[N, heads, d]`` to ``[N, heads * d]``."""
+Attend = Callable[[Tensor, Tensor, Tensor, Spans, Spans], Tensor]
+"""From queries ``[N, heads, d]``, keys and values ``[M, heads, d]``, and where each sequence's
+queries and its keys are, to ``[N, heads * d]``."""
 
 # what the kernel behind PyTorch's variable-length attention asks for
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -32,11 +33,14 @@ def start_attention(kind: AttentionKind) -> Attend:
     return AttendAtOnce() if kind == "at once" else attend_by_length
 
 
-def attend_by_length(query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
+def attend_by_length(
+    query: Tensor, key: Tensor, value: Tensor, spans: Spans, key_spans: Spans
+) -> Tensor:
     """Attend in one call per length, over views."""
     attended = []
-    for span in spans:
-        queries, keys, values = (span.of(rows).transpose(1, 2) for rows in (query, key, value))
+    for span, theirs in zip(spans, key_spans, strict=True):
+        queries = span.of(query).transpose(1, 2)
+        keys, values = (theirs.of(rows).transpose(1, 2) for rows in (key, value))
         images = F.scaled_dot_product_attention(queries, keys, values)
         attended.append(images.transpose(1, 2).flatten(2).flatten(0, 1))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
@@ -53,12 +57,15 @@ class AttendAtOnce:
     def __init__(self) -> None:
         self._ends: list[tuple[Spans, Tensor]] = []
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, spans: Spans) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, spans: Spans, key_spans: Spans
+    ) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        ends, longest = self._ends_of(spans, query.device), max(span.length for span in spans)
+        ends, key_ends = (self._ends_of(one, query.device) for one in (spans, key_spans))
+        longest, longest_key = (max(span.length for span in one) for one in (spans, key_spans))
         rows = (query.contiguous(), key.contiguous(), value.contiguous())
-        attended = varlen_attn(*rows, ends, ends, longest, longest)
+        attended = varlen_attn(*rows, ends, key_ends, longest, longest_key)
         assert isinstance(attended, Tensor)
         return attended.flatten(1)
 

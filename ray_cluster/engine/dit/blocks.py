@@ -121,7 +121,7 @@ class _Stream:
         more = None
         if self._second is not None:
             shift, scale, _ = parts[2 * _PARTS :]
-            more = self._second(modulate(normed.clone(), spans, shift, scale), spans, conditions)
+            more = self._second(modulate(normed.clone(), spans, shift, scale), conditions)
         heads = self._heads(modulate(normed, spans, parts[0], parts[1]))
         return _Begun(heads, parts, more)
 
@@ -154,9 +154,8 @@ class _SelfAttention:
         self._heads = _own_projections(attention)
         self._output = packed_linear(attention.to_out[0])
 
-    def __call__(self, rows: Tensor, spans: Spans, conditions: Conditions) -> Tensor:
-        query, key, value = self._heads(rows)
-        return self._output(conditions.attend(query, key, value, spans))
+    def __call__(self, rows: Tensor, conditions: Conditions) -> Tensor:
+        return self._output(conditions.attend_images(*self._heads(rows)))
 
 
 class SingleBlock:

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
+from ray_cluster.engine.dit.active import OtherTokens, TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
 from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
-from ray_cluster.engine.dit.packing import packing_of
+from ray_cluster.engine.dit.packing import narrowed, packing_of
 from ray_cluster.engine.dit.parts import Conditions
 from ray_cluster.engine.dit.streams import Parted
 from ray_cluster.engine.dit.walk import Walk, num_rings
@@ -107,6 +108,11 @@ class DiTExecutor:
         """Numbers of blocks at either end within which it can keep and reuse what others add."""
         return range((self._lean.num_blocks + 1) // 2)
 
+    @property
+    def patch_multiple(self) -> int:
+        """What the side of a patch must be a multiple of: that of a token."""
+        return self._lean.patch
+
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         factor = self._vae_scale_factor
@@ -126,16 +132,23 @@ class DiTExecutor:
         """Embed patches, timesteps and positions."""
         lean, layout = self._lean, batch.layout
         rings = Rings(batch, num_rings(lean))
-        conditions = self._conditions(batch, rings)
+        prompts = self._stacked.of(batch, rings[0])
+        tokens = TokenRows.of(batch, prompts.tokens.shape[1], lean.patch)
+        conditions = self._conditions(batch, rings, prompts, tokens)
         image = lean.tokens(lay_out(batch, self._dtype), layout.levels)
-        prompt = self._stacked.of(batch, rings[0]).tokens.flatten(0, 1)
-        walk = Walk(lean, rings, conditions, layout.levels[-1])
+        prompt = prompts.tokens.flatten(0, 1)
+        walk = Walk(lean, rings, conditions, tokens)
         return EncodedHalf(batch, walk, Parted(image, prompt))
 
-    def _conditions(self, batch: StepBatch[PreparedPrompt], rings: Rings) -> list[Conditions]:
+    def _conditions(
+        self,
+        batch: StepBatch[PreparedPrompt],
+        rings: Rings,
+        prompts: PreparedPrompt,
+        tokens: TokenRows,
+    ) -> list[Conditions]:
         """Return the conditions of every ring."""
         lean, layout = self._lean, batch.layout
-        prompts = self._stacked.of(batch, rings[0])
         times = lean.times(batch.timesteps, batch.guidance_scales, self._dtype)
         if layout.num_guided:
             times = times[layout.request_of_row(times.device)]
@@ -144,16 +157,23 @@ class DiTExecutor:
         found: list[Conditions] = []
         for depth in range(num_rings(lean) + 1):
             ring = rings[depth]
-            if depth and (ring.is_empty or ring.images == rings[depth - 1].images):
+            if depth and (ring.is_empty or not rings.is_cut(depth - 1)):
                 found.append(found[-1])
                 continue
             packing = packing_of(ring.layout.levels[-1], prompts.tokens.shape[1])
+            rotary = key_rotary = lean.rotary(packing, self._device)
+            others = OtherTokens.of(rings, depth, tokens)
+            if ring.partial and others is not None:
+                packing = narrowed(packing, tokens.counts(ring))
+                rotary = key_rotary and key_rotary.at(others.places("joint", self._device))
             found.append(
                 Conditions(
                     embedding=embedding if rings.is_whole(depth) else embedding[list(ring.images)],
                     packing=packing,
                     attend=attend,
-                    rotary=lean.rotary(packing, self._device),
+                    rotary=rotary,
+                    key_rotary=key_rotary,
+                    others=others,
                 )
             )
         return found

@@ -7,8 +7,9 @@ other one its sums, over many equal tokens where there is no T5, are rounded up 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from torch import Tensor
 
@@ -51,16 +52,23 @@ class Packing:
         prompt: in that of all prompts' tokens, which are equally many for every image.
         joint: in that of both, each image before its prompt.
         sizes: height and width in tokens, per span.
+        keys: where the tokens that these attend to lie, span by span, if that is not here.
     """
 
     image: Spans
     prompt: Spans
     joint: Spans
     sizes: tuple[tuple[int, int], ...]
+    keys: Packing | None = None
+
+    @property
+    def attended(self) -> Packing:
+        """Where the tokens that these attend to lie, span by span."""
+        return self.keys or self
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of each prompt."""
+        """Tokens of each prompt, where all are whole."""
         return self.prompt[0].length
 
     def merge(self, prompt: Tensor, image: Tensor) -> Tensor:
@@ -85,7 +93,7 @@ class Packing:
         count = self.prompt[-1].rows.stop
         prompt = joint.new_empty(count, *joint.shape[1:])
         for of_prompt, both in zip(self.prompt, self.joint, strict=True):
-            of_prompt.of(prompt)[:] = both.of(joint)[:, -self.num_prompt :]
+            of_prompt.of(prompt)[:] = both.of(joint)[:, both.length - of_prompt.length :]
         return prompt
 
 
@@ -97,13 +105,41 @@ def packing_of(level: Level, num_prompt: int) -> Packing:
         num_prompt: tokens of each prompt.
     """
     images = [segment.images for segment in level.segments]
-    lengths = [segment.height * segment.width for segment in level.segments]
-    return Packing(
-        image=_spans(images, lengths),
-        prompt=_spans(images, [num_prompt] * len(lengths)),
-        joint=_spans(images, [num_prompt + length for length in lengths]),
-        sizes=tuple((segment.height, segment.width) for segment in level.segments),
-    )
+    sizes = [(segment.height, segment.width) for segment in level.segments]
+    lengths = [height * width for height, width in sizes]
+    return _packing(images, lengths, [num_prompt] * len(lengths), sizes)
+
+
+def narrowed(whole: Packing, counts: Sequence[tuple[int, int]]) -> Packing:
+    """Return the packing of some tokens of each image and prompt, which attend to all of them.
+
+    Args:
+        counts: per image, how many tokens of it and of its prompt.
+    """
+    images, lengths, sizes = [], [], []
+    for span, size in zip(whole.image, whole.sizes, strict=True):
+        first = span.images.start
+        for _, alike in groupby(counts[span.images]):
+            last = first + len(list(alike))
+            images.append(slice(first, last))
+            lengths.append(span.length)
+            sizes.append(size)
+            first = last
+    own = [counts[one.start] for one in images]
+    keys = _packing(images, lengths, [whole.num_prompt] * len(images), sizes)
+    return _packing(images, [one for one, _ in own], [one for _, one in own], sizes, keys)
+
+
+def _packing(
+    images: list[slice],
+    lengths: list[int],
+    prompts: list[int],
+    sizes: list[tuple[int, int]],
+    keys: Packing | None = None,
+) -> Packing:
+    both = [length + prompt for length, prompt in zip(lengths, prompts, strict=True)]
+    image, prompt, joint = (_spans(images, one) for one in (lengths, prompts, both))
+    return Packing(image, prompt, joint, tuple(sizes), keys)
 
 
 def _spans(images: list[slice], lengths: list[int]) -> Spans:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.engine.dit.active import OtherTokens
 from ray_cluster.engine.dit.attention import Attend
 from ray_cluster.engine.dit.packing import Packing, Spans
 from ray_cluster.engine.dit.rotary import Rotary
@@ -26,18 +27,31 @@ class Conditions:
     Attributes:
         embedding: ``[R, D]``, activated, of every image's timestep and pooled prompt.
         rotary: the positions of all joint rows, for models that turn queries and keys by them.
+        key_rotary: of the joint rows that are attended to, likewise.
+        others: what is attended to of tokens that are not in the matrices, and noted of those that
+            are; None where there are none and nothing is noted.
     """
 
     embedding: Tensor
     packing: Packing
     attend: Attend
     rotary: Rotary | None
+    key_rotary: Rotary | None
+    others: OtherTokens | None = None
 
     def attend_jointly(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention over the joint rows, ``[J, heads, d]`` each, as ``[J, heads * d]``."""
-        if self.rotary is not None:
-            query, key = self.rotary(query), self.rotary(key)
-        return self.attend(query, key, value, self.packing.joint)
+        if self.others is not None:
+            key, value = self.others.joined(key, "joint"), self.others.joined(value, "joint")
+        if self.rotary is not None and self.key_rotary is not None:
+            query, key = self.rotary(query), self.key_rotary(key)
+        return self.attend(query, key, value, self.packing.joint, self.packing.attended.joint)
+
+    def attend_images(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return likewise attention over the images' rows alone."""
+        if self.others is not None:
+            key, value = self.others.joined(key, "image"), self.others.joined(value, "image")
+        return self.attend(query, key, value, self.packing.image, self.packing.attended.image)
 
 
 def modulate(rows: Tensor, spans: Spans, shift: Tensor, scale: Tensor) -> Tensor:

@@ -22,6 +22,10 @@ class Rotary:
     cosines: Tensor
     sines: Tensor
 
+    def at(self, index: Tensor) -> Rotary:
+        """Return those of some rows."""
+        return Rotary(self.cosines[index], self.sines[index])
+
     def __call__(self, rows: Tensor) -> Tensor:
         """Turn each pair of neighbouring channels of ``[J, heads, d]`` by its angle."""
         whole = rows.float()

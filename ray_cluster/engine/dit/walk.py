@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.models import LeanDiT
 from ray_cluster.engine.dit.parts import Conditions
 from ray_cluster.engine.dit.streams import Parted, Streams
-from ray_cluster.engine.rings import Rings
-from ray_cluster.engine.token_layout import Level
+from ray_cluster.engine.rings import Rings, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Walk:
 
     Attributes:
         conditions: of every ring, from that of all rows inwards.
-        level: of all model rows' tokens.
+        tokens: of all model rows.
     """
 
     lean: LeanDiT
     rings: Rings
     conditions: Sequence[Conditions]
-    level: Level
+    tokens: TokenRows
 
     def run(self, streams: Streams) -> Tensor:
         """Run all blocks; return the images' tokens ``[N, D]`` of all rows."""
@@ -43,14 +43,14 @@ class Walk:
         if not self.rings.is_cut(depth):
             return self._ring(depth + 1, streams)
         before = streams.parted(self.conditions[depth].packing)
-        inside = Parted(*map(self._narrow, [depth] * 2, before, self._lengths))
+        inside = Parted(*map(self._narrow, [depth] * 2, before, self._rows))
         if not self.rings[depth + 1].is_empty:
             packing = self.conditions[depth + 1].packing
             inside = self._ring(depth + 1, inside).parted(packing)
         # behind the last block nobody asks for the prompts
         used = range(1 if depth == 0 else 2)
         after = [self._widen(depth, stream, inside[stream], before[stream]) for stream in used]
-        made = [(after[stream] - before[stream], self._lengths[stream]) for stream in used]
+        made = [(after[stream] - before[stream], self._rows[stream]) for stream in used]
         self.rings.keep(depth, made)
         return Parted(after[0], after[-1] if depth else before.prompt)
 
@@ -63,23 +63,21 @@ class Walk:
         return self.lean.run(last, self._within(depth, streams), self.conditions[depth])
 
     @property
-    def _lengths(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Tokens of every model row in the images' matrix and in the prompts'."""
-        images = self.level.image_tokens
-        return images, [self.conditions[0].packing.num_prompt] * len(images)
+    def _rows(self) -> tuple[Rows, Rows]:
+        """What the images' matrix and the prompts' have of every model row."""
+        return self.tokens.image, self.tokens.prompt
 
-    def _narrow(self, depth: int, rows: Tensor, lengths: Sequence[int]) -> Tensor:
-        return self.rings.narrow(rows, depth, lengths)
+    def _narrow(self, depth: int, flat: Tensor, rows: Rows) -> Tensor:
+        return self.rings.narrow(flat, depth, rows)
 
     def _widen(self, depth: int, stream: int, inside: Tensor, before: Tensor) -> Tensor:
         """Return the rows of a ring, those that reuse with what was kept added to them."""
-        kept, lengths = self.rings.kept(depth, stream), self._lengths[stream]
+        kept, rows = self.rings.kept(depth, stream), self._rows[stream]
         if not kept:
             return inside
-        images = self.rings[depth].images
-        own = dict(zip(images, before.split([lengths[one] for one in images]), strict=True))
+        own = rows.split(before, self.rings[depth])
         returning = {image: own[image] + more for image, more in kept.items()}
-        return self.rings.widen(inside, depth, lengths, returning)
+        return self.rings.widen(inside, depth, rows, returning)
 
 
 def num_rings(lean: LeanDiT) -> int:

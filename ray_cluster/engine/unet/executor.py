@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import KeptStacks, guide, lay_out, rows_of
-from ray_cluster.engine.rings import Rings
+from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import Level
 from ray_cluster.engine.unet.blocks import LeanUNet, Pair, build_lean
@@ -93,6 +93,11 @@ class UNetExecutor:
         return range(1, self._num_rings - 1 + bool(self._lean.middle))
 
     @property
+    def patch_multiple(self) -> None:
+        """It has no patch grain: convolutions would need what was kept around every patch."""
+        return None
+
+    @property
     def _num_rings(self) -> int:
         """One for every skip connection, and the middle."""
         return len(self._lean.inwards) + 2
@@ -149,7 +154,7 @@ class UNetExecutor:
         hidden = lean.first(flat, batch.layout.levels[0])
         skips = [hidden]
         for number, (part, level) in enumerate(lean.inwards, start=1):
-            hidden = rings.narrow(hidden, number, batch.layout.levels[level].image_tokens)
+            hidden = rings.narrow(hidden, number, Rows(batch.layout.levels[level].image_tokens))
             ring = rings[number + 1]
             if ring.is_empty:
                 break
@@ -163,8 +168,8 @@ class UNetExecutor:
         return EncodedHalf(batch, rings, conditions, hidden, tuple(skips))
 
     def _run_middle(self, hidden: Tensor, rings: Rings, conditions: Sequence[Conditions]) -> Tensor:
-        lengths = rings[0].layout.levels[-1].image_tokens
-        hidden = rings.narrow(hidden, self._num_rings - 1, lengths)
+        rows = Rows(rings[0].layout.levels[-1].image_tokens)
+        hidden = rings.narrow(hidden, self._num_rings - 1, rows)
         ring = rings[self._num_rings]
         if ring.is_empty:
             return hidden
@@ -180,10 +185,10 @@ class UNetExecutor:
             hidden, skips = self._add(residuals, hidden, skips, rings)
         number = len(lean.inwards) + 1
         for pair, upsample, level in lean.outwards:
-            ring, lengths = rings[number], batch.layout.levels[level].image_tokens
+            ring, rows = rings[number], Rows(batch.layout.levels[level].image_tokens)
             if rings.is_cut(number):
-                hidden = rings.widen(hidden, number, lengths, rings.kept(number))
-                rings.keep(number, [(hidden, lengths)])
+                hidden = rings.widen(hidden, number, rows, rings.kept(number))
+                rings.keep(number, [(hidden, rows)])
             if not ring.is_empty:
                 levels = ring.layout.levels
                 hidden = torch.cat([hidden, skips.pop()], dim=1)
@@ -205,11 +210,11 @@ class UNetExecutor:
         for number, (skip, more, level) in enumerate(
             zip(skips, residuals.down, levels, strict=False), start=1
         ):
-            lengths = rings[0].layout.levels[level].image_tokens
-            added.append(skip + rings.select(more, rings[0], rings[number], lengths))
+            rows = Rows(rings[0].layout.levels[level].image_tokens)
+            added.append(skip + rings.select(more, rings[0], rings[number], rows))
         if not rings[self._num_rings].is_empty:
-            lengths = rings[0].layout.levels[-1].image_tokens
-            own = rings.select(residuals.mid, rings[0], rings[self._num_rings], lengths)
+            rows = Rows(rings[0].layout.levels[-1].image_tokens)
+            own = rings.select(residuals.mid, rings[0], rings[self._num_rings], rows)
             hidden = hidden + own
         return hidden, added
 

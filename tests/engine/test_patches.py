@@ -1,0 +1,265 @@
+"""Reuse of patches: what is computed of a row is as if all other tokens were as they were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ray_cluster.engine.dit.active import active_tokens
+from ray_cluster.engine.dit.blocks import JointBlock
+from ray_cluster.engine.executor import RowReuse
+from ray_cluster.engine.state import Conditioning
+from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
+from tests.engine.conftest import Zoo
+from tests.engine.harness import (
+    CALL_TOLERANCE,
+    CONTROL_FACTOR,
+    RUN_TOLERANCE,
+    difference,
+    request,
+    start_all,
+)
+from tests.engine.partial_reference import expected
+from tests.engine.reusing import Company, Visit, visits
+from tests.engine.test_activations import Swapped
+from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
+
+Record = Callable[[str, object], None]
+SIZES_PX = ((64, 64), (96, 64), (128, 128))
+PATCH = 4
+# a guided prediction has the errors of its two rows so many times
+_GUIDED = 2 * SCALE - 1
+
+
+@pytest.fixture(params=("sd3", "sd35", "flux"))
+def name(request: pytest.FixtureRequest) -> str:
+    """Each kind of transformer in turn."""
+    return str(request.param)
+
+
+def patches_of(latents: Tensor, every: int, *, has_prompt: bool) -> ActivePatches:
+    """Every so manieth patch of an image."""
+    _, height, width = latents.shape
+    count = -(-height // PATCH) * -(-width // PATCH)
+    return ActivePatches(PATCH, tuple(i % every == 0 for i in range(count)), has_prompt)
+
+
+def rows_of(company: Company) -> tuple[list[Row], list[Conditioning]]:
+    """Rows of two sizes, cut at different depths, an exact one and one of whole blocks too."""
+    executor: Any = company.model.executor
+    is_flux = company.model.profile.guidance != "rows"
+    sampler = company.model.profile.default_sampler
+    some = []
+    for index in range(6):
+        size = {} if index < 4 else {"width_px": 96}
+        # guided rows of a size come first
+        guided = {"guidance_scale": SCALE if index < 2 or index == 4 or is_flux else 1.0}
+        prompt = "a blue square " * (index + 1)
+        some.append(request(f"r{index}", sampler=sampler, prompt=prompt, **size, **guided))
+    generator = torch.Generator().manual_seed(0)
+    rows, owned = [], []
+    for index, state in enumerate(start_all(company.model, some)):
+        first = torch.randn(state.latents.shape, generator=generator)
+        second = torch.randn(first.shape, generator=generator)
+        own = state.conditioning
+        cut = (0, executor.num_outer[-1], None, 0, 1, 0)[index]
+        row = Row(executor.prepare(own), own.is_guided, cut, [first, second])
+        if index not in (2, 3):
+            row.active = patches_of(first, 2 + index % 2, has_prompt=index == 4)
+        rows.append(row)
+        owned.append(own)
+    return rows, owned
+
+
+def call(company: Company, rows: list[Row], step: int) -> list[Tensor]:
+    executor: Any = company.model.executor
+    return predict_batch(executor, rows, batch_of(executor, rows, step))
+
+
+def test_a_mixed_partial_step_is_what_diffusers_makes_with_kept_tokens(
+    zoo: Zoo, companies: Callable[[str], Company], name: str, record: Record
+) -> None:
+    company, reference = companies(name), zoo.reference(name)
+    rows, owned = rows_of(company)
+    call(company, rows, 0)
+    found = call(company, rows, 1)
+    shrink = company.model.executor.patch_multiple
+    assert shrink is not None
+    gaps, controls = [], []
+    for row, own, prediction in zip(rows, owned, found, strict=True):
+        if row.active is None:
+            continue
+        _, height, width = row.latents[0].shape
+        tokens = active_tokens(row.active, height // shrink, width // shrink, shrink)
+        mask = torch.zeros(height * width // shrink**2, dtype=torch.bool)
+        mask[tokens] = True
+        image = prediction.unflatten(0, (height, width)).permute(2, 0, 1)
+        gaps.append(difference(image, expected(reference, row, own, mask)))
+        blind = expected(reference, row, own, mask, sees_kept=False)
+        controls.append(difference(image, blind))
+    record("call", max(gaps))
+    record("control", min(controls))
+    assert max(gaps) <= _GUIDED * CALL_TOLERANCE
+    assert min(controls) >= CONTROL_FACTOR * CALL_TOLERANCE
+
+
+def test_every_row_of_a_mixed_step_is_as_if_alone_and_exact_ones_are_exact(
+    companies: Callable[[str], Company], name: str
+) -> None:
+    company = companies(name)
+    rows, _ = rows_of(company)
+    call(company, rows, 0)
+    found = call(company, rows, 1)
+    for index, prediction in enumerate(found):
+        row = replace(rows[index], kept=None)
+        call(company, [row], 0)
+        assert difference(call(company, [row], 1)[0], prediction) <= _GUIDED * CALL_TOLERANCE
+    exact = replace(rows[2], kept=None)
+    assert difference(call(company, [exact], 1)[0], found[2]) <= _GUIDED * CALL_TOLERANCE
+
+
+def test_with_all_patches_active_a_partial_step_is_a_full_one(
+    companies: Callable[[str], Company], name: str
+) -> None:
+    company = companies(name)
+    rows, _ = rows_of(company)
+    for row in rows:
+        row.cut, row.active = 0, patches_of(row.latents[0], 1, has_prompt=True)
+    call(company, rows, 0)
+    found = call(company, rows, 1)
+    for row in rows:
+        row.cut = None
+    for one, other in zip(found, call(company, rows, 1), strict=True):
+        assert difference(one, other) <= _GUIDED * CALL_TOLERANCE
+
+
+def test_only_active_tokens_are_computed_and_nothing_runs_for_none(
+    companies: Callable[[str], Company], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    company, sizes = companies("sd35"), []
+    run = JointBlock.__call__
+
+    def counted(*arguments: Any) -> Any:
+        sizes.append((len(arguments[1]), len(arguments[2])))
+        return run(*arguments)
+
+    monkeypatch.setattr(JointBlock, "__call__", counted)
+    [row, *_], _ = rows_of(company)
+    call(company, [row], 0)
+    (num_tokens, num_prompt), num_blocks = sizes[0], len(sizes)
+    sizes.clear()
+    call(company, [row], 1)
+    assert sizes == [(num_tokens // 2, 0)] * num_blocks
+    sizes.clear()
+    assert row.active is not None
+    row.active = replace(row.active, is_active=(False,) * len(row.active.is_active))
+    nothing = call(company, [row], 1)[0]
+    assert sizes == []
+    # which is reuse of the whole block
+    row.active = None
+    assert difference(call(company, [row], 1)[0], nothing) == 0
+    assert num_prompt > 0
+
+
+def schedule(cut: int, share: float, interval: int = 3, **changes: Any) -> ReuseSchedule:
+    return ReuseSchedule(cut, interval, active_share=share, patch_size=PATCH, **changes)
+
+
+REUSES = st.one_of(
+    st.none(),
+    st.builds(
+        schedule, st.integers(0, 1), st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(2, 4)
+    ),
+)
+
+
+@settings(max_examples=10)
+@given(
+    visits(SIZES_PX, reuses=REUSES),
+    st.sampled_from(["sd35", "flux"]),
+    st.sampled_from([None, 0, 300_000]),
+    st.sampled_from(["mixed", "grouped"]),
+)
+def test_whoever_comes_and_goes_and_whatever_is_evicted_every_row_is_as_if_alone(
+    companies: Callable[[str], Company],
+    some: list[Visit],
+    name: str,
+    budget_bytes: int | None,
+    layout: Any,
+) -> None:
+    companies(name).check_all(some, budget_bytes, layout)
+
+
+@pytest.mark.parametrize("kind", ["neighbour's", "stale"])
+def test_another_rows_or_an_older_steps_activations_would_show(
+    companies: Callable[[str], Company], kind: str
+) -> None:
+    company, own = companies("sd35"), schedule(0, 0.5, 2)
+    some = [Visit(request(f"r{i}", num_steps=6, seed=i), own) for i in range(2)]
+    run = company.run(some, Swapped(kind))
+    gaps = [company.gap(visit, run.latents(visit.one.request_id)) for visit in some]
+    assert min(gaps) >= CONTROL_FACTOR * RUN_TOLERANCE
+
+
+def test_a_row_that_moves_after_any_step_is_as_if_it_had_not(
+    companies: Callable[[str], Company],
+) -> None:
+    company = companies("flux")
+    visit = Visit(request("alone", num_steps=5), schedule(0, 0.5))
+    for num_steps in range(1, 5):
+        last = company.run_moving(visit, num_steps)
+        assert company.gap(visit, last.latents) <= RUN_TOLERANCE
+
+
+def test_more_active_patches_are_nearer_to_the_exact_image(
+    companies: Callable[[str], Company], record: Record
+) -> None:
+    company, one = companies("shapes-sd3"), request("alone", num_steps=8)
+    exact = company.alone(one, None)
+    gaps = [
+        float((company.alone(one, schedule(0, share, 2, num_first=2)) - exact).abs().mean())
+        for share in (0.25, 0.75)
+    ]
+    record("gaps", gaps)
+    assert 0 < gaps[1] < gaps[0]
+
+
+def test_a_unet_refuses_patches_and_a_transformer_those_that_cut_tokens(
+    small: Company, companies: Callable[[str], Company]
+) -> None:
+    with pytest.raises(ValueError, match=r"active_share .* is 0\.5; .* whole blocks alone"):
+        small.engine().add(small.state(Visit(request(), schedule(1, 0.5))))
+    company, odd = companies("sd3"), ReuseSchedule(0, 2, active_share=0.5, patch_size=3)
+    with pytest.raises(ValueError, match=r"patch_size .* is 3; .* multiples of 2"):
+        company.engine().add(company.state(Visit(request(), odd)))
+
+
+def test_patches_of_another_size_of_image_are_refused(
+    companies: Callable[[str], Company],
+) -> None:
+    [row, *_], _ = rows_of(companies("sd3"))
+    call(companies("sd3"), [row], 0)
+    row.active = ActivePatches(PATCH, (True,))
+    with pytest.raises(ValueError, match="patches, given 1"):
+        call(companies("sd3"), [row], 1)
+
+
+def test_whole_blocks_keep_nothing_of_tokens(companies: Callable[[str], Company]) -> None:
+    """What only patches need takes no memory where they are not asked for."""
+    company = companies("sd3")
+    executor: Any = company.model.executor
+    [row, *_], _ = rows_of(company)
+    row.active = None
+    call(company, [row], 0)
+    assert row.kept is not None
+    assert all(not kept.tokens for kept in row.kept)
+    part = RowReuse(0)
+    assert not part.is_by_patch
+    assert executor.patch_multiple == 2
