@@ -11,7 +11,6 @@ its pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from ray_cluster.policies.cost_model import TimedStep
 from ray_cluster.policies.types import StepCost
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 # steps that are remembered
 MEMORY = 128
@@ -31,6 +31,8 @@ _NOISE = 0.1
 _SPREAD = 0.3
 # which part of a measured term is there whatever the steps seem to say
 _LEAST = 0.2
+# weight of the steps that had anything of a term below which they are too long ago: 1,200 steps
+_FORGOTTEN = 1e-4
 
 
 @dataclass(frozen=True)
@@ -39,20 +41,26 @@ class StepHistory:
 
     Attributes:
         weight: steps that they stand for.
+        seen: [4], how many of them had anything of each term.
         squares: [4, 4], of what a step has of each term over its seconds, times the others.
         moments: [4], of the same alone.
     """
 
     weight: float = 0.0
+    seen: Floats | None = None
     squares: Floats | None = None
     moments: Floats | None = None
 
-    @cached_property
-    def sums(self) -> tuple[Floats, Floats]:
-        """Both of them."""
-        if self.squares is None or self.moments is None:
-            return np.zeros((len(_TERMS), len(_TERMS))), np.zeros(len(_TERMS))
-        return self.squares, self.moments
+    @property
+    def sums(self) -> tuple[Floats, Floats, Floats]:
+        """All three."""
+        if self.seen is None or self.squares is None or self.moments is None:
+            return (
+                np.zeros(len(_TERMS)),
+                np.zeros((len(_TERMS), len(_TERMS))),
+                np.zeros(len(_TERMS)),
+            )
+        return self.seen, self.squares, self.moments
 
 
 def remember(history: StepHistory, step: TimedStep, *, num_calls: int = 1) -> StepHistory:
@@ -68,10 +76,11 @@ def remember(history: StepHistory, step: TimedStep, *, num_calls: int = 1) -> St
     num_further = work.num_sizes - 1 if num_calls == 1 else 0
     amounts = np.array([num_calls, work.megapixels, work.squared_megapixels, num_further])
     shares = amounts / step.seconds
-    squares, moments = history.sums
+    seen, squares, moments = history.sums
     keep = 1 - 1 / MEMORY
     return StepHistory(
         keep * history.weight + 1,
+        keep * seen + (shares > 0),
         keep * squares + np.outer(shares, shares),
         keep * moments + shares,
     )
@@ -81,9 +90,10 @@ def learnt_cost(measured: StepCost, history: StepHistory) -> StepCost:
     """Return a measured cost with its terms as the remembered steps divide it up.
 
     A typical one of them takes as long as by the measured cost: how fast the machine is at present
-    is not for these to say. No term is much smaller than it was measured.
+    is not for these to say. No term is much smaller than it was measured, and one that no step has
+    had anything of for long is as it was measured.
     """
-    squares, moments = history.sums
+    seen, squares, moments = history.sums
     known = np.array([getattr(measured, name) for name in _TERMS])
     explained = float(known @ squares @ known)
     if history.weight <= 0 or explained <= 0:
@@ -92,20 +102,27 @@ def learnt_cost(measured: StepCost, history: StepHistory) -> StepCost:
     # what a term takes of a typical step is off by so much; the steps are, by their noise
     stiffness = (_NOISE / _SPREAD) ** 2 * np.diag(squares) / history.weight
     matrix, aim = squares + np.diag(stiffness), moments + stiffness * level * known
-    found = _no_less(_LEAST * level * known, matrix, aim, unseen=level * known)
+    is_known = (seen > _FORGOTTEN) & (np.diag(matrix) > 0)
+    found = _no_less(_LEAST * level * known, matrix, aim, is_known, otherwise=level * known)
     return replace(measured, **dict(zip(_TERMS, (found / level).tolist(), strict=True)))
 
 
-def _no_less(least: Floats, matrix: Floats, aim: Floats, *, unseen: Floats) -> Floats:
+def _no_less(
+    least: Floats, matrix: Floats, aim: Floats, is_known: Bools, *, otherwise: Floats
+) -> Floats:
     """Return the x [4] that has the least ``x @ matrix @ x - 2 * aim @ x``.
 
     Args:
         least: bounds of x, none negative.
-        unseen: x of terms that no step had anything of.
+        is_known: of which terms the matrix says anything; their part of it is positive definite.
+        otherwise: x of the others.
     """
-    found, is_seen = unseen.copy(), np.diag(matrix) > 0
-    seen = matrix[np.ix_(is_seen, is_seen)]
-    root = np.linalg.cholesky(seen)
-    above, _ = nnls(root.T, np.linalg.solve(root, aim[is_seen] - seen @ least[is_seen]))
-    found[is_seen] = least[is_seen] + above
+    found = otherwise.copy()
+    # in units in which all of them are alike, so that rounding hits none more than the others
+    unit = 1 / np.sqrt(np.diag(matrix)[is_known])
+    known = matrix[np.ix_(is_known, is_known)] * np.outer(unit, unit)
+    rest = unit * aim[is_known] - known @ (least[is_known] / unit)
+    root = np.linalg.cholesky(known)
+    above, _ = nnls(root.T, np.linalg.solve(root, rest))
+    found[is_known] = least[is_known] + unit * above
     return found

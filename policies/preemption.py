@@ -4,10 +4,10 @@ A replica holds so many requests. Once all places are taken, whoever comes waits
 these to end, however early it is due. So a group that would be late that way may be given the
 places of those that the queue's order has last: they are handed back at the next step boundary,
 wait in the one queue at the place that they had, and whoever leases them next goes on from their
-states. It is done only if the group is in time then and nobody is made late by it, and there is an
-end to it: nobody gives way to who stands behind in the queue's order, which never changes for a
-request but when it ages (:mod:`ray_cluster.policies.ordering`), and nobody does so more than
-``MOST_PREEMPTIONS`` times.
+states. It is done only if the group is first in the queue, is in time then, and nobody is made late
+by it. There is an end to it: nobody gives way to who stands behind in the queue's order, which
+never changes for a request but when it ages (:mod:`ray_cluster.policies.ordering`), and nobody does
+so more than ``MOST_PREEMPTIONS`` times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ray_cluster.policies.replica_course import Leased, ReplicaScene
 from ray_cluster.policies.types import RequestView
 
 # after which a request keeps its place until it ends
-MOST_PREEMPTIONS = 2
+MOST_PREEMPTIONS = 4
 # choices of who gives way that are looked at: each costs a forecast
 _MOST_TRIED = 2
 # a request in its last step is done before it could be handed back
@@ -46,11 +46,14 @@ def exchanges(group: Sequence[RequestView], scene: Scene) -> Iterator[Exchange]:
 
     Args:
         group: waits, or is to be let in; part of the scene's line.
-        scene: everything that is there of their model.
+        scene: everything that is there of their model, the line in the queue's order.
     """
     if not group or any(_num_free(one) > 0 for one in scene.replicas):
         return
     ordered = sorted(group, key=queue_key)
+    own = {one.request_id for one in group}
+    if any(one.request_id not in own for one in scene.line[: len(own)]):
+        return
     last = queue_key(ordered[-1])
     held = [one for replica in scene.replicas for one in replica.requests]
     # who comes last gives way first
@@ -63,7 +66,6 @@ def exchanges(group: Sequence[RequestView], scene: Scene) -> Iterator[Exchange]:
         victims = willing[first : first + len(group)]
         heirs = dict(zip((one.request_id for one in victims), ordered, strict=True))
         pairs = tuple((victim, heir.request_id) for victim, heir in heirs.items())
-        own = {one.request_id for one in group}
         line = [*(one for one in scene.line if one.request_id not in own), *victims]
         replicas = [_exchanged(one, heirs) for one in scene.replicas]
         yield Exchange(pairs, replace(scene, replicas=replicas, line=sorted(line, key=queue_key)))

@@ -32,12 +32,12 @@ class HandBacks:
         self._holds = holds
         self._hand_back = hand_back
         self._steps_done: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
         """Those under way."""
-        return set(self._tasks)
+        return set(self._tasks.values())
 
     @property
     def steps_done_by_id(self) -> Mapping[str, int]:
@@ -45,10 +45,14 @@ class HandBacks:
         return self._steps_done
 
     def begin(self, lease: Lease) -> None:
-        """Hand a lease back, unless its image is as good as made: then it stays."""
-        task = asyncio.create_task(self._run(lease))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Hand a lease back, unless its image is as good as made: then it stays.
+
+        Who is asked again meanwhile need not do it twice.
+        """
+        request_id = lease.request.request_id
+        if request_id not in self._tasks:
+            self._tasks[request_id] = task = asyncio.create_task(self._run(lease))
+            task.add_done_callback(lambda _: self._tasks.pop(request_id))
 
     async def _run(self, lease: Lease) -> None:
         request, steps_kept = lease.request, {}

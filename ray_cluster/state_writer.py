@@ -161,7 +161,8 @@ class StateWriter:
         Whatever was given to :meth:`keep` must not be wanted any more.
         """
         with self._changed:
-            self._waiting.pop(request_id, None)
+            if (dropped := self._waiting.pop(request_id, None)) is not None:
+                dropped.settled.set()
             if request_id in self._entered:
                 self._entered.discard(request_id)
                 if is_ended:

@@ -82,7 +82,7 @@ class DispatchCore:
             configured=frozenset(configured),
             has_preemption=config.preemption,
         )
-        self._exchanges = Exchanges(self._ledger, self.replicas)
+        self._exchanges = Exchanges(self._ledger, self.replicas, again_s=self.grace_s)
 
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
@@ -130,7 +130,8 @@ class DispatchCore:
         """
         if len({request.model for request in requests}) > 1:
             raise ValueError("an offer is for one model; offer the requests of each on their own")
-        ids = [request.request_id for request in requests]
+        self._ledger.age(now_s)
+        ids = [one.request_id for one in requests]
         if self._is_closing:
             offer = Offer(accepted=False, reason="closing")
         elif len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
@@ -172,13 +173,11 @@ class DispatchCore:
         aborts = replica.stale
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
         chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
-        if not (chosen or exchanged or aborts):
+        if not (chosen or exchanged or preempted or aborts):
             return _NOTHING_TO_SAY
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in chosen)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        return PollReply(
-            known=True, leases=tuple(leases), aborts=aborts, moved=moved, preempted=preempted
-        )
+        return PollReply(True, tuple(leases), aborts, moved, preempted)
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
         """Ids of the replicas to ask, one after the other, whether they take what waits."""

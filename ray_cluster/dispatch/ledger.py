@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from ray_cluster.config import DispatchConfig
@@ -28,6 +28,9 @@ from ray_cluster.leases import (
 from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import Failure, ImageRequest
+
+# ended requests whose ageing is remembered, beside as many as there are others
+_MOST_GONE = 1000
 
 
 class Ledger:
@@ -122,6 +125,9 @@ class Ledger:
             self._attached.setdefault(client, {})[request.request_id] = record
         self.queue.add(view)
         heappush(self._ageing, (ages_at_s(view, self._starvation_s), request.request_id))
+        if len(self._ageing) > 2 * len(self._records) + _MOST_GONE:
+            self._ageing = [one for one in self._ageing if one[1] in self._records]
+            heapify(self._ageing)
         return record
 
     def age(self, now_s: float) -> None:

@@ -44,6 +44,7 @@ class RequestRecord:
         predicted_s: seconds from arrival to its end, as they were predicted then; 0 if nobody did.
         is_followed: how, see :class:`ray_cluster.policies.types.Offer`.
         gives_way: whether who holds it is to hand it back, and has not yet.
+        asked_s: instant at which its holder was last asked for it.
     """
 
     request: ImageRequest
@@ -64,6 +65,7 @@ class RequestRecord:
     predicted_s: float = 0.0
     is_followed: bool = False
     gives_way: bool = False
+    asked_s: float = 0.0
 
     def make_progress(self, steps_done: int) -> bool:
         """Set the number of steps done, kept within what is asked for; return if it is news."""

@@ -38,10 +38,10 @@ def check_reuse(state: RequestState, executor: Executor[Any, Any]) -> None:
     Raises:
         ValueError: with what was given and what is allowed.
     """
-    reuse, multiple = state.reuse, executor.patch_multiple
+    reuse = state.reuse
     if reuse is None:
         return
-    cuts = executor.num_outer
+    cuts, multiple = executor.num_outer, executor.patch_multiple
     given, allowed = "", ""
     if reuse.num_outer not in cuts:
         given, allowed = "num_outer", f"{cuts.start} to {cuts.stop - 1}"

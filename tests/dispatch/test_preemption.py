@@ -12,6 +12,7 @@ from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.leases import Lease, PollReply, Returned
 from ray_cluster.policies.ordering import AGED_PRIORITY
+from ray_cluster.policies.preemption import MOST_PREEMPTIONS
 from tests.fakes import finished, image_request, poll_of, registration
 
 CONFIG = DispatchConfig(poll_s=1.0, replica_timeout_s=6.0, starvation_s=100.0)
@@ -90,7 +91,7 @@ def test_nobody_gives_way_for_who_is_gone_nor_once_it_has_ended(core: DispatchCo
 
 def test_who_gives_way_is_not_asked_a_second_time_and_not_too_often(core: DispatchCore) -> None:
     lease = lease_long(core)
-    for number in range(2):
+    for number in range(MOST_PREEMPTIONS):
         assert core.offer([urgent(f"n{number}")], 0.0, client=None).exchanges
         # it waits as good as already
         assert core.offer([urgent("other")], 0.0, client=None).exchanges == ()
@@ -99,7 +100,62 @@ def test_who_gives_way_is_not_asked_a_second_time_and_not_too_often(core: Dispat
         core.report("r", [returned(lease, number + 1), finished(reply.leases[0])], 0.0)
         (lease,) = poll(core, 0.0, num_free=1).leases
         assert lease.request.request_id == "long"
-    assert core.offer([urgent("third")], 0.0, client=None).reason == "too_late"
+    assert core.offer([urgent("last")], 0.0, client=None).reason == "too_late"
+
+
+def test_an_answer_that_is_lost_is_given_again(core: DispatchCore) -> None:
+    long = lease_long(core)
+    core.offer([urgent(slo_s=8.0)], 0.0, client=None)
+    assert core.answer("r", 0.0).preempted == ("long",)
+    # it never came: the replica goes on as before, and is asked again after some polls
+    told = {}
+    for tenths in range(1, 40):
+        reply = poll(core, tenths / 10, long=tenths)
+        if reply.preempted:
+            told[tenths / 10] = reply.preempted
+    assert list(told.values()) == [("long",)]
+    assert CONFIG.poll_s < next(iter(told)) < 3.0
+    core.report("r", [returned(long, 30)], 4.0)
+    assert [one.request.request_id for one in poll(core, 4.0, num_free=1).leases] == ["new"]
+    # it has given way once, however often that was said
+    assert core.snapshot(4.0).totals["preempted"] == 1
+
+
+def test_nobody_gives_way_where_there_is_room_by_then() -> None:
+    core = make_core()
+    core.register(registration(max_in_flight=2, max_batch=1), 0.0)
+    for name in ("v1", "v2"):
+        core.offer([image_request(name, slo_s=1000.0, num_steps=500)], 0.0, client=None)
+    leases = {one.request.request_id: one for one in poll(core, 0.0, num_free=2).leases}
+    [(victim, _)] = core.offer([urgent()], 0.5, client=None).exchanges
+    other = "v1" if victim == "v2" else "v2"
+    core.report("r", [finished(leases[other])], 0.6)
+    reply = poll(core, 0.6, num_free=1, **{victim: 3})
+    assert reply.preempted == ()
+    assert [one.request.request_id for one in reply.leases] == ["new"]
+    # and it counts as staying
+    scene = core.queue.scene([core._view(urgent("next"), 0.7)], 0.7)
+    assert scene is not None
+    assert [one.request_id for one in scene.line] == ["next"]
+    assert "preempted" not in core.snapshot(0.7).totals
+
+
+def test_nobody_overtakes_who_waits_before_him(core: DispatchCore) -> None:
+    lease_long(core)
+    core.offer([image_request("aged", priority=-9, slo_s=0.1, num_steps=5)], 0.0, client=None)
+    poll(core, 150.0, long=10)
+    offer = core.offer([image_request("new", slo_s=5.0, num_steps=2)], 150.0, client=None)
+    assert (offer.accepted, offer.exchanges) == (True, ())
+
+
+def test_requests_that_have_ended_are_forgotten_before_they_would_have_aged(
+    core: DispatchCore,
+) -> None:
+    for number in range(3000):
+        name = f"r{number}"
+        core.offer([image_request(name, slo_s=86400.0)], 0.0, client=None)
+        core.abort([name])
+    assert len(core._ledger._ageing) < 1100
 
 
 def test_a_replica_that_dies_meanwhile_takes_nobody_with_it(core: DispatchCore) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_cluster.policies import cost_learning
 from ray_cluster.policies.cost_learning import StepHistory, learnt_cost, remember
 from ray_cluster.policies.cost_model import StepWork, TimedStep, step_s
 from ray_cluster.policies.types import StepCost
@@ -127,3 +128,25 @@ def test_whatever_is_seen_no_term_is_negative_and_steps_take_time(
     assert all(step_s(learnt, work_with(sides)) > 0 for sides, _ in seen)
     # nothing is told by steps that took no time
     assert remember(history, TimedStep(work_with([64]), 0.0)) == history
+
+
+def test_what_has_not_been_seen_for_long_is_as_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a short memory, so that sums fade as far as numbers go
+    monkeypatch.setattr(cost_learning, "MEMORY", 16)
+    rng = random.Random(5)
+    true = StepCost(0.02, 1.0, per_further_size_s=0.03)
+    measured = replace(MEASURED, per_further_size_s=0.004)
+    history = history_of(true, [drawn(rng) for _ in range(200)])
+    further = []
+    for number in range(14_000):
+        if number % 50 == 0:
+            learnt = learnt_cost(measured, history)
+            further.append(learnt.per_further_size_s / learnt.per_megapixel_s)
+        work = work_with([rng.choice(SIDES)] * rng.randint(1, 8))
+        history = remember(history, TimedStep(work, step_s(true, work) * rng.gauss(1, 0.01)))
+    # for a while what was learnt, then what was measured, and nothing else, however long it lasts
+    assert all(0.015 < one < 0.035 for one in further[:2])
+    assert further[-200:] == pytest.approx([0.004] * 200, rel=0.2)
+    assert all(0.003 < one < 0.04 for one in further)
