@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,11 +93,11 @@ def _attention(settings: Settings, section: Section) -> list[str]:
         size = (3, spans[-1].rows.stop, shape[0], shape[1])
         drawn = torch.randn(size, device=settings.device, generator=generator)
         rows = drawn.to(settings.dtype).unbind()
-        truth = attend_by_length(*(one.float() for one in rows), spans)
+        truth = attend_by_length(*(one.float() for one in rows), spans, spans)
         calls, errors = {}, {}
         for kind, attend in kinds.items():
             try:
-                found = attend(*rows, spans)
+                found = attend(*rows, spans, spans)
                 errors[kind] = relative_error(found, truth)
             # as above: without it the models attend by length
             except Exception:  # noqa: BLE001
@@ -106,7 +107,7 @@ def _attention(settings: Settings, section: Section) -> list[str]:
                 section.fail(f"attention {kind}, {name}: wrong by {errors[kind]:g} of its norm")
                 broken += [ATTENTION] if kind == "at once" else []
             else:
-                calls[kind] = lambda attend=attend, rows=rows, spans=spans: attend(*rows, spans)
+                calls[kind] = partial(attend, *rows, spans, spans)
         limit_s = section.left_s / (len(settings.attention) - index)
         cell = {"model": name, "sides_px": settings.attention_px, "relative_errors": errors}
         if "by length" in calls:
