@@ -12,7 +12,7 @@ so more than ``MOST_PREEMPTIONS`` times.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.policies.forecast import Scene
@@ -84,12 +84,11 @@ def _exchanged(replica: ReplicaScene, heirs: dict[str, RequestView]) -> ReplicaS
     gone = [one.request_id for one in replica.requests if one.request_id in heirs]
     if not gone:
         return replica
-    left: Collection[str] = set(gone)
     return replace(
         replica,
-        held=[one for one in replica.held if one.request_id not in left],
+        held=[one for one in replica.held if one.request_id not in gone],
         leased=[
-            *(one for one in replica.leased if one.request.request_id not in left),
+            *(one for one in replica.leased if one.request.request_id not in gone),
             *(Leased(heirs[victim], 0.0) for victim in gone),
         ],
     )

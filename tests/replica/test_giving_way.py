@@ -194,5 +194,7 @@ async def test_an_export_that_was_given_up_takes_nothing_out(model: StagedModel)
     assert runner.export("nobody").result(20) is None
     runner.submit(SHORT, deadline_s=time.monotonic() + 60)
     taken = runner.export(SHORT.request_id).result(20)
-    assert taken is None or isinstance(taken, Exported)
+    assert isinstance(taken, Exported)
+    assert taken.request is SHORT
+    assert runner.num_in_flight == 0
     runner.stop()
