@@ -33,6 +33,8 @@ _SPREAD = 0.3
 _LEAST = 0.2
 # weight of the steps that had anything of a term below which they are too long ago: 1,200 steps
 _FORGOTTEN = 1e-4
+# what is further off than this factor says nothing of terms: a stall, or somebody else's rush
+_MOST_OFF = 2.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class StepHistory:
                 np.zeros(len(_TERMS)),
             )
         return self.seen, self.squares, self.moments
+
+
+def credible_s(seconds: float, expected_s: float) -> float:
+    """Return how many of a step's seconds count for its terms, by what was expected of it."""
+    return min(max(seconds, expected_s / _MOST_OFF), expected_s * _MOST_OFF)
 
 
 def remember(history: StepHistory, step: TimedStep, *, num_calls: int = 1) -> StepHistory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ray_cluster.policies.cost_learning import StepHistory, learnt_cost, remember
+from ray_cluster.policies.cost_learning import StepHistory, credible_s, learnt_cost, remember
 from ray_cluster.policies.cost_model import (
     CostResidual,
     StepWork,
@@ -17,8 +17,6 @@ from ray_cluster.policies.types import StepCost
 _UNMEASURED = StepCost(fixed_s=0.01, per_megapixel_s=1.0, source="modelled")
 # steps after which the terms are worked out anew; how fast all goes is followed at each
 _EVERY = 4
-# what is further off says nothing of terms: a stall, or somebody else's rush
-_MOST_OFF = 2.0
 
 
 class StepCosts:
@@ -44,9 +42,8 @@ class StepCosts:
         self._residual = observe(
             self._residual, predicted_s=step_s(self._learnt, work), observed_s=duration_s
         )
-        expected_s = step_s(self.current, work)
-        told_s = min(max(duration_s, expected_s / _MOST_OFF), expected_s * _MOST_OFF)
-        self._history = remember(self._history, TimedStep(work, told_s), num_calls=num_calls)
+        step = TimedStep(work, credible_s(duration_s, step_s(self.current, work)))
+        self._history = remember(self._history, step, num_calls=num_calls)
         self._num_observed += 1
         if self._num_observed % _EVERY == 0:
             self._learnt = learnt_cost(self._measured, self._history)

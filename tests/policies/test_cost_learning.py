@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies import cost_learning
-from ray_cluster.policies.cost_learning import StepHistory, learnt_cost, remember
+from ray_cluster.policies.cost_learning import StepHistory, credible_s, learnt_cost, remember
 from ray_cluster.policies.cost_model import StepWork, TimedStep, step_s
 from ray_cluster.policies.types import StepCost
 
@@ -94,6 +94,11 @@ def test_one_call_for_each_size_tells_of_the_fixed_part_and_not_of_further_sizes
     level = learnt.per_megapixel_s / measured.per_megapixel_s
     # as it was measured, beside the others as they turned out
     assert 0.5 < learnt.per_further_size_s / measured.per_further_size_s / level < 2
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(0.1, 0.5), (0.7, 0.7), (1.5, 1.5), (30.0, 2.0)])
+def test_a_stall_counts_as_the_double_of_what_was_expected(seconds: float, counted: float) -> None:
+    assert credible_s(seconds, expected_s=1.0) == counted
 
 
 def test_later_steps_count_more() -> None:
