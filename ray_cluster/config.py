@@ -14,15 +14,13 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from ray_cluster.config_pools import DefaultsConfig, FidelityConfig, PoolConfig
 from ray_cluster.config_problems import describe
 from ray_cluster.config_sections import (
-    DefaultsConfig,
     DispatchConfig,
-    FidelityConfig,
     HttpConfig,
     LimitsConfig,
     LogsConfig,
-    PoolConfig,
     RayConfig,
     Section,
     StorageConfig,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ray_cluster.cli.config import config
 from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
@@ -30,6 +31,7 @@ app.command()(generate)
 app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.command()(doctor)
+app.command()(config)
 app.command()(profile)
 app.command()(simulate)
 app.command()(plan)

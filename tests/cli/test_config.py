@@ -1,0 +1,69 @@
+"""``config`` says what a configuration comes to; the document has every key as the code has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ray_cluster.config import load_config
+from ray_cluster.config_reference import reference
+from tests.cli.conftest import Cli
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_what_is_written_is_the_same_configuration(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"http": {"port": 8100}, "pools": [{"name": "one", "model": "shapes-sd"}]}
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    result = cli("config", path)
+    assert result.exit_code == 0
+    written = yaml.safe_load(result.output)
+    assert written["http"]["port"] == 8100
+    assert written["pools"][0]["max_batch"] == 8
+    assert load_config(written) == load_config(path)
+
+
+def test_keys_of_clients_are_not_shown(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    pools = [{"name": "one", "model": "shapes-sd"}]
+    path.write_text(yaml.safe_dump({"http": {"api_keys": ["very-secret"]}, "pools": pools}))
+    output = cli("config", path).output
+    assert "api_keys" in output
+    assert "very-secret" not in output
+
+
+def test_a_wrong_key_is_named(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("pools: [{name: one, model: shapes-sd, max_bach: 4}]")
+    result = cli("config", path)
+    assert result.exit_code != 0
+    assert "max_bach" in result.output
+
+
+def test_every_key_is_described_where_its_name_does_not_tell() -> None:
+    bare = [line for line in reference().splitlines() if line.startswith("| `") and "|  |" in line]
+    names = {line.split("`")[1] for line in bare}
+    assert names == {"port", "dashboard_port", "max_num_inference_steps", "num_inference_steps"} | {
+        "sampler"
+    }
+
+
+def test_the_document_has_the_keys_of_the_code(cli: Cli) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert text.endswith(reference()), (
+        "docs/configuration.md is not what the code has: replace what follows its introduction "
+        "by the output of `ray-cluster config --reference`"
+    )
+    assert cli("config", "--reference").output == reference()
+
+
+def test_the_example_in_the_document_is_right() -> None:
+    example = DOCUMENT.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    config = load_config(yaml.safe_load(example))
+    assert [pool.model_name for pool in config.pools] == ["shapes-sd", "draft"]
