@@ -81,9 +81,15 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
         shortened = _with_fewer_steps(group, num)
         return shortened, outlook_of(shortened, queue)
 
-    late_s = with_less(most)[1].late_s
-    if late_s > 0 and any(one.when_late == "refuse" for one in group):
-        return Offer(accepted=False, reason="too_late", retry_after_s=late_s)
+    fewest = with_less(most)[1]
+    if fewest.late_s > 0 and any(one.when_late == "refuse" for one in group):
+        return Offer(
+            accepted=False,
+            reason="too_late",
+            retry_after_s=fewest.late_s,
+            is_followed=fewest.is_followed,
+            bearable=fewest.bearable,
+        )
     # how many steps each gives up, at the least; all that it may if even that is too slow
     num_fewer = bisect_left(range(most), True, key=lambda num: with_less(num)[1].late_s <= 0)
     shortened, outlook = with_less(num_fewer)

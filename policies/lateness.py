@@ -7,6 +7,7 @@ wrong they have been of late.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,8 @@ from ray_cluster.policies.types import RequestView
 # what predictions are at least multiplied by where everybody there was followed: steps are not all
 # alike, and progress is told now and then
 LEAST_ALLOWANCE = 1.1
+# what ends as good as now
+_LEAST_S = 1e-9
 
 
 def minds(one: RequestView) -> bool:
@@ -38,11 +41,16 @@ class Outlook:
     Attributes:
         late_s: seconds by which one who minds is late, or another is made late; 0 or less if
             nobody is.
+        is_followed: whether all that is there was followed for it.
         exchange: what it takes for that; None if nobody need give way.
+        bearable: where somebody is late, by what predictions might be exceeded with nobody late:
+            less than they are stretched by.
     """
 
     late_s: float
+    is_followed: bool
     exchange: Exchange | None = None
+    bearable: float = math.inf
 
 
 def outlook_of(group: Sequence[RequestView], queue: QueueView) -> Outlook:
@@ -56,8 +64,11 @@ def outlook_of(group: Sequence[RequestView], queue: QueueView) -> Outlook:
         return _outlook_there(group, scene, queue)
     slacks_s = np.array([one.deadline_s - now_s for one in group])
     is_minding = np.array([minds(one) for one in group])
-    safe_s = queue.allowance(group[0].model, is_followed=False) * ends_of_group_s(group, queue)
-    return Outlook(max(float((safe_s - slacks_s)[is_minding].max()), _harm_s(group, queue, now_s)))
+    allowance = queue.allowance(group[0].model, is_followed=False)
+    own_s = ends_of_group_s(group, queue)[is_minding], slacks_s[is_minding]
+    ends_s, slacks_s = np.concatenate([own_s, _others_s(group, queue, now_s)], axis=1)
+    late_s = float((allowance * ends_s - slacks_s).max())
+    return Outlook(late_s, is_followed=False, bearable=_bearable(ends_s, slacks_s))
 
 
 def _outlook_there(group: Sequence[RequestView], scene: Scene, queue: QueueView) -> Outlook:
@@ -70,8 +81,8 @@ def _outlook_there(group: Sequence[RequestView], scene: Scene, queue: QueueView)
             if there.late_s(exchange.scene) <= 0:
                 # who comes later counts for the prediction
                 seen = replace(exchange.scene, later=scene.later)
-                return Outlook(0.0, replace(exchange, scene=seen))
-    return Outlook(late_s)
+                return Outlook(0.0, True, replace(exchange, scene=seen))
+    return Outlook(late_s, True, bearable=there.bearable if late_s > 0 else math.inf)
 
 
 class _There:
@@ -98,6 +109,17 @@ class _There:
                 found_s = late_s
         return found_s
 
+    @property
+    def bearable(self) -> float:
+        """By what predictions might be exceeded with none of these late."""
+        ends_s, before_s = forecast_s(self.scene), self._before
+        concerned = [
+            (ends_s[one.request_id], one.deadline_s - self.scene.now_s)
+            for one in self.scene.requests
+            if one.request_id in self._minding or before_s.get(one.request_id, math.inf) <= 0
+        ]
+        return _bearable(*np.array(concerned).T)
+
     @cached_property
     def _before(self) -> Mapping[str, float]:
         """By how much everybody is late without the group."""
@@ -114,19 +136,24 @@ class _There:
         }
 
 
-def _harm_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
-    """Seconds by which a group makes somebody late who waits behind it and would be in time."""
+def _others_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> Floats:
+    """Seconds to the ends of those who wait behind a group and would be in time without it, and to
+    their deadlines, [2, N]."""
     first = min(group, key=queue_key)
     behind, pool = queue.behind(first), queue.pool(first.model)
     if pool is None or not len(behind.deadlines_s):
-        return 0.0
+        return np.zeros((2, 0))
     before = amounts_of(queue.ahead_of(first))
     more = sum((amounts_of(load_of(one)) for one in group), np.zeros_like(before))
     line, slacks_s = LineEnds(behind.amounts, pool), behind.deadlines_s - now_s
     allowance = queue.allowance(first.model, is_followed=False)
     in_time = allowance * line.after(before) <= slacks_s
-    late_s = allowance * line.after(before + more) - slacks_s
-    return float(late_s[in_time].max(initial=0.0))
+    return np.stack([line.after(before + more)[in_time], slacks_s[in_time]])
+
+
+def _bearable(ends_s: Floats, slacks_s: Floats) -> float:
+    """By what all of these ends may be later, as a factor; 0 where somebody is late by now."""
+    return max(0.0, float((slacks_s / np.maximum(ends_s, _LEAST_S)).min()))
 
 
 def ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from statistics import median
 
 # completions that are remembered
 WINDOW = 256
@@ -12,6 +13,8 @@ PROMISE_QUANTILE = 0.5
 # what is assumed before anything was seen, and for how many completions that counts
 PRIOR_RATIO = 1.25
 _PRIOR_COUNT = 16
+# completions by which it is judged what would have become of a request before them
+RECENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class PredictionError:
     def allowance(self) -> float:
         """By what to multiply a prediction so that it is kept with the promised probability."""
         return self.ordered[int(PROMISE_QUANTILE * (len(self.ordered) - 1))]
+
+    @property
+    def recent(self) -> float:
+        """The median of the latest ratios."""
+        return median(self.ratios[-RECENT:])
 
 
 def observe_end(error: PredictionError, *, predicted_s: float, took_s: float) -> PredictionError:

@@ -149,10 +149,11 @@ class Offer:
         num_steps: of each of the group, if some are made with fewer steps than they ask for; else
             empty.
         limit: the bound that the client has met, with ``client_limit``.
-        is_followed: whether all that was there was followed for ``predicted_s``, step by step;
-            else it flows as a fluid.
+        is_followed: whether all that was there was followed for the prediction, step by step; else
+            it flows as a fluid.
         exchanges: ids of leased requests that give their places to the group, each with that of
             who gets it; see :mod:`ray_cluster.policies.preemption`.
+        bearable: with ``too_late``, by what predictions could have been exceeded with nobody late.
     """
 
     accepted: bool
@@ -163,3 +164,4 @@ class Offer:
     num_steps: tuple[int, ...] = ()
     is_followed: bool = False
     exchanges: tuple[tuple[str, str], ...] = ()
+    bearable: float = 0.0

@@ -143,7 +143,7 @@ class DispatchCore:
                 self._ledger.accept(requests, views, offer, client=client, now_s=now_s)
                 self._exchanges.plan(offer.exchanges)
         if not offer.accepted:
-            self._ledger.refuse(requests, str(offer.reason))
+            self._ledger.refuse(requests, [self._view(one, now_s) for one in requests], offer)
         return offer
 
     def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, now_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ray_cluster.dispatch.state import RequestRecord
 from ray_cluster.policies.cost_model import decode_s
 from ray_cluster.policies.inflow import Inflow, observe_arrivals
@@ -18,6 +20,7 @@ class Learnt:
         self._errors: dict[tuple[str, bool], PredictionError] = {}
         self._inflows: dict[str, Inflow] = {}
         self._stages: dict[str, StageTimes] = {}
+        self._num_ended: Counter[tuple[str, bool]] = Counter()
 
     def allowance(self, model: str, *, is_followed: bool) -> float:
         """Return by what a prediction is to be multiplied so that it is probably kept.
@@ -26,7 +29,15 @@ class Learnt:
             model: whose requests.
             is_followed: how it is predicted, see :class:`ray_cluster.policies.types.Offer`.
         """
-        return self._errors.get((model, is_followed), PredictionError()).allowance
+        return self.error(model, is_followed=is_followed).allowance
+
+    def error(self, model: str, *, is_followed: bool) -> PredictionError:
+        """Return how far off predictions of a kind were."""
+        return self._errors.get((model, is_followed), PredictionError())
+
+    def num_ended(self, model: str, *, is_followed: bool) -> int:
+        """Return how many ends there were of what was predicted so."""
+        return self._num_ended[model, is_followed]
 
     def inflow(self, model: str) -> Inflow:
         """Return what was let in of late."""
@@ -49,8 +60,9 @@ class Learnt:
             took_s: seconds from its arrival.
         """
         model, way = record.view.model, (record.view.model, record.is_followed)
-        error = self._errors.get(way, PredictionError())
+        error = self.error(model, is_followed=record.is_followed)
         self._errors[way] = observe_end(error, predicted_s=record.predicted_s, took_s=took_s)
+        self._num_ended[way] += 1
         if record.holder is None or record.num_leases > 1 or timing.denoise_s <= 0:
             return
         known_s = timing.queue_s + timing.encode_s + timing.denoise_s

@@ -50,7 +50,7 @@ class Ledger:
         self.queue = WaitingQueue()
         self.totals: Counter[str] = Counter()
         self.learnt = Learnt()
-        self.tally = Tally()
+        self.tally = Tally(self.learnt)
         self._epoch = epoch
         self._max_attempts = config.max_attempts
         self._starvation_s = config.starvation_s
@@ -108,10 +108,13 @@ class Ledger:
         self.totals["restored"] += 1
         tell("image_restored", record)
 
-    def refuse(self, requests: Sequence[ImageRequest], reason: str) -> None:
+    def refuse(
+        self, requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
+    ) -> None:
         """Note that an API call's images were not let in."""
         self.totals["refused"] += len(requests)
-        tell_refused(requests, reason)
+        self.tally.refusals.add(views, offer)
+        tell_refused(requests, str(offer.reason))
 
     def _open(
         self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
@@ -258,6 +261,7 @@ class Ledger:
         took_s = completed.elapsed_s
         self.learnt.ended(record, event.result.timing, took_s)
         self.tally.took(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
+        self.tally.refusals.judge(record.view.model, is_followed=record.is_followed)
         self.tally.made[record.view.model, record.request.fidelity or "unknown"] += 1
         self.totals["completed"] += 1
         self.totals["missed"] += not completed.deadline_met

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.refusals import Verdict
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.tally import Ratios
 from ray_cluster.policies.types import StepCost
@@ -61,6 +62,8 @@ class ClusterSnapshot:
         missed: those that ended later or not at all, likewise.
         made: images made, by model and the fidelity that they got.
         ratios: real over predicted seconds, by model.
+        refused: images that were not let in, by model and reason.
+        verdicts: those that were refused as too late, by model and whether that was right or false.
     """
 
     epoch: int
@@ -75,6 +78,8 @@ class ClusterSnapshot:
     missed: Mapping[tuple[str, str], int]
     made: Mapping[tuple[str, str], int]
     ratios: Mapping[str, Ratios]
+    refused: Mapping[tuple[str, str], int]
+    verdicts: Mapping[tuple[str, Verdict], int]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -111,4 +116,6 @@ class ClusterSnapshot:
             missed=dict(ledger.tally.missed),
             made=dict(ledger.tally.made),
             ratios=dict(ledger.tally.ratios),
+            refused=dict(ledger.tally.refusals.counts),
+            verdicts=dict(ledger.tally.refusals.verdicts),
         )

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ray_cluster.dispatch.learnt import Learnt
+from ray_cluster.dispatch.refusals import Refusals
 from ray_cluster.policies.types import RequestView
 
 # real over predicted seconds: within 10 % and 25 % stand on both sides of 1
@@ -43,15 +45,20 @@ def size_class(view: RequestView) -> str:
 class Tally:
     """Counts the ends of a cell's requests.
 
+    Args:
+        learnt: how far off predictions were.
+
     Attributes:
         met: images that ended by their deadlines, by model and size class; and
         missed: those that ended later or not at all, but for those that their clients called off.
         made: images made, by model and the fidelity that they got; ``unknown`` where fewer steps
             were allowed than anything is known of.
         ratios: of those that were made, by model.
+        refusals: images that were not let in.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, learnt: Learnt) -> None:
+        self.refusals = Refusals(learnt)
         self.met: Counter[tuple[str, str]] = Counter()
         self.missed: Counter[tuple[str, str]] = Counter()
         self.made: Counter[tuple[str, str]] = Counter()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import (
@@ -139,7 +140,21 @@ class _Cell(Collector):
             images.add_metric([event], count)
         yield images
         yield self._deadlines()
-        yield self._fidelities()
+        yield _counts(
+            "images_by_fidelity",
+            "Images made, by the fidelity that they got.",
+            ("model", "fidelity"),
+            cluster.made,
+        )
+        yield _counts(
+            "refused_images", "Images that were not let in.", ("model", "reason"), cluster.refused
+        )
+        yield _counts(
+            "refusal_verdicts",
+            "Images refused as too late, by whether that was right as far as can be told.",
+            ("model", "verdict"),
+            cluster.verdicts,
+        )
         yield self._ratios()
         waiting = GaugeMetricFamily(
             "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
@@ -170,25 +185,15 @@ class _Cell(Collector):
         yield room
 
     def _deadlines(self) -> Metric:
-        found = CounterMetricFamily(
-            "ray_cluster_deadlines",
+        cluster = self._cluster
+        ends = {(*key, "met"): count for key, count in cluster.met.items()}
+        ends |= {(*key, "missed"): count for key, count in cluster.missed.items()}
+        return _counts(
+            "deadlines",
             "Images by whether they ended by their deadlines.",
-            labels=["model", "size_class", "outcome"],
+            ("model", "size_class", "outcome"),
+            ends,
         )
-        for outcome, counts in (("met", self._cluster.met), ("missed", self._cluster.missed)):
-            for (model, size_class), count in sorted(counts.items()):
-                found.add_metric([model, size_class, outcome], count)
-        return found
-
-    def _fidelities(self) -> Metric:
-        found = CounterMetricFamily(
-            "ray_cluster_images_by_fidelity",
-            "Images made, by the fidelity that they got.",
-            labels=["model", "fidelity"],
-        )
-        for (model, fidelity), count in sorted(self._cluster.made.items()):
-            found.add_metric([model, fidelity], count)
-        return found
 
     def _ratios(self) -> Metric:
         found = HistogramMetricFamily(
@@ -201,3 +206,13 @@ class _Cell(Collector):
             buckets = zip(bounds, accumulate(ratios.counts), strict=True)
             found.add_metric([model], list(buckets), sum_value=ratios.total)
         return found
+
+
+def _counts(
+    name: str, documentation: str, labels: Sequence[str], counts: Mapping[Any, int]
+) -> Metric:
+    """Return counts whose keys are the values of their labels."""
+    found = CounterMetricFamily(f"ray_cluster_{name}", documentation, labels=labels)
+    for key, count in sorted(counts.items()):
+        found.add_metric(key, count)
+    return found

@@ -122,6 +122,8 @@ def test_the_documentation_names_every_metric() -> None:
         missed={},
         made={},
         ratios={},
+        refused={},
+        verdicts={},
     )
     snapshots = [
         GatewayMetrics().snapshot(),
