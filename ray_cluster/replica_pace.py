@@ -20,6 +20,7 @@ class ReplicaPace:
             seconds=report.duration_s,
             num_images=len(report.stepped),
             num_sizes=report.work.num_sizes,
+            num_reused=report.num_reused,
         )
 
     def resumed(self, num_steps: int) -> None:

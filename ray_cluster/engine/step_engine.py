@@ -78,6 +78,7 @@ class StepReport:
         previews: of those that took a step after which their request wants one.
         duration_s: seconds the step took.
         work: what the model computed.
+        num_reused: of those that took a step, how many took over what a former one had computed.
     """
 
     stepped: tuple[str, ...] = ()
@@ -86,6 +87,7 @@ class StepReport:
     previews: tuple[PreviewLatents, ...] = ()
     duration_s: float = 0.0
     work: StepWork = _NO_WORK
+    num_reused: int = 0
 
 
 class StepEngine:
@@ -190,6 +192,7 @@ class StepEngine:
         self._num_steps += 1
         for row in rows:
             row.last_step = self._num_steps
+        reused_before = sum(row.state.num_reused for row in rows)
         failed = self._advance(rows)
         finished = [row.state for row in rows if row.is_done]
         for state in (*finished, *(failure.state for failure in failed)):
@@ -211,6 +214,7 @@ class StepEngine:
             ),
             duration_s=duration_s,
             work=work,
+            num_reused=sum(row.state.num_reused for row in rows) - reused_before,
         )
 
     def _views(self) -> list[RowView]:

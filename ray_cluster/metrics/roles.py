@@ -80,6 +80,13 @@ class ReplicaMetrics:
             buckets=_NUM_SIZES,
             registry=self._registry,
         ).labels(model)
+        steps = Counter(
+            "ray_cluster_image_steps",
+            "Denoising steps of images, by whether they took over what a former one had computed.",
+            ["model", "kind"],
+            registry=self._registry,
+        )
+        self._whole, self._reused = steps.labels(model, "whole"), steps.labels(model, "reused")
         self._exports = self._counter("state_exports", "States put into the store.", model)
         self._resumed = self._counter("resumed_images", "Images gone on with elsewhere.", model)
         self._resumed_steps = self._counter(
@@ -97,8 +104,12 @@ class ReplicaMetrics:
         counter = Counter(f"ray_cluster_{name}", documentation, ["model"], registry=self._registry)
         return counter.labels(model)
 
-    def stepped(self, *, seconds: float, num_images: int, num_sizes: int) -> None:
+    def stepped(
+        self, *, seconds: float, num_images: int, num_sizes: int, num_reused: int = 0
+    ) -> None:
         """Count a step; called in the step thread, a few microseconds."""
+        self._whole.inc(num_images - num_reused)
+        self._reused.inc(num_reused)
         self._seconds.observe(seconds)
         self._rows.observe(num_images)
         self._sizes.observe(num_sizes)

@@ -74,10 +74,12 @@ def test_blocks_in_which_no_row_is_active_are_skipped(
     for index in range(2):
         one = request(f"r{index}", num_steps=3, width_px=64 + 32 * index)
         engine.add(small.state(Visit(one, ReuseSchedule(1, 3))))
+    reused = []
     with torch.inference_mode():
         while len(engine):
-            engine.step()
+            reused.append(engine.step().num_reused)
             counts.append(0)
+    assert reused == [0, 2, 2]
     num_all, *rest = counts[:-1]
     assert num_all > 4
     assert rest == [1, 1]
