@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.dit.active import active_tokens
+from ray_cluster.engine.active import active_tokens
 from ray_cluster.engine.dit.blocks import JointBlock
 from ray_cluster.engine.executor import RowReuse
 from ray_cluster.engine.state import Conditioning
