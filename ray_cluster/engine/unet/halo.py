@@ -6,7 +6,7 @@ the sides of an image are no multiple of that, the last ones have less of them i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -94,69 +94,82 @@ class Plan:
 def plan_of(
     images: Sequence[PlacedImage], targets: Sequence[PlacedImage], number: int, reach: Reach
 ) -> Plan:
-    """Return the plan for a ring: whole images of a size in one piece, patches of a size likewise.
+    """Return the plan for a ring: whole images of a size in one piece, patches of a side likewise.
 
     Args:
         images: where pixels are taken from, in the ring's order.
         targets: the same images where they go.
         number: of the level of the former.
     """
-    alike: dict[Hashable, list[int]] = {}
+    alike: dict[tuple[Size, int | None], list[int]] = {}
     for index, image in enumerate(images):
-        kind = image.size if image.active is None else image.active.patch_size
-        alike.setdefault(kind, []).append(index)
-    sources: list[Tensor] = []
-    pieces: list[Piece] = []
-    order: dict[int, Tensor] = {}
-    num_outputs = 0
-    for indices in alike.values():
-        parts = [_part_of(images[index], targets[index], number, reach) for index in indices]
-        for index, part in zip(indices, parts, strict=True):
-            order[index] = part.placed + num_outputs
-            num_outputs += part.num_outputs
-        rows = torch.cat([part.windows for part in parts])
-        is_whole = images[indices[0]].active is None
-        target = targets[indices[0]].size if is_whole else None
-        pieces.append(Piece(Size(*rows.shape[1:]), target, rows.numel()))
-        sources.append(rows.flatten())
-    ordered = torch.cat([order[index] for index in range(len(images))])
-    return Plan(torch.cat(sources), tuple(pieces), ordered)
+        side = None if image.active is None else image.active.patch_size >> number
+        alike.setdefault((image.size, side), []).append(index)
+    # by what is convolved in one call
+    sources: dict[tuple[Size, Size | None], list[Tensor]] = {}
+    goals: dict[tuple[Size, Size | None], list[Tensor]] = {}
+    for (size, side), indices in alike.items():
+        some, theirs = [images[index] for index in indices], [targets[index] for index in indices]
+        target = theirs[0].size
+        if side is None:
+            kind: tuple[Size, Size | None] = (size, target)
+            windows, pixels = _whole(some), _whole(theirs)
+        else:
+            table = patch_table(size, target, side, reach)
+            windows = _active(some, some, table.windows)
+            pixels = _active(some, theirs, table.pixels)
+            kind = (Size(*windows.shape[1:]), None)
+        sources.setdefault(kind, []).append(windows.flatten())
+        goals.setdefault(kind, []).append(pixels.flatten())
+    rows = {kind: torch.cat(parts) for kind, parts in sources.items()}
+    made = torch.cat([part for parts in goals.values() for part in parts])
+    return Plan(
+        source=torch.cat(list(rows.values())),
+        pieces=tuple(Piece(*kind, len(own)) for kind, own in rows.items()),
+        order=made.argsort()[int((made < 0).sum()) :],
+    )
+
+
+def _whole(images: Sequence[PlacedImage]) -> Tensor:
+    """Return the rows of images of one size, ``[n, pixels]``."""
+    firsts = torch.tensor([image.first for image in images])
+    return torch.arange(images[0].num_pixels) + firsts[:, None]
+
+
+def _active(
+    images: Sequence[PlacedImage], placed: Sequence[PlacedImage], windows: Tensor
+) -> Tensor:
+    """Return the rows that the windows of active patches have, image by image, ``[P, h, w]``.
+
+    Args:
+        images: which patches are active; of one size.
+        placed: the images whose rows are meant.
+        windows: of every patch, the pixels of an image.
+    """
+    is_active = [image.active.is_active for image in images if image.active is not None]
+    owner, patch = torch.tensor(is_active).nonzero().unbind(1)
+    firsts = torch.tensor([image.first for image in placed])[owner]
+    found = windows[patch]
+    return torch.where(found < 0, found, found + firsts[:, None, None])
 
 
 @dataclass(frozen=True, slots=True)
 class PatchTable:
-    """Where some windows of one image are convolved from and to.
+    """Where the patches of an image are convolved from and to, all of them, row by row.
 
     Attributes:
-        windows: ``[P, h, w]``, which of the image's pixels each window has, -1 for what is outside
-            of the image.
-        placed: ``[n]``, where each computed pixel is among the outputs, in the order of the pixels;
-            outputs outside of the image are no pixel's.
-        num_outputs: of all windows.
+        windows: ``[patches, s, s]``, which of the image's pixels each one's window has; -1 for what
+            is outside of the image.
+        pixels: ``[patches, t, t]``, which pixels come of it, likewise.
     """
 
     windows: Tensor
-    placed: Tensor
-    num_outputs: int
-
-
-def _part_of(image: PlacedImage, target: PlacedImage, number: int, reach: Reach) -> PatchTable:
-    """Return the table of one image; a whole one is a window, whatever is done with it."""
-    if image.active is None:
-        whole = torch.arange(image.num_pixels).view(1, *image.size) + image.first
-        return PatchTable(whole, torch.arange(target.num_pixels), target.num_pixels)
-    side = image.active.patch_size >> number
-    table = patch_table(image.active, image.size, target.size, side, reach)
-    inside = table.windows >= 0
-    windows = torch.where(inside, table.windows + image.first, table.windows)
-    return PatchTable(windows, table.placed, table.num_outputs)
+    pixels: Tensor
 
 
 @lru_cache(maxsize=_KEPT_TABLES)
-def patch_table(
-    active: ActivePatches, source: Size, target: Size, side: int, reach: Reach
-) -> PatchTable:
-    """Return the table of an image's active patches; built once and kept.
+def patch_table(source: Size, target: Size, side: int, reach: Reach) -> PatchTable:
+    """Return the table of an image; built once and kept.
 
     Args:
         source: the image where its pixels are taken from.
@@ -169,15 +182,18 @@ def patch_table(
     # of what is grown beyond the target nothing is seen
     ends = source if reach.growth == 1 else target
     span = (goal - 1) * reach.stride + _KERNEL
-    taken = [
-        _axis(count, grown, span, end, reach.before) // reach.growth
-        for count, end in zip(counts, ends, strict=True)
-    ]
-    made = [_axis(count, goal, goal, end) for count, end in zip(counts, target, strict=True)]
-    windows = _squares(active, taken[0], taken[1], source.width)
-    outputs = _squares(active, made[0], made[1], target.width).flatten()
-    num_outside = int((outputs < 0).sum())
-    return PatchTable(windows, outputs.argsort()[num_outside:], len(outputs))
+    windows = _squares(
+        *(
+            _axis(count, grown, span, end, reach.before) // reach.growth
+            for count, end in zip(counts, ends, strict=True)
+        ),
+        width=source.width,
+    )
+    pixels = _squares(
+        *(_axis(count, goal, goal, end) for count, end in zip(counts, target, strict=True)),
+        width=target.width,
+    )
+    return PatchTable(windows, pixels)
 
 
 def _axis(count: int, step: int, span: int, end: int, before: int = 0) -> Tensor:
@@ -186,8 +202,7 @@ def _axis(count: int, step: int, span: int, end: int, before: int = 0) -> Tensor
     return places.masked_fill((places < 0) | (places >= end), -1)
 
 
-def _squares(active: ActivePatches, rows: Tensor, columns: Tensor, width: int) -> Tensor:
-    """Return the pixels of active patches' windows, given their places along either side."""
+def _squares(rows: Tensor, columns: Tensor, *, width: int) -> Tensor:
+    """Return the pixels of all windows, row by row, of their places along either side."""
     down, across = rows[:, None, :, None], columns[None, :, None, :]
-    pixels = (down * width + across).masked_fill((down < 0) | (across < 0), -1)
-    return pixels.flatten(0, 1)[torch.tensor(active.is_active)]
+    return (down * width + across).masked_fill((down < 0) | (across < 0), -1).flatten(0, 1)
