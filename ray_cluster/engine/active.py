@@ -99,7 +99,8 @@ class OtherTokens(Generic[MatrixT]):
     def joined(self, flat: Tensor, matrix: MatrixT) -> Tensor:
         """Return what ``[n, ...]`` is of the tokens in a matrix for all tokens, ``[N, ...]``."""
         ring = self.ring
-        parts = self._rows[matrix].split(flat, ring)
+        is_split = bool(self._noted) or len(ring.partial) < len(ring.images)
+        parts = self._rows[matrix].split(flat, ring) if is_split else {}
         for image, notes in self._noted.items():
             notes.append(parts[image].clone())
         if not ring.partial:
