@@ -3,7 +3,7 @@
 Of partial rows only the active patches' pixels are in the matrix. A layer that looks at other
 pixels is given those as they were in the row's last full step: group norms see the whole image, and
 convolutions run over the patches alone, each with what is around it. (After PatchedServe,
-sections 4 and 5; norms and halos are exact here.)
+sections 4 and 5.)
 """
 
 from __future__ import annotations
