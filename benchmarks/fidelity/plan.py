@@ -20,8 +20,11 @@ _CUTS = {
     "shapes-sd": ((2, 2), (2, 3), (2, 5), (4, 2), (4, 3)),
     "shapes-sd3": ((0, 2), (0, 3), (1, 2), (1, 3), (1, 5)),
 }
-# the same with a share of the patches computed within; only where the executor has such a grain
-_PATCHES = {"shapes-sd": (), "shapes-sd3": ((0, 0.5, 2), (0, 0.5, 3), (1, 0.5, 2), (0, 0.25, 3))}
+# the same with a share of the patches computed within
+_PATCHES = {
+    "shapes-sd": ((2, 0.5, 2), (2, 0.5, 3), (2, 0.25, 3), (4, 0.5, 2), (4, 0.25, 3)),
+    "shapes-sd3": ((0, 0.5, 2), (0, 0.5, 3), (1, 0.5, 2), (0, 0.25, 3)),
+}
 # with a threshold: where it cuts, how far estimates may drift, most steps between two full ones
 _DRIFTING = {"shapes-sd": (2, 0.2, 10), "shapes-sd3": (1, 0.2, 10)}
 

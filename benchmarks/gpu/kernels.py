@@ -22,7 +22,8 @@ from ray_cluster.engine.dit.attention import (
     attend_by_length,
     has_variable_length,
 )
-from ray_cluster.engine.dit.packing import Spans, packing_of
+from ray_cluster.engine.dit.packing import packing_of
+from ray_cluster.engine.spans import Spans
 from ray_cluster.engine.token_layout import composition_of, layout_of
 
 ATTENTION = "attention"

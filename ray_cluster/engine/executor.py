@@ -22,7 +22,8 @@ class KeptRow(NamedTuple):
     Attributes:
         made: ``[n, C]`` matrices, what comes out of the ring.
         tokens: ``[n, ...]`` each, what the blocks asked of other tokens than a token's own, in the
-            order in which they did (keys and values); empty where whole blocks are reused.
+            order in which they did (keys and values, what convolutions and group norms look at);
+            empty where whole blocks are reused.
     """
 
     made: tuple[Tensor, ...]
@@ -111,8 +112,8 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
         """Numbers of outer blocks within which it can keep and reuse what it makes."""
 
     @property
-    def patch_multiple(self) -> int | None:
-        """What the side of a patch must be a multiple of; None where it reuses blocks alone."""
+    def patch_multiple(self) -> int:
+        """What the side of a patch must be a multiple of."""
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""

@@ -16,6 +16,7 @@ order. Layers whose weights are elsewhere until they run (``offload``) are calle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 Layer = Callable[[Tensor], Tensor]
+
+
+class Convolution(Protocol):
+    """A convolution that can leave out the padding around images."""
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        """Return it of ``[n, C, h, w]``, padded as it is in the model."""
+
+    def unpadded(self, windows: Tensor, /) -> Tensor:
+        """Return it of ``[n, C, h, w]`` that have what is around them."""
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -63,14 +74,14 @@ def packed_linear(*layers: nn.Module) -> Layer:
     return lambda rows: F.linear(rows, weight, bias)
 
 
-def packed_conv(layer: nn.Conv2d) -> Layer:
+def packed_conv(layer: nn.Conv2d) -> Convolution:
     """Return a convolution over ``[n, C, h, w]``; the given one's weights are taken over."""
     if _is_offloaded(layer):
-        return layer
+        return _CalledConv(layer)
     if can_pack(layer.weight):
         return _PackedConv(layer)
     layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
-    return layer
+    return _CalledConv(layer)
 
 
 class _CalledLinear:
@@ -100,24 +111,53 @@ class _PackedLinear:
         return result
 
 
+class _CalledConv:
+    """PyTorch's layer, whose own hooks may bring its weights to the device."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        self._layer = layer
+
+    def __call__(self, images: Tensor) -> Tensor:
+        result: Tensor = self._layer(images)
+        return result
+
+    def unpadded(self, windows: Tensor) -> Tensor:
+        layer = self._layer
+        if (
+            not _is_offloaded(layer)
+            and layer.groups == 1
+            and windows.shape[2:] == layer.kernel_size
+        ):
+            # one product for all, by views: as a convolution it takes up to three times as long
+            rows, weight = (one.permute(0, 2, 3, 1).flatten(1) for one in (windows, layer.weight))
+            return F.linear(rows, weight, layer.bias)[:, :, None, None]
+        padding, layer.padding = layer.padding, (0, 0)
+        try:
+            return self(windows)
+        finally:
+            layer.padding = padding
+
+
 class _PackedConv:
     def __init__(self, layer: nn.Conv2d) -> None:
-        self._settings = (
-            [int(side) for side in layer.padding],
-            list(layer.stride),
-            list(layer.dilation),
-            layer.groups,
-        )
+        self._padding = [int(side) for side in layer.padding]
+        self._settings = (list(layer.stride), list(layer.dilation), layer.groups)
         self._bias = None if layer.bias is None else layer.bias.detach()
         self._weight = torch.ops.mkldnn._reorder_convolution_weight(
-            layer.weight.detach().contiguous(), *self._settings
+            layer.weight.detach().contiguous(), self._padding, *self._settings
         )
         self._run = torch.ops.mkldnn._convolution_pointwise.default
         _drop_weight(layer)
 
     def __call__(self, images: Tensor) -> Tensor:
+        return self._padded(images, self._padding)
+
+    def unpadded(self, windows: Tensor) -> Tensor:
+        return self._padded(windows, [0, 0])
+
+    def _padded(self, images: Tensor, padding: list[int]) -> Tensor:
         result: Tensor = self._run(
-            images, self._weight, self._bias, *self._settings, "none", [], ""
+            images, self._weight, self._bias, padding, *self._settings, "none", [], ""
         )
         return result
 

@@ -45,9 +45,7 @@ def check_reuse(state: RequestState, executor: Executor[Any, Any]) -> None:
     given, allowed = "", ""
     if reuse.num_outer not in cuts:
         given, allowed = "num_outer", f"{cuts.start} to {cuts.stop - 1}"
-    elif reuse.is_by_patch and multiple is None:
-        given, allowed = "active_share", "0, it reuses whole blocks alone"
-    elif reuse.is_by_patch and multiple is not None and reuse.patch_size % multiple:
+    elif reuse.is_by_patch and reuse.patch_size % multiple:
         given, allowed = "patch_size", f"multiples of {multiple}"
     if given:
         raise ValueError(

@@ -75,10 +75,6 @@ class Segment:
         rows = flat[self.tokens]
         return rows.view(self.num_images, self.height, self.width, -1).permute(0, 3, 1, 2)
 
-    def as_sequences(self, flat: Tensor) -> Tensor:
-        """Return this segment of ``[N, C]`` as ``[n, h * w, C]``, a view."""
-        return flat[self.tokens].view(self.num_images, self.height * self.width, -1)
-
     def bounds(self, device: torch.device) -> Tensor:
         """Return where each image begins among the segment's rows, and their number, ``[n + 1]``.
 

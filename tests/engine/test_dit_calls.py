@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.dit.attention import AttendAtOnce, attend_by_length
-from ray_cluster.engine.dit.packing import Span, Spans
 from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.spans import Span, Spans
 from ray_cluster.errors import ModelUnsupported
 from tests.engine.conftest import Zoo
 from tests.engine.dits import DiTReference, MixedCall

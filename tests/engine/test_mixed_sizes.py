@@ -133,23 +133,14 @@ def test_a_mixed_call_is_that_of_each_image_alone(zoo: Zoo) -> None:
 def test_attention_over_all_images_of_a_size_would_show(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def as_one_sequence(segment: Segment, flat: Tensor) -> Tensor:
-        return flat[segment.tokens][None]
+    attend = parts.Attention._attend
 
-    monkeypatch.setattr(Segment, "as_sequences", as_one_sequence)
-    monkeypatch.setattr(parts.Attention, "_attend", _attend_across)
+    def attend_across(self: Any, query: Tensor, keys_values: Tensor) -> Tensor:
+        """Attention whose keys are those of all images of the size."""
+        return attend(self, query.flatten(0, 1)[None], keys_values.flatten(0, 1)[None])
+
+    monkeypatch.setattr(parts.Attention, "_attend", attend_across)
     assert largest_gap(zoo) >= CONTROL_FACTOR * CALL_TOLERANCE
-
-
-def _attend_across(self: Any, segment: Segment, projected: Tensor, conditions: Any) -> Tensor:
-    """Attention whose keys are those of all images of the size."""
-    count = 3 if self._prompt is None else 1
-    query, *rest = self._split(projected, count)
-    if self._prompt is not None:
-        prompts = conditions.keys_values[segment.images, :, self._prompt]
-        rest = [one.transpose(0, 1).flatten(1, 2)[None] for one in self._split(prompts, 2)]
-    attended = torch.nn.functional.scaled_dot_product_attention(query, *rest)
-    return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def test_norms_over_all_images_of_a_size_would_show(

@@ -1,4 +1,7 @@
-"""Reuse of patches: what is computed of a row is as if all other tokens were as they were kept."""
+"""Reuse of patches: what is computed of a row is as if all other tokens were as they were kept.
+
+What a partial step of a UNet computes is in ``test_unet_patches.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.dit.active import active_tokens
+from ray_cluster.engine.active import active_tokens
 from ray_cluster.engine.dit.blocks import JointBlock
 from ray_cluster.engine.executor import RowReuse
 from ray_cluster.engine.state import Conditioning
@@ -29,7 +32,7 @@ from tests.engine.harness import (
 from tests.engine.partial_reference import expected
 from tests.engine.reusing import Company, Visit, visits
 from tests.engine.test_activations import Swapped
-from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
+from tests.engine.two_steps import SCALE, Row, call
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 64), (128, 128))
@@ -76,11 +79,6 @@ def rows_of(company: Company) -> tuple[list[Row], list[Conditioning]]:
         rows.append(row)
         owned.append(own)
     return rows, owned
-
-
-def call(company: Company, rows: list[Row], step: int) -> list[Tensor]:
-    executor: Any = company.model.executor
-    return predict_batch(executor, rows, batch_of(executor, rows, step))
 
 
 def test_a_mixed_partial_step_is_what_diffusers_makes_with_kept_tokens(
@@ -172,6 +170,11 @@ def schedule(cut: int, share: float, interval: int = 3, **changes: Any) -> Reuse
     return ReuseSchedule(cut, interval, active_share=share, patch_size=PATCH, **changes)
 
 
+def outermost(company: Company, share: float, interval: int = 3, **changes: Any) -> ReuseSchedule:
+    """A schedule with as little around the cut as a model allows: of a UNet something."""
+    return schedule(company.model.executor.num_outer[0], share, interval, **changes)
+
+
 REUSES = st.one_of(
     st.none(),
     st.builds(
@@ -180,10 +183,10 @@ REUSES = st.one_of(
 )
 
 
-@settings(max_examples=10)
+@settings(max_examples=16)
 @given(
     visits(SIZES_PX, reuses=REUSES),
-    st.sampled_from(["sd35", "flux"]),
+    st.sampled_from(["sd35", "flux", "sd", "sdxl"]),
     st.sampled_from([None, 0, 300_000]),
     st.sampled_from(["mixed", "grouped"]),
 )
@@ -194,50 +197,60 @@ def test_whoever_comes_and_goes_and_whatever_is_evicted_every_row_is_as_if_alone
     budget_bytes: int | None,
     layout: Any,
 ) -> None:
-    companies(name).check_all(some, budget_bytes, layout)
+    company = companies(name)
+    least = company.model.executor.num_outer[0]
+    deeper = [
+        visit.reuse and replace(visit.reuse, num_outer=visit.reuse.num_outer + least)
+        for visit in some
+    ]
+    moved = [replace(visit, reuse=reuse) for visit, reuse in zip(some, deeper, strict=True)]
+    company.check_all(moved, budget_bytes, layout)
 
 
 @pytest.mark.parametrize("kind", ["neighbour's", "stale"])
+@pytest.mark.parametrize("name", ["sd35", "sd"])
 def test_another_rows_or_an_older_steps_activations_would_show(
-    companies: Callable[[str], Company], kind: str
+    companies: Callable[[str], Company], name: str, kind: str
 ) -> None:
-    company, own = companies("sd35"), schedule(0, 0.5, 2)
+    company = companies(name)
+    own = outermost(company, 0.5, 2)
     some = [Visit(request(f"r{i}", num_steps=6, seed=i), own) for i in range(2)]
     run = company.run(some, Swapped(kind))
     gaps = [company.gap(visit, run.latents(visit.one.request_id)) for visit in some]
     assert min(gaps) >= CONTROL_FACTOR * RUN_TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_a_row_that_moves_after_any_step_is_as_if_it_had_not(
-    companies: Callable[[str], Company],
+    companies: Callable[[str], Company], name: str
 ) -> None:
-    company = companies("flux")
-    visit = Visit(request("alone", num_steps=5), schedule(0, 0.5))
+    company = companies(name)
+    visit = Visit(request("alone", num_steps=5), outermost(company, 0.5))
     for num_steps in range(1, 5):
         last = company.run_moving(visit, num_steps)
         assert company.gap(visit, last.latents) <= RUN_TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["shapes-sd3", "shapes"])
 def test_more_active_patches_are_nearer_to_the_exact_image(
-    companies: Callable[[str], Company], record: Record
+    companies: Callable[[str], Company], name: str, record: Record
 ) -> None:
-    company, one = companies("shapes-sd3"), request("alone", num_steps=8)
+    company, one = companies(name), request("alone", num_steps=8)
     exact = company.alone(one, None)
     gaps = [
-        float((company.alone(one, schedule(0, share, 2, num_first=2)) - exact).abs().mean())
+        float((company.alone(one, outermost(company, share, 2, num_first=2)) - exact).abs().mean())
         for share in (0.25, 0.75)
     ]
     record("gaps", gaps)
     assert 0 < gaps[1] < gaps[0]
 
 
-def test_a_unet_refuses_patches_and_a_transformer_those_that_cut_tokens(
-    small: Company, companies: Callable[[str], Company]
+@pytest.mark.parametrize(("name", "side", "multiple"), [("sd3", 3, 2), ("sd", 6, 4)])
+def test_patches_that_cut_tokens_are_refused(
+    companies: Callable[[str], Company], name: str, side: int, multiple: int
 ) -> None:
-    with pytest.raises(ValueError, match=r"active_share .* is 0\.5; .* whole blocks alone"):
-        small.engine().add(small.state(Visit(request(), schedule(1, 0.5))))
-    company, odd = companies("sd3"), ReuseSchedule(0, 2, active_share=0.5, patch_size=3)
-    with pytest.raises(ValueError, match=r"patch_size .* is 3; .* multiples of 2"):
+    company, odd = companies(name), ReuseSchedule(1, 2, active_share=0.5, patch_size=side)
+    with pytest.raises(ValueError, match=rf"patch_size .* is {side}; .* multiples of {multiple}"):
         company.engine().add(company.state(Visit(request(), odd)))
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from ray_cluster.engine.executor import Residuals
+from ray_cluster.policies.reuse import ActivePatches
 from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
 from tests.engine.reusing import Company
 from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
@@ -17,7 +19,7 @@ from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
 _CUTS = (2, 4, None)
 
 
-def rows_of(company: Company) -> list[Row]:
+def rows_of(company: Company, *, by_patch: bool) -> list[Row]:
     requests = [
         request("r0", guidance_scale=SCALE),
         request("r1", guidance_scale=1.0, prompt="a blue square"),
@@ -31,6 +33,8 @@ def rows_of(company: Company) -> list[Row]:
         latents = [torch.randn(shape, generator=generator) for _ in range(2)]
         owned = state.conditioning
         row = Row(executor.prepare(owned), owned.is_guided, cut, latents)
+        if by_patch and cut is not None:
+            row.active = ActivePatches(4, (True, False, False, True) * 4)
         num_rows = 1 + owned.is_guided
         encoded = executor.encode_half(batch_of(executor, [row], 0))
         for _ in range(2):
@@ -57,14 +61,15 @@ def _of_image(more: Sequence[Tensor], image: int) -> list[Tensor]:
     return [part[image] for part in more]
 
 
-def test_residuals_reach_the_rows_that_are_there(small: Company) -> None:
+@pytest.mark.parametrize("by_patch", [False, True])
+def test_residuals_reach_the_rows_that_are_there(small: Company, by_patch: bool) -> None:
     executor: Any = small.model.executor
     with torch.inference_mode():
         alone = []
-        for row in rows_of(small):
+        for row in rows_of(small, by_patch=by_patch):
             predict(executor, [row], 0)
             alone.append(predict(executor, [row], 1)[0])
-        rows = rows_of(small)
+        rows = rows_of(small, by_patch=by_patch)
         predict(executor, rows, 0)
         together = predict(executor, rows, 1)
         without = predict(executor, rows, 1, adds=False)

@@ -63,6 +63,12 @@ def _part(row: Row, step: int) -> RowReuse | None:
     return RowReuse(row.cut, row.kept, is_by_patch=by_patch, active=row.active if step else None)
 
 
+def call(company: Any, rows: Sequence[Row], step: int) -> list[Tensor]:
+    """What a company's model predicts for each row in a step."""
+    executor = company.model.executor
+    return predict_batch(executor, rows, batch_of(executor, rows, step))
+
+
 def predict_batch(
     executor: Any, rows: Sequence[Row], batch: StepBatch[Any], residuals: Any = None
 ) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine.dit.packing import Spans
+from ray_cluster.engine.spans import Spans
 
 Attend = Callable[[Tensor, Tensor, Tensor, Spans, Spans], Tensor]
 """From queries ``[N, heads, d]``, keys and values ``[M, heads, d]``, and where each sequence's

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine.dit.packing import Spans
 from ray_cluster.engine.dit.parts import (
     Conditions,
     FeedForward,
@@ -20,6 +19,7 @@ from ray_cluster.engine.dit.parts import (
     modulate,
 )
 from ray_cluster.engine.packed_weights import packed_linear
+from ray_cluster.engine.spans import Spans
 
 # shift, scale and gate: of attention, of the feed-forward layer, of a second attention
 _PARTS = 3

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
-from ray_cluster.engine.dit.active import OtherTokens, TokenRows
+from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
 from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
@@ -162,7 +162,7 @@ class DiTExecutor:
                 continue
             packing = packing_of(ring.layout.levels[-1], prompts.tokens.shape[1])
             rotary = key_rotary = lean.rotary(packing, self._device)
-            others = OtherTokens.of(rings, depth, tokens)
+            others = tokens.others(rings, depth)
             if ring.partial and others is not None:
                 packing = narrowed(packing, tokens.counts(ring))
                 rotary = key_rotary and key_rotary.at(others.places("joint", self._device))

@@ -9,38 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
 
 from torch import Tensor
 
+from ray_cluster.engine.spans import Spans, divided, spans_of
 from ray_cluster.engine.token_layout import Level
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Sequences of one length: consecutive rows of a matrix.
-
-    Attributes:
-        images: which of the batch's images, in the layout's order.
-        rows: which rows of the matrix.
-        length: tokens of each.
-    """
-
-    images: slice
-    rows: slice
-    length: int
-
-    @property
-    def num_images(self) -> int:
-        """Sequences of the span."""
-        return int(self.images.stop - self.images.start)
-
-    def of(self, flat: Tensor) -> Tensor:
-        """Return this span of ``[N, ...]`` as ``[n, length, ...]``, a view."""
-        return flat[self.rows].view(self.num_images, self.length, *flat.shape[1:])
-
-
-Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +89,10 @@ def narrowed(whole: Packing, counts: Sequence[tuple[int, int]]) -> Packing:
     Args:
         counts: per image, how many tokens of it and of its prompt.
     """
-    images, lengths, sizes = [], [], []
-    for span, size in zip(whole.image, whole.sizes, strict=True):
-        first = span.images.start
-        for _, alike in groupby(counts[span.images]):
-            last = first + len(list(alike))
-            images.append(slice(first, last))
-            lengths.append(span.length)
-            sizes.append(size)
-            first = last
+    runs = list(divided([span.images for span in whole.image], counts))
+    images = [run for _, run in runs]
+    lengths = [whole.image[index].length for index, _ in runs]
+    sizes = [whole.sizes[index] for index, _ in runs]
     own = [counts[one.start] for one in images]
     keys = _packing(images, lengths, [whole.num_prompt] * len(images), sizes)
     return _packing(images, [one for one, _ in own], [one for _, one in own], sizes, keys)
@@ -138,12 +106,5 @@ def _packing(
     keys: Packing | None = None,
 ) -> Packing:
     both = [length + prompt for length, prompt in zip(lengths, prompts, strict=True)]
-    image, prompt, joint = (_spans(images, one) for one in (lengths, prompts, both))
+    image, prompt, joint = (spans_of(images, one) for one in (lengths, prompts, both))
     return Packing(image, prompt, joint, tuple(sizes), keys)
-
-
-def _spans(images: list[slice], lengths: list[int]) -> Spans:
-    counts = [one.stop - one.start for one in images]
-    ends = accumulate((n * length for n, length in zip(counts, lengths, strict=True)), initial=0)
-    rows = (slice(*pair) for pair in pairwise(ends))
-    return tuple(Span(*span) for span in zip(images, rows, lengths, strict=True))

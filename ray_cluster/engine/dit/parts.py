@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine.dit.active import OtherTokens
+from ray_cluster.engine.active import OtherTokens
+from ray_cluster.engine.dit.active import Matrix
 from ray_cluster.engine.dit.attention import Attend
-from ray_cluster.engine.dit.packing import Packing, Spans
+from ray_cluster.engine.dit.packing import Packing
 from ray_cluster.engine.dit.rotary import Rotary
 from ray_cluster.engine.packed_weights import packed_linear
+from ray_cluster.engine.spans import Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Conditions:
     attend: Attend
     rotary: Rotary | None
     key_rotary: Rotary | None
-    others: OtherTokens | None = None
+    others: OtherTokens[Matrix] | None = None
 
     def attend_jointly(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention over the joint rows, ``[J, heads, d]`` each, as ``[J, heads * d]``."""

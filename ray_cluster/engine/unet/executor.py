@@ -14,9 +14,9 @@ from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import KeptStacks, guide, lay_out, rows_of
 from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.token_layout import Level
 from ray_cluster.engine.unet.blocks import LeanUNet, Pair, build_lean
 from ray_cluster.engine.unet.config import check_unet_config
+from ray_cluster.engine.unet.grids import grids_of, level_rows
 from ray_cluster.engine.unet.parts import Conditions, Downsample
 
 
@@ -40,6 +40,7 @@ class EncodedHalf:
     """What the down and mid blocks hand to the up blocks; matrices ``[N, C]`` of their levels.
 
     Attributes:
+        rows: what each level's matrix has of every model row.
         conditions: of every ring.
         hidden: of the innermost ring that has rows.
         skips: of the rings from the first one to that.
@@ -47,6 +48,7 @@ class EncodedHalf:
 
     batch: StepBatch[PreparedPrompt]
     rings: Rings
+    rows: Sequence[Rows]
     conditions: Sequence[Conditions]
     hidden: Tensor
     skips: tuple[Tensor, ...]
@@ -93,9 +95,9 @@ class UNetExecutor:
         return range(1, self._num_rings - 1 + bool(self._lean.middle))
 
     @property
-    def patch_multiple(self) -> None:
-        """It has no patch grain: convolutions would need what was kept around every patch."""
-        return None
+    def patch_multiple(self) -> int:
+        """What the side of a patch must be a multiple of: that of the innermost level's pixels."""
+        return int(2 ** (self.num_levels - 1))
 
     @property
     def _num_rings(self) -> int:
@@ -148,96 +150,95 @@ class UNetExecutor:
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Run time embedding, input convolution, down blocks and mid block."""
         lean = self._lean
-        rings = Rings(batch, self._num_rings)
-        conditions = self._conditions(batch, rings)
+        rings, rows = Rings(batch, self._num_rings), level_rows(batch)
+        conditions = self._conditions(batch, rings, rows)
         flat = lay_out(batch, self._dtype)
-        hidden = lean.first(flat, batch.layout.levels[0])
+        hidden = lean.first(flat, conditions[0].grids[0])
         skips = [hidden]
         for number, (part, level) in enumerate(lean.inwards, start=1):
-            hidden = rings.narrow(hidden, number, Rows(batch.layout.levels[level].image_tokens))
-            ring = rings[number + 1]
-            if ring.is_empty:
+            hidden = rings.narrow(hidden, number, rows[level])
+            if rings[number + 1].is_empty:
                 break
+            within = conditions[number + 1]
             if isinstance(part, Downsample):
-                hidden = part(hidden, ring.layout.levels[level])
+                hidden = part(hidden, *within.grids[level : level + 2])
             else:
-                hidden = _run(part, hidden, ring.layout.levels[level], conditions[number + 1])
+                hidden = _run(part, hidden, level, within)
             skips.append(hidden)
         else:
-            hidden = self._run_middle(hidden, rings, conditions)
-        return EncodedHalf(batch, rings, conditions, hidden, tuple(skips))
-
-    def _run_middle(self, hidden: Tensor, rings: Rings, conditions: Sequence[Conditions]) -> Tensor:
-        rows = Rows(rings[0].layout.levels[-1].image_tokens)
-        hidden = rings.narrow(hidden, self._num_rings - 1, rows)
-        ring = rings[self._num_rings]
-        if ring.is_empty:
-            return hidden
-        for pair in self._lean.middle:
-            hidden = _run(pair, hidden, ring.layout.levels[-1], conditions[-1])
-        return hidden
+            hidden = rings.narrow(hidden, self._num_rings - 1, rows[-1])
+            if not rings[self._num_rings].is_empty:
+                for pair in lean.middle:
+                    hidden = _run(pair, hidden, -1, conditions[-1])
+        return EncodedHalf(batch, rings, rows, conditions, hidden, tuple(skips))
 
     def decode_half(self, encoded: EncodedHalf, residuals: Residuals | None = None) -> Tensor:
         """Run up blocks and output convolution; return the guided prediction ``[M, C]``."""
-        lean, batch, rings, hidden = self._lean, encoded.batch, encoded.rings, encoded.hidden
+        lean, rings, hidden = self._lean, encoded.rings, encoded.hidden
         skips = list(encoded.skips)
         if residuals is not None:
-            hidden, skips = self._add(residuals, hidden, skips, rings)
+            hidden, skips = self._add(residuals, encoded)
         number = len(lean.inwards) + 1
         for pair, upsample, level in lean.outwards:
-            ring, rows = rings[number], Rows(batch.layout.levels[level].image_tokens)
+            rows, within = encoded.rows[level], encoded.conditions[number]
             if rings.is_cut(number):
-                hidden = rings.widen(hidden, number, rows, rings.kept(number))
+                # what was kept stays as it is
+                partial = rings[number + 1].partial
+                kept = rings.kept(number)
+                kept |= {image: kept[image].clone() for image in partial if image in kept}
+                hidden = rings.widen(hidden, number, rows, kept)
                 rings.keep(number, [(hidden, rows)])
-            if not ring.is_empty:
-                levels = ring.layout.levels
+            if not rings[number].is_empty:
                 hidden = torch.cat([hidden, skips.pop()], dim=1)
-                hidden = _run(pair, hidden, levels[level], encoded.conditions[number])
+                hidden = _run(pair, hidden, level, within)
                 if upsample is not None:
-                    hidden = upsample(hidden, levels[level], levels[level - 1])
+                    hidden = upsample(hidden, within.grids[level], within.grids[level - 1])
             number -= 1
-        outer = batch.layout.levels[0]
+        outer = encoded.conditions[0].grids[0]
         if lean.last_norm is not None:
             hidden = lean.last_norm(hidden, outer)
-        return guide(lean.last(hidden, outer).float(), batch)
+        return guide(lean.last(hidden, outer).float(), encoded.batch)
 
-    def _add(
-        self, residuals: Residuals, hidden: Tensor, skips: Sequence[Tensor], rings: Rings
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _add(self, residuals: Residuals, encoded: EncodedHalf) -> tuple[Tensor, list[Tensor]]:
         """Add what a ControlNet made, of the rows that are in each ring."""
+        rings, rows, hidden = encoded.rings, encoded.rows, encoded.hidden
         levels = [0, *(level + isinstance(part, Downsample) for part, level in self._lean.inwards)]
         added = []
         for number, (skip, more, level) in enumerate(
-            zip(skips, residuals.down, levels, strict=False), start=1
+            zip(encoded.skips, residuals.down, levels, strict=False), start=1
         ):
-            rows = Rows(rings[0].layout.levels[level].image_tokens)
-            added.append(skip + rings.select(more, rings[0], rings[number], rows))
+            added.append(skip + rings.select(more, rings[0], rings[number], rows[level]))
         if not rings[self._num_rings].is_empty:
-            rows = Rows(rings[0].layout.levels[-1].image_tokens)
-            own = rings.select(residuals.mid, rings[0], rings[self._num_rings], rows)
+            own = rings.select(residuals.mid, rings[0], rings[self._num_rings], rows[-1])
             hidden = hidden + own
         return hidden, added
 
-    def _conditions(self, batch: StepBatch[PreparedPrompt], rings: Rings) -> list[Conditions]:
+    def _conditions(
+        self, batch: StepBatch[PreparedPrompt], rings: Rings, rows: Sequence[Rows]
+    ) -> list[Conditions]:
         """Return the conditions of every ring."""
         unet, layout = self._unet, batch.layout
         # of the sample it reads the number of rows and the dtype
-        rows = batch.timesteps.to(self._dtype)
-        embeds = unet.time_embedding(unet.get_time_embed(sample=rows, timestep=batch.timesteps))
+        sample = batch.timesteps.to(self._dtype)
+        embeds = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=batch.timesteps))
         if layout.num_guided:
             embeds = embeds[layout.request_of_row(embeds.device)]
         prompts = self._stacked.of(batch, rings[0])
         if prompts.added is not None:
             embeds = embeds + prompts.added
-        outer = Conditions(self._lean.time(F.silu(embeds)), prompts.keys_values)
-        found = [outer]
+        time, keys_values = self._lean.time(F.silu(embeds)), prompts.keys_values
+        found = [Conditions(time, keys_values, grids_of(batch, rings, 0, rows))]
         for depth in range(1, self._num_rings + 1):
             ring = rings[depth]
-            if ring.images == rings[depth - 1].images or ring.is_empty:
+            if ring.is_empty or not rings.is_cut(depth - 1):
                 found.append(found[-1])
+                continue
+            grids = grids_of(batch, rings, depth, rows)
+            if rings.is_whole(depth):
+                found.append(Conditions(time, keys_values, grids))
             else:
                 own = self._stacked.of(batch, ring).keys_values
-                found.append(Conditions(outer.time[list(ring.images)], own))
+                found.append(Conditions(time[list(ring.images)], own, grids))
         return found
 
 
@@ -248,8 +249,9 @@ def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
     return PreparedPrompt(torch.stack([one.keys_values[row] for one, row in rows]), added)
 
 
-def _run(pair: Pair, hidden: Tensor, level: Level, conditions: Conditions) -> Tensor:
-    hidden = pair.resnet(hidden, level, conditions)
+def _run(pair: Pair, hidden: Tensor, level: int, conditions: Conditions) -> Tensor:
+    grid = conditions.grids[level]
+    hidden = pair.resnet(hidden, grid, conditions)
     if pair.transformer is None:
         return hidden
-    return pair.transformer(hidden, level, conditions)
+    return pair.transformer(hidden, grid, conditions)

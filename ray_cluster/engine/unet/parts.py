@@ -1,6 +1,7 @@
 """The parts of a UNet over the flat matrix of a batch's pixels; what they compute is diffusers'.
 
-Each takes and returns ``[N, C]`` at one level of the layout. The weights are those of the diffusers
+Each takes and returns ``[N, C]`` at one level of the layout, in which of some images only the
+active patches' pixels may be: see ``grids.py``. The weights are those of the diffusers
 modules that they are built from, taken over.
 """
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from ray_cluster.engine.packed_weights import packed_conv, packed_linear
 from ray_cluster.engine.token_layout import Level, Segment
+from ray_cluster.engine.unet.grids import Grid, Move, PatchGrid, as_rows, join
+from ray_cluster.engine.unet.halo import Reach, Size
 from ray_cluster.kernels.by_device import has_triton
 from ray_cluster.kernels.geglu.op import geglu
 from ray_cluster.kernels.group_norm_silu.op import group_norm_silu
@@ -23,31 +26,22 @@ from ray_cluster.kernels.group_norm_silu.op import group_norm_silu
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the images of a batch are conditioned on, in the layout's order.
+    """What the images of a ring are conditioned on, in the layout's order, and where they lie.
 
     Attributes:
         time: ``[R, S]``, the projections of the time embedding for all resnets beside each other.
         keys_values: ``[R, T, P]``, the projections of the prompt for all cross-attentions.
+        grids: where the images' pixels lie, level by level.
     """
 
     time: Tensor
     keys_values: Tensor
+    grids: Sequence[Grid]
 
 
 def per_size(level: Level, compute: Callable[[Segment], Tensor]) -> Tensor:
     """Return the flat matrix of what is computed for each size as ``[n, C, h, w]``."""
     return join([compute(segment) for segment in level.segments])
-
-
-def join(images: Sequence[Tensor]) -> Tensor:
-    """Return images ``[n, C, h, w]`` of several sizes as one flat matrix."""
-    rows = [as_rows(one) for one in images]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-def as_rows(images: Tensor) -> Tensor:
-    """Return ``[n, C, h, w]`` as ``[n * h * w, C]``; a view if it is in channels-last order."""
-    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
 
 
 def has_row_norm(norm: Any) -> bool:
@@ -74,6 +68,10 @@ class Normalise:
         self._float: tuple[Tensor, Tensor] | None = None
         if norm.weight.device.type == "cpu" and norm.weight.dtype is not torch.float32:
             self._float = (norm.weight.detach().float(), norm.bias.detach().float())
+
+    def of_rows(self, flat: Tensor, level: Level) -> Tensor:
+        """Return the flat matrix of whole images normalised."""
+        return per_size(level, lambda segment: self(segment.as_images(flat), segment))
 
     def __call__(self, images: Tensor, segment: Segment) -> Tensor:
         """Return ``[n, C, h, w]`` normalised; the segment says where each image's rows are."""
@@ -110,8 +108,10 @@ class Resnet:
         self._shortcut = None if shortcut is None else packed_linear(shortcut)
         self._time = time
 
-    def __call__(self, flat: Tensor, level: Level, conditions: Conditions) -> Tensor:
+    def __call__(self, flat: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
         kept = flat if self._shortcut is None else self._shortcut(flat)
+        if isinstance(grid, PatchGrid):
+            return self._of_patches(flat, grid, conditions).add_(kept)
         time = conditions.time[:, self._time, None, None]
 
         def compute(segment: Segment) -> Tensor:
@@ -121,7 +121,15 @@ class Resnet:
             hidden += segment.as_images(kept)
             return hidden
 
-        return per_size(level, compute)
+        return per_size(grid.level, compute)
+
+    def _of_patches(self, flat: Tensor, grid: PatchGrid, conditions: Conditions) -> Tensor:
+        """Return what is added to the shortcut."""
+        normed = self._norm1.of_rows(grid.joined(flat), grid.level)
+        hidden = grid.convolved(normed, self._conv1)
+        hidden += grid.per_row(conditions.time[:, self._time])
+        normed = self._norm2.of_rows(grid.joined(hidden), grid.level)
+        return grid.convolved(normed, self._conv2)
 
 
 class Attention:
@@ -142,22 +150,26 @@ class Attention:
         self._inputs = packed_linear(*inputs)
         self._output = packed_linear(attention.to_out[0])
 
-    def __call__(self, rows: Tensor, level: Level, conditions: Conditions) -> Tensor:
+    def __call__(self, rows: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
         projected = self._inputs(rows)
+        if self._prompt is None:
+            width = projected.shape[1] // 3
+            both = grid.joined(projected[:, width:])
+            keys_values = [span.of(both) for span in grid.key_spans]
+            projected = projected[:, :width]
+        else:
+            prompts = conditions.keys_values[:, :, self._prompt]
+            keys_values = [prompts[span.images] for span in grid.spans]
         attended = [
-            self._attend(segment, segment.as_sequences(projected), conditions)
-            for segment in level.segments
+            self._attend(span.of(projected), both)
+            for span, both in zip(grid.spans, keys_values, strict=True)
         ]
         return self._output(attended[0] if len(attended) == 1 else torch.cat(attended))
 
-    def _attend(self, segment: Segment, projected: Tensor, conditions: Conditions) -> Tensor:
-        """Return ``[n * h * w, C]`` of one size."""
-        if self._prompt is None:
-            query, key, value = self._split(projected, 3)
-        else:
-            [query] = self._split(projected, 1)
-            prompts = conditions.keys_values[segment.images, :, self._prompt]
-            key, value = self._split(prompts, 2)
+    def _attend(self, query: Tensor, keys_values: Tensor) -> Tensor:
+        """Return ``[n * L, C]`` of sequences of one length, ``[n, L, C]`` and ``[n, K, 2 * C]``."""
+        [query] = self._split(query, 1)
+        key, value = self._split(keys_values, 2)
         attended = F.scaled_dot_product_attention(query, key, value)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -187,10 +199,10 @@ class TransformerLayer:
         self._prompt = Attention(layer.attn2, prompt)
         self._feed_forward = FeedForward(layer.ff)
 
-    def __call__(self, rows: Tensor, level: Level, conditions: Conditions) -> Tensor:
+    def __call__(self, rows: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
         first, second, third = self._norms
-        rows = self._pixels(first(rows), level, conditions).add_(rows)
-        rows = self._prompt(second(rows), level, conditions).add_(rows)
+        rows = self._pixels(first(rows), grid, conditions).add_(rows)
+        rows = self._prompt(second(rows), grid, conditions).add_(rows)
         return self._feed_forward(third(rows)).add_(rows)
 
 
@@ -206,11 +218,11 @@ class Transformer:
         ]
         self._output = packed_linear(transformer.proj_out)
 
-    def __call__(self, flat: Tensor, level: Level, conditions: Conditions) -> Tensor:
-        normed = per_size(level, lambda segment: self._norm(segment.as_images(flat), segment))
-        rows = self._input(normed)
+    def __call__(self, flat: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
+        normed = self._norm.of_rows(grid.joined(flat), grid.level)
+        rows = self._input(grid.own(normed))
         for layer in self._layers:
-            rows = layer(rows, level, conditions)
+            rows = layer(rows, grid, conditions)
         return self._output(rows).add_(flat)
 
 
@@ -220,8 +232,8 @@ class Convolve:
     def __init__(self, conv: Any) -> None:
         self._conv = packed_conv(conv)
 
-    def __call__(self, flat: Tensor, level: Level) -> Tensor:
-        return per_size(level, lambda segment: self._conv(segment.as_images(flat)))
+    def __call__(self, flat: Tensor, grid: Grid) -> Tensor:
+        return grid.convolved(flat, self._conv)
 
 
 class Downsample:
@@ -230,12 +242,14 @@ class Downsample:
     def __init__(self, downsample: Any) -> None:
         self._conv = packed_conv(downsample.conv)
         self._pads_after = downsample.padding == 0
+        self._reach = Reach(stride=2, before=0 if self._pads_after else 1)
 
-    def __call__(self, flat: Tensor, level: Level) -> Tensor:
-        return per_size(level, lambda segment: self._conv(self._padded(segment.as_images(flat))))
+    def __call__(self, flat: Tensor, grid: Grid, target: Grid) -> Tensor:
+        move = Move(target, self._reach, self._shrunk)
+        return grid.convolved(grid.joined(flat), self._conv, move)
 
-    def _padded(self, images: Tensor) -> Tensor:
-        return F.pad(images, (0, 1, 0, 1)) if self._pads_after else images
+    def _shrunk(self, images: Tensor, _size: Size) -> Tensor:
+        return self._conv(F.pad(images, (0, 1, 0, 1)) if self._pads_after else images)
 
 
 class Upsample:
@@ -244,12 +258,11 @@ class Upsample:
     def __init__(self, upsample: Any) -> None:
         self._conv = packed_conv(upsample.conv)
 
-    def __call__(self, flat: Tensor, level: Level, target: Level) -> Tensor:
-        pairs = zip(level.segments, target.segments, strict=True)
-        return join([self._grown(segment.as_images(flat), larger) for segment, larger in pairs])
+    def __call__(self, flat: Tensor, grid: Grid, target: Grid) -> Tensor:
+        move = Move(target, Reach(growth=2), self._grown)
+        return grid.convolved(grid.joined(flat), self._conv, move)
 
-    def _grown(self, images: Tensor, larger: Segment) -> Tensor:
-        size = (larger.height, larger.width)
+    def _grown(self, images: Tensor, size: Size) -> Tensor:
         return self._conv(F.interpolate(images, size=size, mode="nearest"))
 
 
@@ -259,5 +272,5 @@ class LastNorm:
     def __init__(self, norm: Any) -> None:
         self._norm = Normalise(norm, activates=True)
 
-    def __call__(self, flat: Tensor, level: Level) -> Tensor:
-        return per_size(level, lambda segment: self._norm(segment.as_images(flat), segment))
+    def __call__(self, flat: Tensor, grid: Grid) -> Tensor:
+        return self._norm.of_rows(flat, grid.level)

@@ -1,0 +1,207 @@
+"""Where the pixels of a ring's rows lie at one level of a UNet, and what is around them.
+
+Of partial rows only the active patches' pixels are in the matrix. A layer that looks at other
+pixels is given those as they were in the row's last full step: group norms see the whole image, and
+convolutions run over the patches alone, each with what is around it. (After PatchedServe,
+sections 4 and 5.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_cluster.engine.active import OtherTokens, image_rows
+from ray_cluster.engine.executor import StepBatch
+from ray_cluster.engine.packed_weights import Convolution
+from ray_cluster.engine.rings import Rings, Rows
+from ray_cluster.engine.spans import Span, Spans, divided, spans_of
+from ray_cluster.engine.token_layout import Level, Segment
+from ray_cluster.engine.unet.halo import PlacedImage, Plan, Reach, Size, plan_of
+from ray_cluster.kernels.row_gather.op import row_gather
+from ray_cluster.policies.reuse import ActivePatches
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How a convolution goes to another level.
+
+    Attributes:
+        target: the grid of that level.
+        reach: what it takes its pixels from.
+        of_images: all that is done with whole images ``[n, C, h, w]``, to such of another size.
+    """
+
+    target: Grid
+    reach: Reach
+    of_images: Callable[[Tensor, Size], Tensor]
+
+
+class Grid:
+    """The pixels of images that are all whole, and of which nothing is noted.
+
+    Attributes:
+        level: where they lie.
+        spans: the same, as sequences.
+        key_spans: where the pixels lie that these attend to, span by span.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self.spans: Spans = tuple(
+            Span(segment.images, segment.tokens, segment.height * segment.width)
+            for segment in level.segments
+        )
+        self.key_spans = self.spans
+
+    def joined(self, flat: Tensor) -> Tensor:
+        """Return a matrix of these pixels, with those beside them that are not computed."""
+        return flat
+
+    def own(self, every: Tensor) -> Tensor:
+        """Return of a matrix of all pixels those that are computed."""
+        return every
+
+    def convolved(
+        self, every: Tensor, convolution: Convolution, move: Move | None = None
+    ) -> Tensor:
+        """Return a convolution of a matrix of all pixels, of those that are computed.
+
+        Args:
+            move: where its results lie, if that is another level.
+        """
+        if move is None:
+            return join([convolution(one.as_images(every)) for one in self.level.segments])
+        pairs = zip(self.level.segments, move.target.level.segments, strict=True)
+        return join([move.of_images(one.as_images(every), _size(other)) for one, other in pairs])
+
+
+class PatchGrid(Grid):
+    """The pixels of images some of which are partial, or of which something is noted.
+
+    Args:
+        number: of the level.
+        level: where the pixels would lie if all were whole.
+        rows: what the level's matrix has of every model row.
+        active: patches of the ring's partial rows, by model row of the batch.
+        others: pixels that are not computed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        level: Level,
+        rows: Rows,
+        active: Mapping[int, ActivePatches],
+        others: OtherTokens[int],
+    ) -> None:
+        super().__init__(level)
+        self._number, self._others = number, others
+        sizes = [_size(one) for one in level.segments for _ in range(one.num_images)]
+        firsts = accumulate((size.height * size.width for size in sizes), initial=0)
+        self._images = [
+            PlacedImage(size, first, active.get(image))
+            for image, size, first in zip(others.ring.images, sizes, firsts, strict=False)
+        ]
+        self._counts = rows.counts(others.ring)
+        divisions = list(divided([one.images for one in level.segments], self._counts))
+        runs = [run for _, run in divisions]
+        lengths = [self.spans[index].length for index, _ in divisions]
+        self.spans = spans_of(runs, [self._counts[run.start] for run in runs])
+        self.key_spans = spans_of(runs, lengths)
+        self._owner: Tensor | None = None
+        self._plans: dict[Reach, Plan] = {}
+
+    def joined(self, flat: Tensor) -> Tensor:
+        """Return a matrix of these pixels, with those beside them that are not computed."""
+        return self._others.joined(flat, self._number)
+
+    def own(self, every: Tensor) -> Tensor:
+        """Return of a matrix of all pixels those that are computed."""
+        if not self._others.ring.partial:
+            return every
+        return row_gather(every, self._others.places(self._number, every.device))
+
+    def per_row(self, per_image: Tensor) -> Tensor:
+        """Return what ``[R, C]`` is of each image for each of its rows, ``[n, C]``."""
+        if self._owner is None:
+            counts = torch.tensor(self._counts, device=per_image.device)
+            owners = torch.arange(len(counts), device=per_image.device)
+            self._owner = owners.repeat_interleave(counts, output_size=sum(self._counts))
+        return per_image[self._owner]
+
+    def convolved(
+        self, every: Tensor, convolution: Convolution, move: Move | None = None
+    ) -> Tensor:
+        """Return a convolution of a matrix of all pixels, of those that are computed."""
+        if not self._others.ring.partial:
+            return super().convolved(every, convolution, move)
+        plan, made = self._plan(move, every.device), []
+        parts = row_gather(every, plan.source).split([piece.num_rows for piece in plan.pieces])
+        for piece, part in zip(plan.pieces, parts, strict=True):
+            images = part.view(-1, *piece.size, part.shape[1]).permute(0, 3, 1, 2)
+            if piece.target is None:
+                made.append(convolution.unpadded(images))
+            elif move is None:
+                made.append(convolution(images))
+            else:
+                made.append(move.of_images(images, piece.target))
+        return row_gather(join(made), plan.order)
+
+    def _plan(self, move: Move | None, device: torch.device) -> Plan:
+        reach = Reach() if move is None else move.reach
+        if reach not in self._plans:
+            goal = self if move is None else move.target
+            assert isinstance(goal, PatchGrid), "all levels of a ring have the same rows"
+            plan = plan_of(self._images, goal._images, self._number, reach)
+            self._plans[reach] = Plan(plan.source.to(device), plan.pieces, plan.order.to(device))
+        return self._plans[reach]
+
+
+def level_rows(batch: StepBatch[Any]) -> list[Rows]:
+    """Return what the matrix of every level has of every model row of a batch."""
+    return [image_rows(batch, number, 2**number) for number in range(len(batch.layout.levels))]
+
+
+def grids_of(
+    batch: StepBatch[Any], rings: Rings, depth: int, rows: Sequence[Rows]
+) -> tuple[Grid, ...]:
+    """Return the grids of all levels of a ring.
+
+    Args:
+        rows: what each level's matrix has of every model row.
+    """
+    ring, owners = rings[depth], batch.layout.row_request
+    others = OtherTokens.of(rings, depth, dict(enumerate(rows)))
+    if others is None:
+        return tuple(map(Grid, ring.layout.levels))
+    active: dict[int, ActivePatches] = {}
+    for image in ring.partial:
+        part = batch.reuse[owners[image]]
+        assert part is not None, "a partial row reuses"
+        assert part.active is not None, "a partial row has active patches"
+        active[image] = part.active
+    return tuple(
+        PatchGrid(number, level, rows[number], active, others)
+        for number, level in enumerate(ring.layout.levels)
+    )
+
+
+def join(images: Sequence[Tensor]) -> Tensor:
+    """Return images ``[n, C, h, w]`` of several sizes as one flat matrix."""
+    rows = [as_rows(one) for one in images]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def as_rows(images: Tensor) -> Tensor:
+    """Return ``[n, C, h, w]`` as ``[n * h * w, C]``; a view if it is in channels-last order."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+
+
+def _size(segment: Segment) -> Size:
+    return Size(segment.height, segment.width)
