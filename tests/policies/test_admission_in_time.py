@@ -117,8 +117,9 @@ def test_a_refusal_says_by_what_predictions_might_have_been_exceeded(
     waits = [
         request_view(f"w{one}", deadline_s=1e5, priority=one % 2) for one in range(num_waiting)
     ]
-    queue = queue_of(num_in_progress=2)
-    queue = replace(queue, waits=waits, stretch=stretch, is_followed=is_followed)
+    running = [request_view(f"r{one}", deadline_s=1e5) for one in range(2)]
+    queue = replace(queue_of(num_in_progress=2), waits=waits, in_progress=running)
+    queue = replace(queue, stretch=stretch, is_followed=is_followed)
     group = [strict(request_view("new"), deadline_s=slo_s)]
     offer = admit(group, queue)
     if offer.accepted:
