@@ -98,9 +98,11 @@ class CpuMeter:
         Args:
             client_cpu_s: CPU seconds of a child that has ended meanwhile, which no role has.
         """
-        took_s = time.perf_counter() - self._started_s
+        # in the order in which the first readings were taken, so that all span the same time:
+        # looking at every process takes a while on a busy machine
         used_s = {role: s - self._used_s.get(role, 0.0) for role, s in cpu_s_by_role().items()}
         others_s = _busy_s() - self._busy_s - sum(used_s.values()) - client_cpu_s
+        took_s = time.perf_counter() - self._started_s
         shares = {role: round(used / took_s, 3) for role, used in sorted(used_s.items())}
         return {
             "cores_by_role": {role: share for role, share in shares.items() if share >= 0.005},
