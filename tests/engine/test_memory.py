@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from ray_cluster.engine.batch_caps import BatchCaps
@@ -48,26 +49,36 @@ MIB = 2**20
 
 
 def allocator_peak(work: Callable[[], Any]) -> int:
-    """Return the most bytes that the real CPU allocator gave out beside what it had before.
+    """Return the most bytes that the real CPU allocator gave out at a time for one run of the work.
 
-    The largest of three readings: what is freed of an earlier run of the work while this one goes
-    on is taken off its peak.
+    The profiler also reports what earlier work frees meanwhile, in sizes that it remembers of
+    addresses long given to others: only what was given out in this run is counted.
     """
     work()
-    return max(_one_peak(work) for _ in range(3))
-
-
-def _one_peak(work: Callable[[], Any]) -> int:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         kept = work()
     del kept
-    present = peak = 0
-    for event in profiled.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            present += event.nbytes()
-            peak = max(peak, present)
+    live: dict[int, int] = {}
+    peak = 0
+    for each in _allocations(profiled.profiler.kineto_results.experimental_event_tree()):
+        if each.alloc_size > 0:
+            live[each.ptr] = each.alloc_size
+        else:
+            live.pop(each.ptr, None)
+        peak = max(peak, sum(live.values()))
     return peak
+
+
+def _allocations(events: Iterable[Any]) -> list[Any]:
+    """What was given out and taken back, in the order of time; `events` is the profiler's tree."""
+    found, left = [], list(events)
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == _EventType.Allocation:
+            found.append(event)
+    return [each.extra_fields for each in sorted(found, key=lambda one: one.start_time_ns)]
 
 
 def real_step(executor: UNetExecutor, config: dict[str, Any], side: int, rows: int) -> None:
