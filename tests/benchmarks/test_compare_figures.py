@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.serving.compare.figures import Attainments, crossing
@@ -21,6 +24,8 @@ def shares(**by_contender: list[list[float]]) -> Attainments:
         ((1.0, 0.95, 0.85), 1.25, ""),
         ((0.95, 0.85, 0.1), 0.75, ""),
         ((0.8, 0.7, 0.6), 0.5, "below"),
+        # a mean that is the level but for the last bit
+        ((float(np.nextafter(0.9, 0)), 0.7, 0.6), 0.5, ""),
         ((1.0, 0.99, 0.95), 1.5, "above"),
         # falls through it twice: what is borne without doubt ends at the first
         ((0.95, 0.85, 0.95), 0.75, ""),
@@ -85,12 +90,42 @@ def test_loads_must_rise_and_shapes_agree() -> None:
         Attainments((0.5, 1.0), {"one": np.zeros((2, 3)), "two": np.zeros((2, 4))})
 
 
-@pytest.mark.parametrize(("change", "is_equal"), [(1, True), (2, False)])
-def test_images_may_differ_by_one_value(tmp_path, change: int, is_equal: bool) -> None:
-    for name, value in (("one-by-one", 100), ("static-guarded", 100 + change)):
-        folder = tmp_path / "poisson-0" / name
-        folder.mkdir(parents=True)
-        Image.new("RGB", (4, 4), (value, 0, 0)).save(folder / "003.png")
-    Image.new("RGB", (4, 4)).save(tmp_path / "poisson-0" / "static-guarded" / "007.png")
-    [found] = compare_images(tmp_path, ["one-by-one", "static/guarded", "ours"], "one-by-one")
-    assert (found.num_images, found.most, found.is_equal) == (1, change, is_equal)
+def save_image(folder: Path, name: str, pixels: NDArray[np.int64]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
+
+
+@pytest.mark.parametrize("reference", ["one-by-one", "one-by-one/guarded"])
+@pytest.mark.parametrize(
+    ("dtype", "change", "is_equal"),
+    [
+        ("float32", 1, True),
+        ("float32", 2, False),
+        ("bfloat16", 2, True),
+        ("bfloat16", 100, False),
+    ],
+)
+def test_images_may_differ_by_rounding(
+    tmp_path: Path, reference: str, dtype: str, change: int, is_equal: bool
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 100, (16, 16, 3))
+    trace = tmp_path / "poisson-0"
+    save_image(trace / reference.replace("/", "-"), "003.png", pixels)
+    changed = pixels + change * (pixels % 2)
+    save_image(trace / "static-guarded", "003.png", changed)
+    save_image(trace / "static-guarded", "007.png", pixels)
+    contenders = [reference, "static/guarded", "ours"]
+    [found] = compare_images(tmp_path, contenders, dtype)
+    assert (found.reference, found.num_images, found.most) == (reference, 1, change)
+    assert found.is_equal == is_equal
+
+
+def test_without_images_one_after_the_other_there_is_nothing_to_compare_with(
+    tmp_path: Path,
+) -> None:
+    pixels = np.zeros((16, 16, 3), np.int64)
+    for name in ("static-guarded", "one-by-one"):
+        save_image(tmp_path / "poisson-0" / name, "000.png", pixels)
+    assert compare_images(tmp_path, ["static/guarded", "ours"], "float32") == []
+    [found] = compare_images(tmp_path, ["static/guarded", "one-by-one/guarded"], "float32")
+    assert (found.num_images, found.is_equal) == (0, False)

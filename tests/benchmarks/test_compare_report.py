@@ -9,6 +9,7 @@ from benchmarks.serving.compare.__main__ import main
 from benchmarks.serving.compare.calibration import Calibration
 from benchmarks.serving.compare.cells import Cell, CellStore
 from benchmarks.serving.compare.contenders import CONTENDERS, OwnContender, Site
+from benchmarks.serving.compare.images import Likeness
 from benchmarks.serving.compare.outcomes import FATES
 from benchmarks.serving.compare.plot import save_plot
 from benchmarks.serving.compare.prediction import Prediction
@@ -109,6 +110,12 @@ def test_report_has_every_contender_and_says_what_is_simulated(tmp_path: Path) -
     for name in COMPARED.contenders:
         assert f"| {name} |" in text
     assert "NO" not in text
+    assert "Images beside" not in text
+    likeness = Likeness("ours", "poisson-0", "one-by-one/guarded", 17, 12, 0.98765, "bfloat16")
+    result["images"] = [asdict(likeness)]
+    pictured = write_markdown(result)
+    assert "## Images beside those of one-by-one/guarded," in pictured
+    assert "| ours | poisson-0 | 17 | 12/255 | 0.9877 |" in pictured
     result["runs"][0]["nothing_lost"] = False
     assert "NO" in write_markdown(result)
     assert save_plot(result, tmp_path / "plot.png")

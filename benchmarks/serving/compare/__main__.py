@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.machine import describe_run, load_now
 from benchmarks.progress import Reports, progress_bar, wide_console
 from benchmarks.serving.compare.calibration import (
-    ALONE,
     Calibration,
     calibrate,
     is_calibrated,
@@ -109,7 +108,7 @@ def collect(
     predictions: dict[str, list[Prediction]],
 ) -> dict[str, Any]:
     """Return everything that the report tells."""
-    likenesses = compare_images(folder / "images", settings.contenders, ALONE)
+    likenesses = compare_images(folder / "images", settings.contenders, settings.dtype)
     return {
         "settings": settings.as_dict(),
         "calibration": asdict(calibration) | {"rate_per_s": calibration.rate_per_s},

@@ -177,7 +177,8 @@ def _runs(result: Figures) -> Iterator[str]:
 def _images(result: Figures) -> Iterator[str]:
     if not result["images"]:
         return
-    yield "## Images beside those of one-by-one, from the busiest run of the first traces"
+    reference = result["images"][0]["reference"]
+    yield f"## Images beside those of {reference}, from the busiest run of the first traces"
     yield ""
     rows = [
         [
@@ -185,10 +186,11 @@ def _images(result: Figures) -> Iterator[str]:
             one["trace"],
             str(one["num_images"]),
             "-" if one["most"] is None else f"{one['most']}/255",
+            "-" if one["most"] is None else f"{one['least_similar']:.4f}",
         ]
         for one in result["images"]
     ]
-    yield from _table(("contender", "trace", "images", "largest difference"), rows)
+    yield from _table(("contender", "trace", "images", "largest difference", "least SSIM"), rows)
 
 
 def _alone(result: Figures) -> Iterator[str]:
