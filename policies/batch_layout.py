@@ -8,8 +8,12 @@ from ray_cluster.policies.types import StepCost
 
 BatchLayout = Literal["mixed", "grouped"]
 
+# of so many steps the first ones share a call whatever that seemed to cost: the second of them
+# tells, for in the first is what is made once for its shapes
+TRIAL_EVERY, TRIAL_STEPS = 16, 2
 
-def choose_layout(num_sizes: int, cost: StepCost) -> BatchLayout:
+
+def choose_layout(num_sizes: int, cost: StepCost, *, step: int | None = None) -> BatchLayout:
     """Return the layout of a step that is expected to take less time.
 
     One call for all sizes costs ``fixed_s`` once and ``per_further_size_s`` for every size but the
@@ -18,7 +22,10 @@ def choose_layout(num_sizes: int, cost: StepCost) -> BatchLayout:
     Args:
         num_sizes: different sizes in the batch.
         cost: of a step, as it was measured.
+        step: its number, where the cost is learnt from steps that are chosen here: what a further
+            size takes is seen in shared calls alone, so some are tried even if it seemed dear.
     """
-    if num_sizes == 1 or cost.per_further_size_s <= cost.fixed_s:
+    is_trial = step is not None and step % TRIAL_EVERY < TRIAL_STEPS
+    if is_trial or num_sizes == 1 or cost.per_further_size_s <= cost.fixed_s:
         return "mixed"
     return "grouped"

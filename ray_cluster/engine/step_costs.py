@@ -30,7 +30,8 @@ class StepCosts:
         self._measured = self._learnt = measured
         self._history = StepHistory()
         self._residual = CostResidual()
-        self._num_observed = 0
+        self._num_learnt = 0
+        self._last: tuple[StepWork, int] | None = None
 
     @property
     def current(self) -> StepCost:
@@ -38,12 +39,19 @@ class StepCosts:
         return corrected(self._learnt, self._residual)
 
     def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
-        """Take in a step that was taken, in so many calls of the model."""
+        """Take in a step that was taken, in so many calls of the model.
+
+        Terms are learnt from steps after one of the same work alone. In the first of a batch are
+        the kernels and indices that are made once for its shapes, and whoever joins beside it.
+        """
         self._residual = observe(
             self._residual, predicted_s=step_s(self._learnt, work), observed_s=duration_s
         )
+        is_like_last, self._last = self._last == (work, num_calls), (work, num_calls)
+        if not is_like_last:
+            return
         step = TimedStep(work, credible_s(duration_s, step_s(self.current, work)))
         self._history = remember(self._history, step, num_calls=num_calls)
-        self._num_observed += 1
-        if self._num_observed % _EVERY == 0:
+        self._num_learnt += 1
+        if self._num_learnt % _EVERY == 0:
             self._learnt = learnt_cost(self._measured, self._history)

@@ -235,7 +235,7 @@ class StepEngine:
         return state.step_index >= self._table(state).num_steps
 
     def _by_cost(self, num_sizes: int) -> BatchLayout:
-        return choose_layout(num_sizes, self._costs.current)
+        return choose_layout(num_sizes, self._costs.current, step=self._num_steps)
 
     def _table(self, state: RequestState) -> SamplerTable:
         request = state.request

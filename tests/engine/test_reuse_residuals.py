@@ -17,18 +17,19 @@ from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
 
 # r0 and r1 leave at different skip connections, r2 never does
 _CUTS = (2, 4, None)
+_Cuts = tuple[int | None, ...]
 
 
-def rows_of(company: Company, *, by_patch: bool) -> list[Row]:
+def rows_of(company: Company, *, by_patch: bool = False, cuts: _Cuts = _CUTS) -> list[Row]:
     requests = [
         request("r0", guidance_scale=SCALE),
         request("r1", guidance_scale=1.0, prompt="a blue square"),
-        request("r2", guidance_scale=SCALE, width_px=96),
+        request("r2", guidance_scale=SCALE, width_px=104),
     ]
     generator = torch.Generator().manual_seed(0)
     executor: Any = company.model.executor
     found = []
-    for state, cut in zip(start_all(company.model, requests), _CUTS, strict=True):
+    for state, cut in zip(start_all(company.model, requests), cuts, strict=True):
         shape = state.latents.shape
         latents = [torch.randn(shape, generator=generator) for _ in range(2)]
         owned = state.conditioning
@@ -59,6 +60,24 @@ def predict(executor: Any, rows: Sequence[Row], step: int, *, adds: bool = True)
 
 def _of_image(more: Sequence[Tensor], image: int) -> list[Tensor]:
     return [part[image] for part in more]
+
+
+def test_residuals_reach_images_whose_matrices_have_rows_to_spare(
+    small: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = small.model.executor
+    cuts = (None, None, None)
+    with torch.inference_mode():
+        rows = rows_of(small, cuts=cuts)
+        alone = [predict(executor, [row], 0)[0] for row in rows]
+        monkeypatch.setattr(executor, "_rounds", True)
+        together = predict(executor, rows, 0)
+        without = predict(executor, rows, 0, adds=False)
+        encoded = executor.encode_half(batch_of(executor, rows, 0))
+    assert len(encoded.skips[0]) > encoded.batch.layout.levels[0].num_tokens
+    for found, expected, bare in zip(together, alone, without, strict=True):
+        assert difference(found, expected) <= (2 * SCALE - 1) * CALL_TOLERANCE
+        assert difference(bare, expected) >= CONTROL_FACTOR * CALL_TOLERANCE
 
 
 @pytest.mark.parametrize("by_patch", [False, True])

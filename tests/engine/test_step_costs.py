@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.policies.cost_model import StepWork, step_s
+from ray_cluster.policies.batch_layout import choose_layout
+from ray_cluster.policies.cost_model import StepWork, one_call_s, step_s
 from ray_cluster.policies.types import StepCost
 
 MEASURED = StepCost(0.02, 1.0, decode_per_megapixel_s=3.0)
@@ -23,6 +26,12 @@ def drawn(rng: random.Random) -> StepWork:
     return work_of(rng.choices([64, 96, 128], k=rng.randint(1, 8)))
 
 
+def take_twice(costs: StepCosts, work: StepWork, lasts: Callable[[float], float]) -> None:
+    """Observe two steps of one batch, which last what is made of their cost."""
+    for _ in range(2):
+        costs.observe(work, lasts(step_s(REAL, work)))
+
+
 def mean_error(costs: StepCosts, rng: random.Random, speed: float) -> float:
     works = [drawn(rng) for _ in range(200)]
     errors = [abs(step_s(costs.current, one) / (speed * step_s(REAL, one)) - 1) for one in works]
@@ -33,8 +42,7 @@ def mean_error(costs: StepCosts, rng: random.Random, speed: float) -> float:
 def test_what_is_served_is_predicted_though_other_batches_were_measured(speed: float) -> None:
     costs, rng = StepCosts(MEASURED), random.Random(1)
     for _ in range(150):
-        work = drawn(rng)
-        costs.observe(work, speed * step_s(REAL, work) * rng.gauss(1, 0.05))
+        take_twice(costs, drawn(rng), lambda s: speed * s * rng.gauss(1, 0.05))
     assert mean_error(StepCosts(MEASURED), rng, speed) > 0.2
     assert mean_error(costs, rng, speed) < 0.05
     assert costs.current.decode_per_megapixel_s == 3.0
@@ -43,18 +51,55 @@ def test_what_is_served_is_predicted_though_other_batches_were_measured(speed: f
 def test_a_machine_that_slows_down_is_followed_within_some_steps() -> None:
     costs, rng = StepCosts(MEASURED), random.Random(2)
     for speed, num_steps in ((1.0, 200), (2.5, 60)):
-        for _ in range(num_steps):
-            work = drawn(rng)
-            costs.observe(work, speed * step_s(REAL, work))
+        for _ in range(num_steps // 2):
+            take_twice(costs, drawn(rng), lambda s, speed=speed: speed * s)
     assert mean_error(costs, rng, 2.5) < 0.08
 
 
 def test_stalls_do_not_bend_the_terms() -> None:
     costs, rng = StepCosts(MEASURED), random.Random(3)
     for number in range(200):
-        work = drawn(rng)
         stall = 30.0 if number % 25 == 7 else 1.0
-        costs.observe(work, stall * step_s(REAL, work))
+        take_twice(costs, drawn(rng), lambda s, stall=stall: stall * s)
     assert mean_error(costs, rng, 1.0) < 0.25
     ratio = costs.current.per_further_size_s / costs.current.per_megapixel_s
     assert ratio == pytest.approx(0.012 / 1.3, rel=0.3)
+
+
+def served(costs: StepCosts, rng: random.Random, *, further_s: float, first_s: float) -> list[str]:
+    """Return the layouts of 80 batches of three steps; a shared batch's first takes longer."""
+    real = replace(REAL, per_further_size_s=further_s)
+    apart = replace(real, per_further_size_s=real.fixed_s)
+    layouts: list[str] = []
+    for _ in range(80):
+        work = drawn(rng)
+        for nth in range(3):
+            layout = choose_layout(work.num_sizes, costs.current, step=len(layouts))
+            layouts.append(layout)
+            if layout == "grouped":
+                costs.observe(work, one_call_s(apart, work), num_calls=work.num_sizes)
+            else:
+                is_dear = nth == 0 and work.num_sizes > 1
+                costs.observe(work, one_call_s(real, work) + first_s * is_dear)
+    return layouts
+
+
+def test_first_steps_of_batches_do_not_make_sizes_seem_dear() -> None:
+    costs = StepCosts(replace(MEASURED, per_further_size_s=0.001))
+    layouts = served(costs, random.Random(4), further_s=0.001, first_s=0.08)
+    assert layouts.count("grouped") == 0
+    ratio = costs.current.per_further_size_s / costs.current.fixed_s
+    assert ratio == pytest.approx(0.001 / 0.02, rel=0.2)
+
+
+def test_sizes_that_seemed_dear_are_tried_together_again() -> None:
+    costs = StepCosts(replace(MEASURED, per_further_size_s=0.1))
+    layouts = served(costs, random.Random(5), further_s=0.001, first_s=0.0)
+    assert "grouped" in layouts[:60]
+    assert "grouped" not in layouts[-60:]
+
+
+def test_sizes_that_are_dear_stay_apart_but_for_the_trials() -> None:
+    costs = StepCosts(replace(MEASURED, per_further_size_s=0.001))
+    layouts = served(costs, random.Random(6), further_s=0.06, first_s=0.0)
+    assert layouts[-96:].count("grouped") > 0.6 * 96

@@ -46,13 +46,14 @@ def batch_of(executor: Any, rows: Sequence[Row], step: int) -> StepBatch[Any]:
     sizes = [(*row.latents[step].shape[1:], row.is_guided) for row in rows]
     composition, order = composition_of(sizes)
     assert order == tuple(range(len(rows))), "the rows are given in their layout's order"
+    parts = tuple(_part(row, step) for row in rows)
     return StepBatch(
         layout_of(composition, executor.num_levels),
         torch.cat([row.latents[step].permute(1, 2, 0).flatten(0, 1) for row in rows]),
         torch.full((len(rows),), timestep_of(step)),
         tuple(row.prepared for row in rows),
         torch.full((len(rows),), SCALE),
-        reuse=tuple(_part(row, step) for row in rows),
+        reuse=parts if any(part is not None for part in parts) else (),
     )
 
 
@@ -75,7 +76,8 @@ def predict_batch(
     """What is predicted for each row of a batch; what it keeps is noted."""
     with torch.inference_mode():
         output = executor.decode_half(executor.encode_half(batch), residuals)
-    for row, part in zip(rows, batch.reuse, strict=True):
+    # an exact batch has none
+    for row, part in zip(rows, batch.reuse, strict=bool(batch.reuse)):
         if part is not None and part.fresh is not None:
             row.kept = part.fresh
     return list(output.split(batch.layout.request_tokens))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.batch_layout import choose_layout
+from ray_cluster.policies.batch_layout import TRIAL_EVERY, TRIAL_STEPS, choose_layout
 from ray_cluster.policies.cost_model import (
     MAX_SURPRISE,
     CostResidual,
@@ -40,6 +40,9 @@ def test_the_layout_that_is_chosen_is_the_one_that_takes_less_time(
     cost = StepCost(fixed_s, 1.0, per_further_size_s=further_s)
     seconds = {"mixed": fixed_s + further_s * (num_sizes - 1), "grouped": fixed_s * num_sizes}
     chosen = choose_layout(num_sizes, cost)
+    layouts = [choose_layout(num_sizes, cost, step=step) for step in range(2 * TRIAL_EVERY)]
+    trials = (["mixed"] * TRIAL_STEPS + [chosen] * (TRIAL_EVERY - TRIAL_STEPS)) * 2
+    assert layouts == trials
     assert seconds[chosen] == pytest.approx(min(seconds.values()))
     work = StepWork(2.0, 0.0, num_sizes)
     assert step_s(cost, work) == pytest.approx(2.0 + min(seconds.values()))

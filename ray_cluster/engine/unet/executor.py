@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import KeptStacks, guide, lay_out, rows_of
+from ray_cluster.engine.packed_weights import can_pack
 from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet.blocks import LeanUNet, Pair, build_lean
@@ -75,6 +76,7 @@ class UNetExecutor:
         # diffusers walks through all modules to answer this
         self._dtype = unet.dtype
         self._unet = unet.eval()
+        self._rounds = can_pack(unet.conv_in.weight)
         self._lean: LeanUNet = build_lean(unet)
         self._vae_scale_factor = vae_scale_factor
         self._stacked = KeptStacks(_stack)
@@ -197,7 +199,8 @@ class UNetExecutor:
         outer = encoded.conditions[0].grids[0]
         if lean.last_norm is not None:
             hidden = lean.last_norm(hidden, outer)
-        return guide(lean.last(hidden, outer).float(), encoded.batch)
+        output = lean.last(hidden, outer)[: outer.level.num_tokens]
+        return guide(output.float(), encoded.batch)
 
     def _add(self, residuals: Residuals, encoded: EncodedHalf) -> tuple[Tensor, list[Tensor]]:
         """Add what a ControlNet made, of the rows that are in each ring."""
@@ -207,10 +210,10 @@ class UNetExecutor:
         for number, (skip, more, level) in enumerate(
             zip(encoded.skips, residuals.down, levels, strict=False), start=1
         ):
-            added.append(skip + rings.select(more, rings[0], rings[number], rows[level]))
+            added.append(_sum(skip, rings.select(more, rings[0], rings[number], rows[level])))
         if not rings[self._num_rings].is_empty:
             own = rings.select(residuals.mid, rings[0], rings[self._num_rings], rows[-1])
-            hidden = hidden + own
+            hidden = _sum(hidden, own)
         return hidden, added
 
     def _conditions(
@@ -227,7 +230,9 @@ class UNetExecutor:
         if prompts.added is not None:
             embeds = embeds + prompts.added
         time, keys_values = self._lean.time(F.silu(embeds)), prompts.keys_values
-        found = [Conditions(time, keys_values, grids_of(batch, rings, 0, rows))]
+        found = [
+            Conditions(time, keys_values, grids_of(batch, rings, 0, rows, rounds=self._rounds))
+        ]
         for depth in range(1, self._num_rings + 1):
             ring = rings[depth]
             if ring.is_empty or not rings.is_cut(depth - 1):
@@ -247,6 +252,13 @@ def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
     if rows[0][0].added is not None:
         added = torch.stack([one.added[row] for one, row in rows if one.added is not None])
     return PreparedPrompt(torch.stack([one.keys_values[row] for one, row in rows]), added)
+
+
+def _sum(hidden: Tensor, residual: Tensor) -> Tensor:
+    """Return the sum of a matrix that may have rows to spare and one that has none."""
+    if num_spare := len(hidden) - len(residual):
+        residual = F.pad(residual, (0, 0, 0, num_spare))
+    return hidden + residual
 
 
 def _run(pair: Pair, hidden: Tensor, level: int, conditions: Conditions) -> Tensor:

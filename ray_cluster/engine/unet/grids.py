@@ -45,19 +45,34 @@ class Move:
 class Grid:
     """The pixels of images that are all whole, and of which nothing is noted.
 
+    Args:
+        level: where they lie.
+        rounds: whether matrices of several sizes have rows to spare, so that there are few numbers
+            of rows; see :func:`rounded_rows`.
+
     Attributes:
         level: where they lie.
         spans: the same, as sequences.
         key_spans: where the pixels lie that these attend to, span by span.
     """
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, *, rounds: bool = False) -> None:
         self.level = level
+        self._num_spare = 0
+        if rounds and len(level.segments) > 1:
+            self._num_spare = rounded_rows(level.num_tokens) - level.num_tokens
         self.spans: Spans = tuple(
             Span(segment.images, segment.tokens, segment.height * segment.width)
             for segment in level.segments
         )
         self.key_spans = self.spans
+
+    def stacked(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return matrices ``[n, C]`` of all pixels, one after the other, as one of them."""
+        if not self._num_spare:
+            return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        spare = parts[0].new_zeros(self._num_spare, parts[0].shape[1])
+        return torch.cat([*parts, spare])
 
     def joined(self, flat: Tensor) -> Tensor:
         """Return a matrix of these pixels, with those beside them that are not computed."""
@@ -76,9 +91,11 @@ class Grid:
             move: where its results lie, if that is another level.
         """
         if move is None:
-            return join([convolution(one.as_images(every)) for one in self.level.segments])
+            made = [convolution(one.as_images(every)) for one in self.level.segments]
+            return self.stacked([as_rows(images) for images in made])
         pairs = zip(self.level.segments, move.target.level.segments, strict=True)
-        return join([move.of_images(one.as_images(every), _size(other)) for one, other in pairs])
+        made = [move.of_images(one.as_images(every), _size(other)) for one, other in pairs]
+        return move.target.stacked([as_rows(images) for images in made])
 
 
 class PatchGrid(Grid):
@@ -151,7 +168,7 @@ class PatchGrid(Grid):
                 made.append(convolution(images))
             else:
                 made.append(move.of_images(images, piece.target))
-        return row_gather(join(made), plan.order)
+        return row_gather(torch.cat([as_rows(images) for images in made]), plan.order)
 
     def _plan(self, move: Move | None, device: torch.device) -> Plan:
         reach = Reach() if move is None else move.reach
@@ -169,17 +186,18 @@ def level_rows(batch: StepBatch[Any]) -> list[Rows]:
 
 
 def grids_of(
-    batch: StepBatch[Any], rings: Rings, depth: int, rows: Sequence[Rows]
+    batch: StepBatch[Any], rings: Rings, depth: int, rows: Sequence[Rows], *, rounds: bool = False
 ) -> tuple[Grid, ...]:
     """Return the grids of all levels of a ring.
 
     Args:
         rows: what each level's matrix has of every model row.
+        rounds: see :class:`Grid`; not where rows reuse, whose rings differ from each other.
     """
     ring, owners = rings[depth], batch.layout.row_request
     others = OtherTokens.of(rings, depth, dict(enumerate(rows)))
     if others is None:
-        return tuple(map(Grid, ring.layout.levels))
+        return tuple(Grid(level, rounds=rounds and not batch.reuse) for level in ring.layout.levels)
     active: dict[int, ActivePatches] = {}
     for image in ring.partial:
         part = batch.reuse[owners[image]]
@@ -192,10 +210,14 @@ def grids_of(
     )
 
 
-def join(images: Sequence[Tensor]) -> Tensor:
-    """Return images ``[n, C, h, w]`` of several sizes as one flat matrix."""
-    rows = [as_rows(one) for one in images]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+def rounded_rows(count: int) -> int:
+    """Return the next of few numbers of rows: eight between each power of two and the next.
+
+    On a CPU a linear layer over another number of rows is another kernel, made when it is first
+    called. For the layers of a small model that takes longer than a step, and half a megabyte each.
+    """
+    unit: int = 2 ** max(0, count.bit_length() - 4)
+    return -(-count // unit) * unit
 
 
 def as_rows(images: Tensor) -> Tensor:

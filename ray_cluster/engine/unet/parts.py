@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_cluster.engine.packed_weights import packed_conv, packed_linear
-from ray_cluster.engine.token_layout import Level, Segment
-from ray_cluster.engine.unet.grids import Grid, Move, PatchGrid, as_rows, join
+from ray_cluster.engine.token_layout import Segment
+from ray_cluster.engine.unet.grids import Grid, Move, PatchGrid, as_rows
 from ray_cluster.engine.unet.halo import Reach, Size
 from ray_cluster.kernels.by_device import has_triton
 from ray_cluster.kernels.geglu.op import geglu
@@ -39,9 +39,9 @@ class Conditions:
     grids: Sequence[Grid]
 
 
-def per_size(level: Level, compute: Callable[[Segment], Tensor]) -> Tensor:
+def per_size(grid: Grid, compute: Callable[[Segment], Tensor]) -> Tensor:
     """Return the flat matrix of what is computed for each size as ``[n, C, h, w]``."""
-    return join([compute(segment) for segment in level.segments])
+    return grid.stacked([as_rows(compute(segment)) for segment in grid.level.segments])
 
 
 def has_row_norm(norm: Any) -> bool:
@@ -69,9 +69,9 @@ class Normalise:
         if norm.weight.device.type == "cpu" and norm.weight.dtype is not torch.float32:
             self._float = (norm.weight.detach().float(), norm.bias.detach().float())
 
-    def of_rows(self, flat: Tensor, level: Level) -> Tensor:
+    def of_rows(self, flat: Tensor, grid: Grid) -> Tensor:
         """Return the flat matrix of whole images normalised."""
-        return per_size(level, lambda segment: self(segment.as_images(flat), segment))
+        return per_size(grid, lambda segment: self(segment.as_images(flat), segment))
 
     def __call__(self, images: Tensor, segment: Segment) -> Tensor:
         """Return ``[n, C, h, w]`` normalised; the segment says where each image's rows are."""
@@ -121,14 +121,14 @@ class Resnet:
             hidden += segment.as_images(kept)
             return hidden
 
-        return per_size(grid.level, compute)
+        return per_size(grid, compute)
 
     def _of_patches(self, flat: Tensor, grid: PatchGrid, conditions: Conditions) -> Tensor:
         """Return what is added to the shortcut."""
-        normed = self._norm1.of_rows(grid.joined(flat), grid.level)
+        normed = self._norm1.of_rows(grid.joined(flat), grid)
         hidden = grid.convolved(normed, self._conv1)
         hidden += grid.per_row(conditions.time[:, self._time])
-        normed = self._norm2.of_rows(grid.joined(hidden), grid.level)
+        normed = self._norm2.of_rows(grid.joined(hidden), grid)
         return grid.convolved(normed, self._conv2)
 
 
@@ -164,7 +164,7 @@ class Attention:
             self._attend(span.of(projected), both)
             for span, both in zip(grid.spans, keys_values, strict=True)
         ]
-        return self._output(attended[0] if len(attended) == 1 else torch.cat(attended))
+        return self._output(grid.stacked(attended))
 
     def _attend(self, query: Tensor, keys_values: Tensor) -> Tensor:
         """Return ``[n * L, C]`` of sequences of one length, ``[n, L, C]`` and ``[n, K, 2 * C]``."""
@@ -219,7 +219,7 @@ class Transformer:
         self._output = packed_linear(transformer.proj_out)
 
     def __call__(self, flat: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
-        normed = self._norm.of_rows(grid.joined(flat), grid.level)
+        normed = self._norm.of_rows(grid.joined(flat), grid)
         rows = self._input(grid.own(normed))
         for layer in self._layers:
             rows = layer(rows, grid, conditions)
@@ -273,4 +273,4 @@ class LastNorm:
         self._norm = Normalise(norm, activates=True)
 
     def __call__(self, flat: Tensor, grid: Grid) -> Tensor:
-        return self._norm.of_rows(flat, grid.level)
+        return self._norm.of_rows(flat, grid)
