@@ -52,7 +52,7 @@ class SamplerTable:
 
     @property
     def num_steps(self) -> int:
-        """Number of model calls; diffusers may schedule one more than was asked for."""
+        """Number of model calls: as many steps as were asked for."""
         return len(self.timesteps)
 
 
@@ -118,6 +118,27 @@ def _denoised_from_ve(prediction_type: str, sigma: float) -> tuple[float, float]
     return 0.0, 1.0
 
 
+def _timesteps(scheduler: Any) -> list[float]:
+    """Return the timesteps of a schedule.
+
+    Trailing spacing can end with one of -1 too many, by rounding (61 steps of 1000): that is left
+    out. diffusers would call the model once more, with a timestep that it was never trained for.
+    """
+    return [one for one in scheduler.timesteps.tolist() if one >= 0]
+
+
+def _sigmas(scheduler: Any) -> Tensor:
+    """Return the noise levels between which the steps of a schedule go, in float64.
+
+    Where a timestep too many is left out, the last step goes to where that would have ended.
+    """
+    sigmas: Tensor = scheduler.sigmas.double()
+    num_steps = len(_timesteps(scheduler))
+    if num_steps == len(scheduler.timesteps):
+        return sigmas
+    return torch.cat([sigmas[:num_steps], sigmas[-1:]])
+
+
 def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     """DDIM with eta 0: deterministic, in the variance-preserving scale."""
     scheduler = DDIMScheduler.from_config(config)
@@ -126,9 +147,7 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     kind = scheduler.config.prediction_type
     stride = scheduler.config.num_train_timesteps // num_steps
     steps = []
-    # trailing spacing can end with a timestep of -1 too many, by rounding: diffusers takes that for
-    # the noisiest one, and the image is lost (61 steps of 1000)
-    for timestep in (one for one in scheduler.timesteps.tolist() if one >= 0):
+    for timestep in map(int, _timesteps(scheduler)):
         before = timestep - stride
         kept = float(alphas[before] if before >= 0 else scheduler.final_alpha_cumprod)
         alpha, sigma = float(alphas[timestep]) ** 0.5, (1.0 - float(alphas[timestep])) ** 0.5
@@ -173,9 +192,10 @@ def _euler_ancestral(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
 
 def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
     """Euler's method on the probability-flow ODE, in the variance-exploding scale."""
-    sigmas = scheduler.sigmas.double().tolist()
+    timesteps = _timesteps(scheduler)
+    sigmas = _sigmas(scheduler).tolist()
     steps = []
-    for index, timestep in enumerate(scheduler.timesteps.tolist()):
+    for index, timestep in enumerate(timesteps):
         sigma, target = sigmas[index], sigmas[index + 1]
         up = 0.0
         if ancestral:
@@ -203,12 +223,13 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         config, algorithm_type="dpmsolver++", solver_order=2, solver_type="midpoint"
     )
     scheduler.set_timesteps(num_steps)
-    sigmas = scheduler.sigmas.double()
+    timesteps = _timesteps(scheduler)
+    sigmas = _sigmas(scheduler)
     alphas = (1.0 / (sigmas**2 + 1.0) ** 0.5).tolist()
     spreads = (sigmas / (sigmas**2 + 1.0) ** 0.5).tolist()
     # log signal-to-noise of every point; infinite at the end of a schedule that ends at zero
     lambdas = (-torch.log(sigmas)).tolist()
-    count = len(scheduler.timesteps)
+    count = len(timesteps)
     settings = scheduler.config
     euler_last = (
         settings.euler_at_final
@@ -216,7 +237,7 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         or settings.final_sigmas_type == "zero"
     )
     steps = []
-    for index, timestep in enumerate(scheduler.timesteps.tolist()):
+    for index, timestep in enumerate(timesteps):
         gap = lambdas[index + 1] - lambdas[index]
         weight = -alphas[index + 1] * float(torch.expm1(torch.tensor(-gap, dtype=torch.float64)))
         toward, history = weight, 0.0
@@ -245,7 +266,7 @@ def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     scheduler = LCMScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
     alphas = scheduler.alphas_cumprod.double().tolist()
-    timesteps = scheduler.timesteps.tolist()
+    timesteps = [int(one) for one in _timesteps(scheduler)]
     steps = []
     for index, timestep in enumerate(timesteps):
         is_last = index == len(timesteps) - 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ray_cluster.requests import SAMPLER_NAMES
+from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.requests import SAMPLER_NAMES, SamplerName
 from tests.engine.conftest import Zoo
 from tests.engine.exactness import GUIDANCE, check, variety
 from tests.engine.harness import (
@@ -26,6 +29,7 @@ from tests.engine.harness import (
     run_together,
     start_all,
 )
+from tests.kernels.schedules import config
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 96), (128, 128), (64, 128), (128, 64))
@@ -55,6 +59,20 @@ def test_requests_of_all_kinds_in_one_batch_give_what_each_gives_alone(
     reference, requests = zoo.reference(family), variety()
     together = run_together(zoo.model(family), requests)
     record("run", max(check(reference, one, together[one.request_id]) for one in requests))
+
+
+@pytest.mark.parametrize("sampler", SAMPLER_NAMES)
+def test_a_schedule_for_which_diffusers_has_a_step_too_many_is_finished_in_time(
+    zoo: Zoo, sampler: SamplerName
+) -> None:
+    """The policy reckons with the steps that were asked for; a further one would have none left."""
+    tables = SamplerTables(config(timestep_spacing="trailing") | {"original_inference_steps": 61})
+    model = replace(zoo.model("sd"), tables=tables)
+    engine = build_engine(model, max_batch=4, clock=time.monotonic)
+    one = request(sampler=sampler, num_steps=61, guidance_scale=1.0)
+    run = drive(engine, {0: start_all(model, [one])})
+    assert len(run.batch_sizes) == 61
+    assert torch.isfinite(run.latents(one.request_id)).all()
 
 
 @pytest.mark.parametrize("family", ["sdxl", "shapes"])

@@ -180,6 +180,37 @@ def without(table: SamplerTable, column: int) -> Tensor:
     return coefficients
 
 
+def by_diffusers_without_the_last(settings: dict[str, Any], sampler: str, num_steps: int) -> Tensor:
+    """Run a scheduler of diffusers whose timestep of -1 was taken out."""
+    scheduler = SCHEDULERS[sampler].from_config(settings)
+    scheduler.set_timesteps(num_steps)
+    assert len(scheduler.timesteps) == num_steps + 1
+    assert int(scheduler.timesteps[-1]) == -1
+    scheduler.timesteps = scheduler.timesteps[:-1]
+    if hasattr(scheduler, "sigmas"):
+        scheduler.sigmas = torch.cat([scheduler.sigmas[:num_steps], scheduler.sigmas[-1:]])
+    # the last step of a multistep sampler is known by their number
+    scheduler.num_inference_steps = num_steps
+    x, generator = start()
+    x = x * scheduler.init_noise_sigma
+    extra = {"generator": generator} if sampler in NOISY else {}
+    for timestep in scheduler.timesteps:
+        output = model(scheduler.scale_model_input(x, timestep), float(timestep))
+        x = scheduler.step(output, timestep, x, return_dict=False, **extra)[0]
+    return x
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "euler", "euler_ancestral", "dpmpp_2m"])
+@pytest.mark.parametrize("num_steps", [61, 103, 122])
+def test_a_timestep_too_many_is_left_out(sampler: Any, num_steps: int) -> None:
+    """Diffusers schedules one more, -1, which no model was trained for."""
+    settings = config(timestep_spacing="trailing")
+    table = SamplerTables(settings).table(sampler, num_steps)
+    assert table.num_steps == num_steps
+    expected = by_diffusers_without_the_last(settings, sampler, num_steps)
+    assert gap(by_table(table), expected) <= RUN_TOLERANCE
+
+
 @pytest.mark.parametrize("num_steps", [61, 103, 122])
 def test_a_timestep_too_many_is_left_out_where_it_would_spoil_the_image(num_steps: int) -> None:
     """Diffusers schedules one more, -1, and DDIM takes that for the last one: pure noise."""

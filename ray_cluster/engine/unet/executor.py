@@ -256,7 +256,7 @@ def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
 
 def _sum(hidden: Tensor, residual: Tensor) -> Tensor:
     """Return the sum of a matrix that may have rows to spare and one that has none."""
-    if num_spare := len(hidden) - len(residual):
+    if (num_spare := len(hidden) - len(residual)) > 0:
         residual = F.pad(residual, (0, 0, 0, num_spare))
     return hidden + residual
 
