@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from ray_cluster.policies.cost_learning import StepHistory, credible_s, learnt_cost, remember
 from ray_cluster.policies.cost_model import (
     CostResidual,
@@ -17,6 +19,8 @@ from ray_cluster.policies.types import StepCost
 _UNMEASURED = StepCost(fixed_s=0.01, per_megapixel_s=1.0, source="modelled")
 # steps after which the terms are worked out anew; how fast all goes is followed at each
 _EVERY = 4
+# sorts of steps, the latest ones, whose kernels and indices are taken to be there still
+_KEPT = 256
 
 
 class StepCosts:
@@ -31,7 +35,7 @@ class StepCosts:
         self._history = StepHistory()
         self._residual = CostResidual()
         self._num_learnt = 0
-        self._last: tuple[StepWork, int] | None = None
+        self._sorts: OrderedDict[tuple[int, ...], None] = OrderedDict()
 
     @property
     def current(self) -> StepCost:
@@ -41,17 +45,27 @@ class StepCosts:
     def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
         """Take in a step that was taken, in so many calls of the model.
 
-        Terms are learnt from steps after one of the same work alone. In the first of a batch are
-        the kernels and indices that are made once for its shapes, and whoever joins beside it.
+        Terms are learnt from steps of a sort that was there before: the first one makes the kernels
+        and indices of its shapes, which the later ones find.
         """
         self._residual = observe(
             self._residual, predicted_s=step_s(self._learnt, work), observed_s=duration_s
         )
-        is_like_last, self._last = self._last == (work, num_calls), (work, num_calls)
-        if not is_like_last:
+        if self._is_first(work, num_calls):
             return
         step = TimedStep(work, credible_s(duration_s, step_s(self.current, work)))
         self._history = remember(self._history, step, num_calls=num_calls)
         self._num_learnt += 1
         if self._num_learnt % _EVERY == 0:
             self._learnt = learnt_cost(self._measured, self._history)
+
+    def _is_first(self, work: StepWork, num_calls: int) -> bool:
+        # in whole pixels: sums in another order differ in their last digit
+        pixels, squares = round(work.megapixels * 1e6), round(work.squared_megapixels * 1e12)
+        sort = (pixels, squares, work.num_sizes, num_calls)
+        is_first = sort not in self._sorts
+        self._sorts[sort] = None
+        self._sorts.move_to_end(sort)
+        if len(self._sorts) > _KEPT:
+            self._sorts.popitem(last=False)
+        return is_first

@@ -131,6 +131,8 @@ class StepEngine:
         self._store = store if store is not None else ActivationStore()
         self._rows: dict[str, Held] = {}
         self._num_steps = 0
+        # tries to compute one, those of halves among them
+        self._num_computed = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -193,13 +195,15 @@ class StepEngine:
         for row in rows:
             row.last_step = self._num_steps
         reused_before = sum(row.state.num_reused for row in rows)
+        computed_before = self._num_computed
         failed = self._advance(rows)
         finished = [row.state for row in rows if row.is_done]
         for state in (*finished, *(failure.state for failure in failed)):
             self.abort(state.request.request_id)
         work = work_of(view.request for view in views if view.request.request_id in chosen)
         duration_s = self._clock() - started_s
-        if not failed:
+        # what a step takes whose memory ran out is not what such a step takes
+        if not failed and self._num_computed == computed_before + 1:
             layout = self._choose_layout(work.num_sizes)
             num_calls = work.num_sizes if layout == "grouped" else 1
             self._costs.observe(work, duration_s, num_calls=num_calls)
@@ -250,8 +254,8 @@ class StepEngine:
         generators = [row.state.generator for row in rows if row.draws_noise]
         generator_states = [generator.get_state() for generator in generators]
         try:
+            self._num_computed += 1
             advanced = compute_step(rows, self._executor, self._choose_layout, self._store)
-            failed = self._commit(rows, advanced)
         except MODEL_ERRORS as error:
             raise_if_broken(error)
             message = f"{type(error).__name__}: {error}"
@@ -259,7 +263,7 @@ class StepEngine:
         else:
             if self._limits is not None:
                 self._limits.confirm([row.state.request.size_px for row in rows])
-            return failed
+            return self._commit(rows, advanced)
         # only out of the except block is the memory free that the traceback held
         for generator, generator_state in zip(generators, generator_states, strict=True):
             generator.set_state(generator_state)
@@ -273,15 +277,22 @@ class StepEngine:
         return failed
 
     def _commit(self, rows: Sequence[Held], advanced: Sequence[Advanced]) -> list[FailedRow]:
-        """Make a computed step the rows' own; those that became NaN or infinite have failed."""
+        """Make a computed step the rows' own; those that became NaN or infinite have failed.
+
+        One row's failure is its own, for the others may have gone on already.
+        """
         failed = []
         for row, new in zip(rows, advanced, strict=True):
             state = row.state
-            if new.is_finite:
+            try:
+                if not new.is_finite:
+                    raise ArithmeticError("latents became NaN or infinite")
                 note_step(state, new.denoised, new.turn, self._store)
+            except MODEL_ERRORS as error:
+                raise_if_broken(error)
+                message = f"{type(error).__name__}: {error} at step {state.step_index + 1}"
+                failed.append(FailedRow(state, RequestFailed(message, "denoise")))
+            else:
                 state.latents, state.denoised = new.latents, new.denoised
                 state.step_index += 1
-            else:
-                message = f"latents became NaN or infinite at step {state.step_index + 1}"
-                failed.append(FailedRow(state, RequestFailed(message, "denoise")))
         return failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.failing import FailsWith
@@ -44,8 +46,6 @@ class RoomFor(FailsWith):
 
 
 def engine_with_caps(zoo: Zoo, executor: Any, caps: BatchCaps) -> Any:
-    from dataclasses import replace
-
     model = replace(zoo.model("sd"), executor=executor, max_batch_by_size=caps)
     return build_engine(model, max_batch=8, clock=lambda: 0.0)
 
@@ -149,6 +149,29 @@ def test_the_engine_tries_larger_batches_again_once_there_is_room(zoo: Zoo) -> N
             engine.step()
     assert executor.sizes[10:] == [*[2] * 4, *[3] * 4, 4]
     assert caps == {(64, 64): 4}
+
+
+def test_a_step_whose_memory_ran_out_says_nothing_of_what_steps_take(zoo: Zoo) -> None:
+    model = zoo.model("sd")
+    executor, caps, ticks = RoomFor(model.executor, 2), BatchCaps({(64, 64): 4}), [0.0]
+    model = replace(model, executor=executor, max_batch_by_size=caps)
+
+    def clock() -> float:
+        """A second passes with every look at it."""
+        ticks[0] += 1
+        return ticks[0]
+
+    costs = StepCosts()
+    engine = build_engine(model, max_batch=4, clock=clock, costs=costs)
+    for state in start_all(model, [request(f"r{i}", seed=i) for i in range(4)]):
+        engine.add(state)
+    before = costs.current
+    with torch.inference_mode():
+        engine.step()
+        assert executor.sizes == [4, 2, 2]
+        assert costs.current == before
+        engine.step()
+    assert costs.current != before
 
 
 def test_memory_of_a_failed_call_is_free_before_the_next_try(zoo: Zoo) -> None:

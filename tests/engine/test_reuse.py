@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.unet import parts
 from ray_cluster.policies.reuse import ReuseSchedule
@@ -108,3 +109,23 @@ def test_exact_rows_are_bit_for_bit_what_they_are_beside_exact_ones(small: Compa
     expected = small.run([Visit(pair[0], None), Visit(pair[1], None)]).latents("r0")
     found = small.run([Visit(pair[0], None), Visit(pair[1], never)]).latents("r0")
     assert difference(found, expected) == 0
+
+
+def test_a_row_that_cannot_keep_its_step_fails_alone_and_no_other_steps_twice(
+    small: Company,
+) -> None:
+    class Full(ActivationStore):
+        def put(self, request_id: str, *args: Any) -> None:
+            if request_id == "r1":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().put(request_id, *args)
+
+    rows = [
+        Visit(request(f"r{i}", num_steps=4, seed=i, guidance_scale=1.0), ReuseSchedule(2, 2))
+        for i in range(3)
+    ]
+    run = small.run(rows, Full())
+    assert run.failed.keys() == {"r1"}
+    assert run.batch_sizes[:2] == [3, 2]
+    for visit in (rows[0], rows[2]):
+        assert small.gap(visit, run.latents(visit.one.request_id)) <= RUN_TOLERANCE
