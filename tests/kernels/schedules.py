@@ -67,6 +67,11 @@ def start() -> tuple[Tensor, torch.Generator]:
 def by_diffusers(settings: dict[str, Any], sampler: str, num_steps: int) -> Tensor:
     scheduler = SCHEDULERS[sampler].from_config(settings)
     scheduler.set_timesteps(num_steps)
+    return by_scheduler(scheduler, sampler)
+
+
+def by_scheduler(scheduler: Any, sampler: str) -> Tensor:
+    """Take the steps that a scheduler of diffusers has set."""
     x, generator = start()
     x = x * scheduler.init_noise_sigma
     extra = {"generator": generator} if sampler in NOISY else {}

@@ -33,6 +33,7 @@ from tests.kernels.schedules import (
     SPACINGS,
     STEPS,
     by_diffusers,
+    by_scheduler,
     by_table,
     cases,
     config,
@@ -191,13 +192,7 @@ def by_diffusers_without_the_last(settings: dict[str, Any], sampler: str, num_st
         scheduler.sigmas = torch.cat([scheduler.sigmas[:num_steps], scheduler.sigmas[-1:]])
     # the last step of a multistep sampler is known by their number
     scheduler.num_inference_steps = num_steps
-    x, generator = start()
-    x = x * scheduler.init_noise_sigma
-    extra = {"generator": generator} if sampler in NOISY else {}
-    for timestep in scheduler.timesteps:
-        output = model(scheduler.scale_model_input(x, timestep), float(timestep))
-        x = scheduler.step(output, timestep, x, return_dict=False, **extra)[0]
-    return x
+    return by_scheduler(scheduler, sampler)
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "euler", "euler_ancestral", "dpmpp_2m"])
