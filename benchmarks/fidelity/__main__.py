@@ -16,9 +16,17 @@ from pathlib import Path
 # before torch is imported: what is compared is one thread with one thread
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
-from benchmarks.fidelity.fewer_plan import held_out_runs, model_grids, tuning_runs
+from benchmarks.fidelity import fewer_plan
+from benchmarks.fidelity.choosing import choose
 from benchmarks.fidelity.fewer_steps import Study
-from benchmarks.fidelity.plan import MODELS, Grid, Run, quick_grid, runs
+from benchmarks.fidelity.plan import (
+    MODELS,
+    Grid,
+    Run,
+    held_out_runs,
+    quick_grid,
+    tuning_runs,
+)
 from benchmarks.fidelity.work import Made, Workshop, load_made
 from benchmarks.machine import describe_run
 from benchmarks.progress import Reports, progress_bar, wide_console
@@ -34,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     grid = quick_grid() if options.quick else Grid()
     if options.batches is not None:
-        grid = replace(grid, num_batches=options.batches)
+        grid = replace(grid, num_held_out=options.batches)
     if options.steps is not None:
         controls = tuple(one for one in grid.control_steps if one < options.steps)
         steps = (options.steps,)
@@ -44,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.model is not None:
         grid = replace(grid, models=(options.model,))
     started = datetime.now(UTC)
-    make_missing(list(runs(grid)), options.work, until_s)
+    tuning = list(tuning_runs(grid))
+    make_missing(tuning, options.work, until_s)
+    finalists = choose(grid, load_made(tuning, options.work))
+    make_missing(list(held_out_runs(grid, finalists)), options.work, until_s)
     if options.report is not None:
         from benchmarks.fidelity.report import write_report
 
@@ -55,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fewer_steps(options: argparse.Namespace, until_s: float) -> None:
     """Choose on the one half of the prompts, and only then make the other."""
-    started, grids = datetime.now(UTC), model_grids(quick=options.quick)
+    started, grids = datetime.now(UTC), fewer_plan.model_grids(quick=options.quick)
     for grid in grids:
-        tuning = list(tuning_runs(grid))
+        tuning = list(fewer_plan.tuning_runs(grid))
         make_missing(tuning, options.work, until_s)
         chosen = Study(grid, load_made(tuning, options.work)).chosen()
-        make_missing(list(held_out_runs(grid, chosen)), options.work, until_s)
+        make_missing(list(fewer_plan.held_out_runs(grid, chosen)), options.work, until_s)
     if options.report is not None:
         from benchmarks.fidelity.fewer_report import write_fewer_steps
 
@@ -94,7 +105,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--fewer-steps", action="store_true", help="how few steps will do, without any reuse"
     )
     parser.add_argument("--quick", action="store_true", help="a minute, to see that all works")
-    parser.add_argument("--batches", type=int, help="of 8 prompts, half of them held out")
+    parser.add_argument("--batches", type=int, help="of 8 prompts to report on")
     parser.add_argument("--steps", type=int, help="the one number of steps to compare variants at")
     parser.add_argument("--px", type=int, help="the one size of images")
     parser.add_argument("--model", choices=MODELS, help="the one model")

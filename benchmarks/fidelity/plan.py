@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +13,7 @@ BATCH = 8
 MODELS = ("shapes-sd", "shapes-sd3")
 Half = Literal["tuning", "held-out"]
 
-_EXACT = "exact"
-# of UNets skip connections, of transformers blocks: see ReuseSchedule.num_outer
+EXACT = "exact"
 # ReuseSchedule.num_outer (of a UNet skip connections, of a transformer blocks) and interval
 _CUTS = {
     "shapes-sd": ((2, 2), (2, 3), (2, 5), (4, 2), (4, 3)),
@@ -35,22 +34,34 @@ class Grid:
 
     Attributes:
         base_steps: numbers of steps that variants are compared at.
-        control_steps: numbers of steps that are run exactly, the bases among them.
-        sizes_px: of square images.
-        num_batches: of prompts, in turns for choosing and for reporting.
+        control_steps: numbers of steps that are run exactly to choose by, the bases among them.
+        sizes_px: of square images; the first is the one that most images are made of.
+        num_tuning: batches of prompts to choose by, at the first size.
+        num_held_out: batches to report on, at the first size.
+        num_elsewhere: batches of either kind at each of the other sizes.
         models: bundled ones.
     """
 
     base_steps: tuple[int, ...] = (10, 20, 30, 50)
     control_steps: tuple[int, ...] = (3, 4, 5, 6, 8, 10, 12, 16, 20, 30, 35, 50)
     sizes_px: tuple[int, ...] = (64, 128, 96)
-    num_batches: int = 40
+    num_tuning: int = 4
+    num_held_out: int = 38
+    num_elsewhere: int = 1
     models: tuple[str, ...] = MODELS
+
+    def num_batches(self, px: int, half: Half) -> int:
+        """Return how many batches of a half are made at a size."""
+        if px != self.sizes_px[0]:
+            return self.num_elsewhere
+        return self.num_tuning if half == "tuning" else self.num_held_out
 
 
 def quick_grid() -> Grid:
     """Return what shows in a minute that all works, and is worth nothing as a measurement."""
-    return Grid(base_steps=(6,), control_steps=(2, 3, 6), sizes_px=(64,), num_batches=2)
+    return Grid(
+        base_steps=(6,), control_steps=(2, 3, 6), sizes_px=(64,), num_tuning=1, num_held_out=1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,7 @@ class Run:
     px: int
     batch: int
     num_steps: int
-    variant: str = _EXACT
+    variant: str = EXACT
     guidance: float | None = None
 
     @property
@@ -91,7 +102,7 @@ class Run:
     @property
     def is_exact(self) -> bool:
         """Whether nothing is reused."""
-        return self.variant == _EXACT
+        return self.variant == EXACT
 
     @property
     def schedule(self) -> ReuseSchedule | None:
@@ -119,25 +130,34 @@ def schedules(model: str) -> dict[str, ReuseSchedule]:
     return found
 
 
-def runs(grid: Grid) -> Iterator[Run]:
-    """Return all runs, those of one cell (a batch of prompts, a size, a model) beside each other.
+Finalists = Mapping[tuple[str, int], Collection[tuple[int, str]]]
+"""By model and size the numbers of steps and variants (or ``exact``) that are reported."""
 
-    They are in a random order, so that what else the machine does hits all variants alike. Cells
-    come in pairs, one for choosing and one for reporting.
-    """
-    for pair in range(0, grid.num_batches, 2):
+
+def tuning_runs(grid: Grid) -> Iterator[Run]:
+    """Return what variants are chosen by: all of them on even batches of prompts."""
+    every = [(steps, EXACT) for steps in grid.control_steps]
+    for model, px, batch in _cells(grid, "tuning"):
+        variants = [(steps, name) for steps in grid.base_steps for name in schedules(model)]
+        yield from _cell(model, px, batch, every + variants)
+
+
+def held_out_runs(grid: Grid, finalists: Finalists) -> Iterator[Run]:
+    """Return what is reported: odd batches of prompts, of which nothing was chosen."""
+    for model, px, batch in _cells(grid, "held-out"):
+        yield from _cell(model, px, batch, finalists.get((model, px), ()))
+
+
+def _cells(grid: Grid, half: Half) -> Iterator[tuple[str, int, int]]:
+    """Batches first: whenever it is stopped, all models and sizes have about as many."""
+    for index in range(max(grid.num_batches(px, half) for px in grid.sizes_px)):
         for px in grid.sizes_px:
-            for model in grid.models:
-                for batch in (pair, pair + 1):
-                    yield from _cell(grid, model, px, batch)
+            if index < grid.num_batches(px, half):
+                yield from ((model, px, 2 * index + (half == "held-out")) for model in grid.models)
 
 
-def _cell(grid: Grid, model: str, px: int, batch: int) -> list[Run]:
-    found = [Run(model, px, batch, steps) for steps in grid.control_steps]
-    found += [
-        Run(model, px, batch, steps, variant)
-        for steps in grid.base_steps
-        for variant in schedules(model)
-    ]
+def _cell(model: str, px: int, batch: int, wanted: Collection[tuple[int, str]]) -> list[Run]:
+    """Runs in a random order, so that what else the machine does hits all variants alike."""
+    found = [Run(model, px, batch, *one) for one in sorted(wanted)]
     random.Random(f"{model} {px} {batch}").shuffle(found)
     return found

@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
+from benchmarks.fidelity.choosing import cheapest_reuse, choose, fewest_steps, num_tests
+from benchmarks.fidelity.fewer_plan import BARS
 from benchmarks.fidelity.frontier import Frontier, Point, Quality
-from benchmarks.fidelity.plan import MODELS, Grid, Half, Run, runs, schedules
+from benchmarks.fidelity.plan import Grid, Half, Run, held_out_runs, tuning_runs
 from benchmarks.fidelity.work import Made, load_made
 from benchmarks.plots import save_figure, with_pyplot
 from ray_cluster.reference_models.evaluate import contact_sheet
 
-# DESIGN: worst image against exact
-MODES = {"balanced": 0.95, "fast": 0.85}
 _SHOWN = 8
 
 
 def write_report(grid: Grid, work: Path, folder: Path, header: dict[str, Any]) -> None:
     """Write ``results.json``, ``report.md``, plots and sheets on the runs that are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    planned = list(runs(grid))
+    planned = list(tuning_runs(grid))
+    planned += held_out_runs(grid, choose(grid, load_made(planned, work)))
     made = load_made(planned, work)
     frontier = Frontier(made)
-    num_tests = len(grid.base_steps) * max(len(schedules(model)) for model in MODELS)
     points = sorted(
-        frontier.points(num_tests),
+        frontier.points(num_tests(grid)),
         key=lambda one: (one.model, one.px, one.base_steps, one.cost_steps),
     )
     steps = [
@@ -66,6 +66,11 @@ def _lines(result: dict[str, Any], points: Sequence[Point], frontier: Frontier) 
         "the exact image of the same number of steps. The control has fewer steps and the same "
         "CPU time: between two whole numbers of steps, a mixture of both. Intervals are paired "
         "bootstraps over images, at 95 % for all variants and numbers of steps of a model together."
+    )
+    yield ""
+    yield (
+        "All variants are made of the tuning half; of the other half those that did best there, at "
+        "each number of steps that with the largest gain and the cheapest that keep to the modes."
     )
     for model, px in sorted({(one.model, one.px) for one in points}):
         some = [one for one in points if (one.model, one.px) == (model, px)]
@@ -117,7 +122,7 @@ def _modes(model: str, px: int, points: Sequence[Point], frontier: Frontier) -> 
     yield from ("", "Cheapest with a worst image above the mode's on the tuning half:", "")
     yield "| mode | steps | reuse, cost: worst held out | fewer steps: worst held out |"
     yield "|---|---|---|---|"
-    for mode, least in MODES.items():
+    for mode, least in BARS.items():
         for base in sorted({one.base_steps for one in points}):
             reuse = _best_reuse([one for one in points if one.base_steps == base], least)
             fewer = _fewest_steps(frontier, (model, px, base), least)
@@ -125,25 +130,21 @@ def _modes(model: str, px: int, points: Sequence[Point], frontier: Frontier) -> 
 
 
 def _best_reuse(points: Sequence[Point], least: float) -> str:
-    good = [
-        one for one in points if "tuning" in one.quality and one.quality["tuning"].worst >= least
-    ]
-    if not good:
+    best = cheapest_reuse(points, least)
+    if best is None:
         return "none"
-    best = min(good, key=lambda one: one.cost_steps)
     held_out = best.quality.get("held-out")
     worst = "not run" if held_out is None else f"{held_out.worst:.3f}"
     return f"{best.variant}, {best.cost_steps:.1f}: {worst}"
 
 
 def _fewest_steps(frontier: Frontier, cell: tuple[str, int, int], least: float) -> str:
-    tuning = frontier.exact_similarity(*cell, "tuning")
-    good = [steps for steps, values in tuning.items() if values.min() >= least]
-    if not good:
+    fewest = fewest_steps(frontier, cell, least)
+    if fewest is None:
         return "none"
-    held_out = frontier.exact_similarity(*cell, "held-out").get(min(good))
+    held_out = frontier.exact_similarity(*cell, "held-out").get(fewest)
     worst = "not run" if held_out is None else f"{held_out.min():.3f}"
-    return f"{min(good)}: {worst}"
+    return f"{fewest}: {worst}"
 
 
 def _plot(points: Sequence[Point], frontier: Frontier) -> Any:
