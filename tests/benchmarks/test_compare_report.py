@@ -11,6 +11,7 @@ from benchmarks.serving.compare.cells import Cell, CellStore
 from benchmarks.serving.compare.contenders import CONTENDERS, OwnContender, Site
 from benchmarks.serving.compare.images import Likeness
 from benchmarks.serving.compare.outcomes import FATES
+from benchmarks.serving.compare.pace import LivePace
 from benchmarks.serving.compare.plot import save_plot
 from benchmarks.serving.compare.prediction import Prediction
 from benchmarks.serving.compare.report import write_markdown
@@ -51,7 +52,9 @@ def summed_up(
     # the last one is not finished
     store.add(Cell("ours", 0.5, drawn[-1].name), figures(0.0))
     simulated = [Prediction(load, one.name, 0.97, 0.03) for one in drawn for load in COMPARED.loads]
-    summary = Summary(COMPARED, drawn, store, {"ours": simulated})
+    slower = [replace(one, attainment=0.83) for one in simulated if one.load > 0.5]
+    pace = LivePace(0.5, 1.2, tuple(slower))
+    summary = Summary(COMPARED, drawn, store, {"ours": simulated}, {"ours": pace})
     calibration = Calibration(ALONE_S, ALONE_S, {"one-by-one": 3.0, "static": 4.0}, {})
     result = {
         "quick": False,
@@ -62,6 +65,7 @@ def summed_up(
         "settings": COMPARED.as_dict(),
         "calibration": asdict(calibration) | {"rate_per_s": calibration.rate_per_s},
         "num_traces": len(summary.traces),
+        "paces": {"ours": {"load": 0.5, "factor": 1.2}},
         **summary.as_dict(),
     }
     return summary, result
@@ -97,16 +101,18 @@ def test_prediction_is_judged_by_its_distance_from_what_was_seen(tmp_path: Path)
     # 0.97 beside 1.0, and beside 0.8
     assert verdicts["all: simulated beside live, ours, load 0.5"] == "yes"
     assert verdicts["all: simulated beside live, ours, load 1.5"] == "no"
+    # 0.83 beside 0.8; the load at which the pace was seen is no prediction
+    assert verdicts["all: simulated at the pace seen beside live, ours, load 1.5"] == "yes"
+    assert "all: simulated at the pace seen beside live, ours, load 0.5" not in verdicts
 
 
 def test_report_has_every_contender_and_says_what_is_simulated(tmp_path: Path) -> None:
     _, result = summed_up(tmp_path)
     text = write_markdown(result)
     assert "predicted (simulated), %" in text
-    assert (
-        "| 1.5 | 6.00 | ours | 80.0 (80.0 to 80.0) | 40.0 (40.0 to 40.0) over static | 97.0 |"
-        in (text)
-    )
+    assert "takes 1.20 times as long as in the profile" in text
+    ours = "| 1.5 | 6.00 | ours | 80.0 (80.0 to 80.0) | 40.0 (40.0 to 40.0) over static |"
+    assert f"{ours} 97.0 | 83.0 |" in text
     for name in COMPARED.contenders:
         assert f"| {name} |" in text
     assert "NO" not in text

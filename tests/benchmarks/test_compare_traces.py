@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 
 from benchmarks.serving.compare.cells import Cell, CellStore, SettingsDiffer
 from benchmarks.serving.compare.experiment import missing_blocks
-from benchmarks.serving.compare.prediction import Simulated, predict
+from benchmarks.serving.compare.pace import mean_latency_s, predict_at_pace, times
+from benchmarks.serving.compare.prediction import Prediction, Simulated, predict
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Trace, draw_traces
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
@@ -100,7 +102,8 @@ def test_everyone_is_first_in_turn() -> None:
     assert {block.cells[0].load for block in blocks} == set(settings.loads)
 
 
-def test_prediction_replays_the_very_trace_on_the_measured_profile(tmp_path: Path) -> None:
+def measured(folder: Path) -> LatencyProfile:
+    """Write a profile and return it."""
     rows = [
         LatencyRow(
             OperationKey("step", *size, batch=batch, uses_guidance=True),
@@ -111,10 +114,15 @@ def test_prediction_replays_the_very_trace_on_the_measured_profile(tmp_path: Pat
         for size in SETTINGS.sizes
         for batch in (1, 8)
     ]
-    profile = tmp_path / "profile-ours.yaml"
-    save_profile(profile, LatencyProfile("p", "shapes-sd", "cpu", tuple(rows)))
+    profile = LatencyProfile("p", "shapes-sd", "cpu", tuple(rows))
+    save_profile(folder / "profile-ours.yaml", profile)
+    return profile
+
+
+def test_prediction_replays_the_very_trace_on_the_measured_profile(tmp_path: Path) -> None:
+    measured(tmp_path)
     [trace, *_] = traces()
-    simulated = Simulated("deadline/one-size", profile, max_batch=8)
+    simulated = Simulated("deadline/one-size", tmp_path / "profile-ours.yaml", max_batch=8)
     slow, fast = predict(tmp_path, [trace], (0.1, 20.0), simulated)
     assert (slow.load, fast.load) == (0.1, 20.0)
     # nobody waits at a tenth of the pace, and at twenty times of it hardly anybody can be in time
@@ -122,3 +130,26 @@ def test_prediction_replays_the_very_trace_on_the_measured_profile(tmp_path: Pat
     assert slow.refused == 0.0
     assert fast.attainment < 0.6
     assert fast.refused > 0.4
+
+
+@pytest.mark.parametrize("truth", [0.8, 1.4])
+def test_what_is_slower_in_service_is_seen_at_one_load_and_told_of_the_others(
+    tmp_path: Path, truth: float
+) -> None:
+    simulated = Simulated("deadline", tmp_path / "profile-ours.yaml", max_batch=8)
+    service = Simulated("deadline", tmp_path / "service.yaml", max_batch=8)
+    save_profile(service.profile, times(measured(tmp_path), truth))
+    live_s = mean_latency_s(tmp_path, traces(), 2.0, service)
+    pace = predict_at_pace(tmp_path, traces(), (20.0, 2.0, 12.0), simulated, live_s=live_s)
+    assert pace.load == 2.0
+    assert pace.factor == pytest.approx(truth, rel=0.02)
+    expected = predict(tmp_path, traces(), (12.0, 20.0), service)
+    alone = predict(tmp_path, traces(), (12.0, 20.0), simulated)
+    assert [one.load for one in pace.predictions] == [one.load for one in expected]
+    # one decision that falls otherwise changes a trace of forty requests
+    assert distance(pace.predictions, expected) < 0.06 < distance(alone, expected)
+
+
+def distance(some: Sequence[Prediction], others: Sequence[Prediction]) -> float:
+    means = (np.mean([one.attainment for one in rows]) for rows in (some, others))
+    return float(abs(np.subtract(*means)))

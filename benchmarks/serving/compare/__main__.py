@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.machine import describe_run, load_now
 from benchmarks.progress import Reports, progress_bar, wide_console
 from benchmarks.serving.compare.calibration import (
@@ -24,10 +26,12 @@ from benchmarks.serving.compare.calibration import (
     is_calibrated,
     measure_profile,
 )
-from benchmarks.serving.compare.cells import CellStore, SettingsDiffer
+from benchmarks.serving.compare.cells import Cell, CellStore, SettingsDiffer
 from benchmarks.serving.compare.contenders import CONTENDERS, OwnContender
 from benchmarks.serving.compare.experiment import Block, Experiment, missing_blocks
 from benchmarks.serving.compare.images import compare_images
+from benchmarks.serving.compare.outcomes import made_latencies_s
+from benchmarks.serving.compare.pace import LivePace, predict_at_pace
 from benchmarks.serving.compare.plot import save_plot
 from benchmarks.serving.compare.prediction import Prediction, Simulated, predict
 from benchmarks.serving.compare.report import write_markdown
@@ -64,11 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder, settings, calibration, store, prompts, most_others=options.most_others
         )
         _run(experiment, missing_blocks(settings, traces, store))
-    summary = Summary(settings, traces, store, predictions)
+    paces = _paces(folder, settings, traces, store)
+    summary = Summary(settings, traces, store, predictions, paces)
     if not summary.traces:
         sys.stderr.write("no trace has run with every contender at every load yet\n")
         return 1
     result = head | collect(folder, settings, calibration, summary, predictions)
+    result["paces"] = {name: {"load": p.load, "factor": p.factor} for name, p in paces.items()}
     return _write(folder, result)
 
 
@@ -125,14 +131,38 @@ def _predictions(
     folder: Path, settings: Settings, traces: Sequence[Trace]
 ) -> dict[str, list[Prediction]]:
     """Simulate the contenders that the simulator knows, by the profile of each one's pool."""
+    loads = sorted(settings.loads)
+    return {
+        name: predict(folder, traces, loads, simulated)
+        for name, simulated in _simulated(folder, settings).items()
+    }
+
+
+def _paces(
+    folder: Path, settings: Settings, traces: Sequence[Trace], store: CellStore
+) -> dict[str, LivePace]:
+    """Simulate them once more, as slow as each was at the lowest load."""
+    found: dict[str, LivePace] = {}
+    if len(settings.loads) == 1:
+        return found
+    for name, simulated in _simulated(folder, settings).items():
+        lowest = [Cell(name, min(settings.loads), trace.name) for trace in traces]
+        live_s = [one for cell in lowest if cell in store for one in made_latencies_s(store[cell])]
+        if live_s and all(cell in store for cell in lowest):
+            found[name] = predict_at_pace(
+                folder, traces, settings.loads, simulated, live_s=float(np.mean(live_s))
+            )
+    return found
+
+
+def _simulated(folder: Path, settings: Settings) -> dict[str, Simulated]:
     found = {}
     for name in settings.contenders:
         contender = CONTENDERS[name]
         if isinstance(contender, OwnContender) and contender.simulated_as is not None:
             pool = contender.pool_section(settings.dtype)
             profile = measure_profile(folder, settings, name, pool)
-            simulated = Simulated(contender.simulated_as, profile, pool["max_batch"])
-            found[name] = predict(folder, traces, sorted(settings.loads), simulated)
+            found[name] = Simulated(contender.simulated_as, profile, pool["max_batch"])
     return found
 
 

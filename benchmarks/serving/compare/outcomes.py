@@ -6,7 +6,7 @@ import binascii
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal, get_args
@@ -94,6 +94,12 @@ def figures_of(asked: Sequence[Planned], outcomes: Sequence[Outcome]) -> dict[st
             for one in outcomes
         ],
     }
+
+
+def made_latencies_s(figures: Mapping[str, Any]) -> list[float]:
+    """Return the seconds to the images of a run, of its :func:`figures_of`."""
+    made = [FATES.index(fate) for fate in _FINISHED]
+    return [latency_s for fate, latency_s in figures["requests"] if fate in made]
 
 
 def account(outcomes: Sequence[Outcome], counts: Counts) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import yaml
 
 from benchmarks.serving.compare.traces import Trace
 from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_runs import run_cell
+from ray_cluster.simulator.cell_runs import Setting, simulate_cell
+from ray_cluster.simulator.fates import attainment
 from ray_cluster.simulator.task_files import read_mapping, validated
 from ray_cluster.simulator.traces import write_trace
 
@@ -54,15 +55,24 @@ def predict(
         simulated: the contender.
     """
     found = []
+    for trace, setting in settings_of(folder, traces, loads, simulated):
+        for run in setting.experiment.runs():
+            fates = simulate_cell(setting, run).fates
+            refused = sum(fate.end == "refused" for fate in fates) / len(fates)
+            found.append(Prediction(run.load, trace.name, attainment(fates), refused))
+    return found
+
+
+def settings_of(
+    folder: Path, traces: Sequence[Trace], loads: Sequence[float], simulated: Simulated
+) -> Iterator[tuple[Trace, Setting]]:
+    """Write the file of every trace, see :func:`predict`, and yield what is to be simulated."""
     files = folder / "simulated"
     files.mkdir(exist_ok=True)
     for trace in traces:
         path = _write(files, trace, loads, simulated)
         experiment = validated(CellExperiment, read_mapping(path, "experiment"), path, "experiment")
-        for run in experiment.runs():
-            row = run_cell(experiment, run, files)
-            found.append(Prediction(run.load, trace.name, row.attainment, row.refused))
-    return found
+        yield trace, Setting.of(experiment, files)
 
 
 def _write(folder: Path, trace: Trace, loads: Sequence[float], simulated: Simulated) -> Path:

@@ -53,6 +53,12 @@ def _head(result: Figures) -> Iterator[str]:
         "refused, dropped, late, degraded, failed and lost ones are misses"
     )
     yield "- intervals: 95 %, bootstrap over traces"
+    for name, pace in result["paces"].items():
+        yield (
+            f"- {name}, simulated at the pace seen: everything takes {pace['factor']:.2f} times as "
+            f"long as in the profile, by which images take as long as live at load "
+            f"{pace['load']:g}"
+        )
     yield ""
 
 
@@ -98,6 +104,7 @@ def _group(name: str, group: Figures, result: Figures) -> Iterator[str]:
                 _points(row["attainment"]),
                 f"{_points(gain)} over {row['over']}" if gain else "",
                 f"{100 * row['simulated']:.1f}" if "simulated" in row else "",
+                f"{100 * row['simulated_at_pace']:.1f}" if "simulated_at_pace" in row else "",
             ]
         )
     columns = (
@@ -107,6 +114,7 @@ def _group(name: str, group: Figures, result: Figures) -> Iterator[str]:
         "in time, %",
         "gain, points",
         "predicted (simulated), %",
+        "at the pace seen (simulated), %",
     )
     yield from _table(columns, rows)
     goodput = [

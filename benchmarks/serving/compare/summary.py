@@ -13,7 +13,8 @@ import numpy as np
 from benchmarks.serving.compare.cells import Cell, CellStore
 from benchmarks.serving.compare.contenders import BASELINES
 from benchmarks.serving.compare.figures import Attainments
-from benchmarks.serving.compare.outcomes import FATES
+from benchmarks.serving.compare.outcomes import FATES, made_latencies_s
+from benchmarks.serving.compare.pace import LivePace
 from benchmarks.serving.compare.prediction import Prediction
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Trace
@@ -38,6 +39,7 @@ class Summary:
         traces: of it.
         store: its finished runs.
         predictions: of the simulator, by contender.
+        paces: what it expects once it has seen the service at the lowest load, likewise.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Summary:
         traces: Sequence[Trace],
         store: CellStore,
         predictions: Mapping[str, Sequence[Prediction]],
+        paces: Mapping[str, LivePace],
     ) -> None:
         self._settings = settings
         self._store = store
         self._predictions = predictions
+        self._paces = paces
         self._loads = sorted(settings.loads)
         # what all contenders have had at every load: anything else would not be paired
         self._traces = [one.name for one in traces if self._is_complete(one.name)]
@@ -120,8 +124,11 @@ class Summary:
                 if best is not None and name not in self._baselines:
                     row["over"] = best
                     row["gain"] = asdict(shares.gain(name, best, index))
-                if (expected := self._predicted(name, load, traces)) is not None:
+                alone, pace = self._predictions.get(name, ()), self._paces.get(name)
+                if (expected := _expected(alone, load, traces)) is not None:
                     row["simulated"] = expected
+                if pace and (expected := _expected(pace.predictions, load, traces)) is not None:
+                    row["simulated_at_pace"] = expected
                 rows.append(row)
         crossings = {
             name: asdict(shares.crossing(name, GOODPUT_LEVEL)) for name in self._contenders
@@ -158,14 +165,6 @@ class Summary:
             "ours_there": asdict(there),
         }
 
-    def _predicted(self, contender: str, load: float, traces: Sequence[str]) -> float | None:
-        found = [
-            one.attainment
-            for one in self._predictions.get(contender, ())
-            if one.load == load and one.trace in traces
-        ]
-        return float(np.mean(found)) if found else None
-
     def _run(self, contender: str, load: float) -> Figures:
         """Counts, latencies and the client over all traces."""
         rows = self._rows(contender, load, self._traces)
@@ -173,9 +172,7 @@ class Summary:
         latencies: list[float] = []
         for row in rows:
             fates.update(row["fates"])
-            # the first fates are those with an image
-            finished = FATES.index("degraded")
-            latencies += [one[1] for one in row["requests"] if one[0] <= finished]
+            latencies += made_latencies_s(row)
         return {
             "contender": contender,
             "load": load,
@@ -192,6 +189,13 @@ class Summary:
             ),
             "cores_of_others": max((row["cores_of_others"] for row in rows), default=0.0),
         }
+
+
+def _expected(
+    predictions: Sequence[Prediction], load: float, traces: Sequence[str]
+) -> float | None:
+    found = [one.attainment for one in predictions if one.load == load and one.trace in traces]
+    return float(np.mean(found)) if found else None
 
 
 def aims_of(figures: Figures) -> list[Aim]:
@@ -224,10 +228,12 @@ def _headline_aims(name: str, headline: Figures) -> Iterator[Aim]:
 def _prediction_aims(name: str, group: Figures) -> Iterator[Aim]:
     """Whether simulated and live attainment differ by no more than some points, or than the live
     one is sure."""
+    kinds = {"simulated": "simulated", "simulated_at_pace": "simulated at the pace seen"}
     for row in group["rows"]:
-        if "simulated" in row:
-            live = row["attainment"]
-            off = 100 * abs(row["simulated"] - live["value"])
-            sure = 100 * (live["high"] - live["low"]) / 2
-            what = f"{name}: simulated beside live, {row['contender']}, load {row['load']:g}"
-            yield at_most(what, max(PREDICTION_POINTS, sure), off, (off, off), "points")
+        for key, words in kinds.items():
+            if key in row:
+                live = row["attainment"]
+                off = 100 * abs(row[key] - live["value"])
+                sure = 100 * (live["high"] - live["low"]) / 2
+                what = f"{name}: {words} beside live, {row['contender']}, load {row['load']:g}"
+                yield at_most(what, max(PREDICTION_POINTS, sure), off, (off, off), "points")
