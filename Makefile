@@ -26,8 +26,9 @@ $(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
 		--target $(VENV)/openai-1 --upgrade openai==1.109.1 distro==1.9.0
 	touch $@
 
+# exec: a shell in between would keep make's SIGTERM to itself, and leave the service running
 serve: $(STAMP) ## start the service on this machine (ARGS="..." is passed on)
-	cd $(ROOT) && $(BIN)/ray-cluster serve $(ARGS)
+	cd $(ROOT) && exec $(BIN)/ray-cluster serve $(ARGS)
 
 test: $(STAMP) ## run the tests that are not marked slow
 	cd $(ROOT) && $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS) $(ARGS)
