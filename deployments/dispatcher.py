@@ -113,6 +113,10 @@ class Dispatcher:
         """See :meth:`DispatchService.close_admission`."""
         await self._service.close_admission()
 
+    async def end_attached(self) -> None:
+        """See :meth:`DispatchService.end_attached`."""
+        await self._service.end_attached()
+
     async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
         """See :meth:`DispatchService.wait`."""
         return await self._service.wait(request_ids, timeout_s)

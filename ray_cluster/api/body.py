@@ -75,7 +75,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     if num_bytes > max_bytes:
         raise ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"The body is larger than the {max_bytes} bytes allowed; shorten the prompt.",
+            f"The body is larger than the {max_bytes} bytes allowed; send a smaller one.",
             code="body_too_large",
         )
     return bytes(body)

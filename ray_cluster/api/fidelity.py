@@ -91,7 +91,7 @@ def _not_known(param: str, value: str, setting: Setting) -> InvalidRequest:
         instead = f"Take sampler {table.sampler!r}, or leave it out"
     elif setting.guidance_scale > table.max_guidance_scale:
         most = f"{table.max_guidance_scale:g}"
-        why = f"{model} was measured up to guidance_scale {most}; given {setting.guidance_scale:g}"
+        why = f"{model} was measured up to guidance_scale {most}; given {setting.guidance_scale!r}"
         instead = f"Set guidance_scale to at most {most}, or leave it out"
     else:
         why = f"{model} was measured up to {table.most_asked} steps; asked for {setting.num_steps}"

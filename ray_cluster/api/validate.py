@@ -19,8 +19,6 @@ MAX_PROBLEMS = 5
 _INSTEAD = {
     "quality": "Set the effort with 'num_inference_steps' instead.",
     "background": "Images have no alpha channel.",
-    "stream": "Leave it out; streaming may come in a later version.",
-    "partial_images": "Leave it out; previews may come with streaming in a later version.",
     "output_format": "Pixels only: no vector images and no animations.",
 }
 
@@ -54,7 +52,8 @@ def validate(body: Mapping[str, Any]) -> ImageGenerationRequest:
     try:
         fields = ImageGenerationRequest.model_validate(offered)
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        known = {problem.param for problem in problems}
+        details = [one for one in error.errors(include_url=False) if one["loc"][0] not in known]
         problems += [_problem(item) for item in details[:MAX_PROBLEMS]]
     else:
         if not problems:

@@ -9,6 +9,8 @@ from typing import Protocol
 # what images that are being made may still take after a signal
 DRAIN_S = 10.0
 _POLL_S = 0.2
+# in which gateways pass the end of their calls on
+_ANSWER_S = 1.0
 
 
 class Draining(Protocol):
@@ -20,6 +22,9 @@ class Draining(Protocol):
 
     def close_admission(self) -> None:
         """Refuse new images."""
+
+    def end_attached(self) -> None:
+        """End what clients wait for on an open connection: they hear that it is not made."""
 
     def num_in_flight(self) -> int | None:
         """Return the images in flight; None if that is not known."""
@@ -46,7 +51,10 @@ def _wait(service: Draining, show: Callable[..., None], limit_s: float) -> None:
     deadline_s = time.monotonic() + limit_s
     while (num_images := service.num_in_flight()) != 0:
         if time.monotonic() > deadline_s:
-            show("images", f"{_words(num_images)} left after {limit_s:.0f} s: jobs go on later")
+            left = f"{_words(num_images)} left after {limit_s:.0f} s"
+            show("images", f"{left}: open calls get a 503, jobs go on later")
+            service.end_attached()
+            time.sleep(_ANSWER_S)
             return
         show(
             "images",

@@ -125,9 +125,17 @@ class RayService:
     def close_admission(self) -> None:
         """Have the dispatcher refuse new images; without an answer from it nothing changes."""
         if self._is_deployed:
-            with suppress(RayError, RayServeException, TimeoutError):
-                handle = serve.get_deployment_handle(DISPATCHER, FRONT)
-                handle.close_admission.remote().result(timeout_s=_ANSWER_S)
+            self._tell_dispatcher("close_admission")
+
+    def end_attached(self) -> None:
+        """Have the dispatcher end what clients wait for, likewise."""
+        self._tell_dispatcher("end_attached")
+
+    @staticmethod
+    def _tell_dispatcher(method: str) -> None:
+        with suppress(RayError, RayServeException, TimeoutError):
+            handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+            getattr(handle, method).remote().result(timeout_s=_ANSWER_S)
 
     def num_in_flight(self) -> int | None:
         """Return the images that wait or are being made; None if the dispatcher does not say."""

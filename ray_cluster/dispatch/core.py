@@ -218,6 +218,17 @@ class DispatchCore:
                 self._abort(record, "aborted by its client")
         return self.take_outcomes()
 
+    def end_attached(self) -> tuple[Outcome, ...]:
+        """End the requests that somebody waits for: this life of the dispatcher is over.
+
+        Those that are made whether or not anybody waits stay.
+        """
+        for record in list(self._ledger):
+            if record.client_s is not None:
+                self.replicas.alert(record.holder)
+                self._ledger.fail(record, "lost", "the service is being stopped")
+        return self.take_outcomes()
+
     def _abort(self, record: RequestRecord, message: str) -> None:
         self.replicas.alert(record.holder)
         self._ledger.fail(record, "aborted", message)

@@ -206,6 +206,11 @@ class DispatchService:
         self._settle(self._core.abort(request_ids))
         self._polls.wake()
 
+    async def end_attached(self) -> None:
+        """End what somebody waits for; see :meth:`DispatchCore.end_attached`."""
+        self._settle(self._core.end_attached())
+        self._polls.wake()
+
     async def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""
         return self._core.models()

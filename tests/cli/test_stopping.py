@@ -24,9 +24,13 @@ class FakeService:
         self._counts = list(counts)
         self.has_run = has_run
         self.is_closed = False
+        self.has_ended_attached = False
 
     def close_admission(self) -> None:
         self.is_closed = True
+
+    def end_attached(self) -> None:
+        self.has_ended_attached = True
 
     def num_in_flight(self) -> int | None:
         assert self.is_closed, "more could come"
@@ -57,9 +61,16 @@ def test_draining_goes_on_while_the_dispatcher_is_silent() -> None:
 
 @pytest.mark.parametrize("count", [3, None])
 def test_draining_has_a_limit(count: int | None) -> None:
-    shown = Shown()
-    drain(FakeService([count]), shown, limit_s=0.3)
-    assert shown.states[-1].endswith("left after 0 s: jobs go on later")
+    shown, service = Shown(), FakeService([count])
+    drain(service, shown, limit_s=0.3)
+    assert shown.states[-1].endswith("left after 0 s: open calls get a 503, jobs go on later")
+    assert service.has_ended_attached
+
+
+def test_who_is_finished_within_the_limit_is_not_cut_off() -> None:
+    service = FakeService([2, 1, 0])
+    drain(service, Shown())
+    assert not service.has_ended_attached
 
 
 def test_a_second_signal_ends_the_draining() -> None:

@@ -114,6 +114,20 @@ def test_a_closed_dispatcher_admits_nothing_and_finishes_what_it_has(core: Dispa
     assert not core.knows("b")
 
 
+def test_at_the_end_those_who_wait_hear_that_it_is_not_made_and_the_rest_stays(
+    core: DispatchCore,
+) -> None:
+    core.offer([image_request("waits")], 0.0)
+    lease = lease_one(core)
+    core.offer([image_request("job")], 0.0, client=None)
+    [outcome] = core.end_attached()
+    assert isinstance(outcome, Failure)
+    assert (outcome.request_id, outcome.kind) == ("waits", "lost")
+    assert core.knows("job")
+    # its replica hears of it and can do no harm any more
+    assert core.report("r", [finished(lease)], 1.0) == ((), ("waits",))
+
+
 def test_an_id_is_free_again_once_its_request_has_ended(core: DispatchCore) -> None:
     core.offer([image_request("a")], 0.0)
     core.abort(["a"])
