@@ -7,8 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fidelity.choosing import choose
 from benchmarks.fidelity.frontier import Frontier, mean_interval
-from benchmarks.fidelity.plan import BATCH, Grid, Run, quick_grid, runs, schedules
+from benchmarks.fidelity.plan import (
+    BATCH,
+    EXACT,
+    Grid,
+    Run,
+    held_out_runs,
+    quick_grid,
+    schedules,
+    tuning_runs,
+)
 from benchmarks.fidelity.work import Made, prompts_of
 
 FULL_S, REUSED_S = 0.3, 0.1
@@ -64,25 +74,57 @@ def test_an_interval_has_the_mean_as_often_as_it_says() -> None:
     assert 0.7 <= hits / 200 <= 0.9
 
 
+def every(grid: Grid) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    """All variants of a grid, as if all of them were to be reported."""
+    return {
+        (model, px): [(steps, name) for steps in grid.base_steps for name in schedules(model)]
+        for model in grid.models
+        for px in grid.sizes_px
+    }
+
+
 def test_nothing_is_chosen_and_reported_on_the_same_prompts() -> None:
-    by_half: dict[str, set[tuple[str, int]]] = {"tuning": set(), "held-out": set()}
-    for batch in range(Grid().num_batches):
-        half = Run("shapes-sd", 64, batch, 10).half
-        by_half[half] |= {(one.caption, seed) for one, seed in prompts_of(batch)}
-    assert not by_half["tuning"] & by_half["held-out"]
-    assert len(by_half["held-out"]) * len(Grid().base_steps) >= 300
+    grid = Grid()
+    asked = [
+        {
+            (one.caption, seed)
+            for run in found
+            if run.px == 64
+            for one, seed in prompts_of(run.batch)
+        }
+        for found in (list(tuning_runs(grid)), list(held_out_runs(grid, every(grid))))
+    ]
+    tuning, held_out = asked
+    assert not tuning & held_out
+    assert len(held_out) >= 300
 
 
-def test_every_variant_has_exact_runs_around_it() -> None:
+def test_every_variant_is_chosen_from_with_exact_runs_around_it() -> None:
     for grid in (Grid(), quick_grid()):
-        planned = list(runs(grid))
+        planned = list(tuning_runs(grid))
         assert len(set(planned)) == len({run.name for run in planned}) == len(planned)
         assert set(grid.base_steps) <= set(grid.control_steps)
         for model in {run.model for run in planned}:
             assert {run.variant for run in planned if run.model == model} == {
-                "exact",
+                EXACT,
                 *schedules(model),
             }
+
+
+def test_what_did_best_is_reported_beside_as_many_steps_as_it_costs() -> None:
+    grid = Grid(base_steps=(10,), control_steps=(4, 6, 10), sizes_px=(64,), models=("shapes-sd",))
+    some = cell(2.0)
+    # it costs half as much as the other, and is far off
+    cheap = Run("shapes-sd", 64, 0, 10, "outer2-every5")
+    some[cheap] = made(80.0, [0, *[BATCH] * 9])
+    tuning = {run: one for run, one in some.items() if run.half == "tuning"}
+    [(where, kept)] = choose(grid, tuning).items()
+    assert where == ("shapes-sd", 64)
+    # it costs 6 2/3 steps; neither the other variant nor 4 steps keep to a mode
+    assert set(kept) == {(10, VARIANT), (10, EXACT), (6, EXACT), (7, EXACT)}
+    reported = list(held_out_runs(grid, {where: kept}))
+    assert {run.half for run in reported} == {"held-out"}
+    assert len({run.batch for run in reported}) == grid.num_held_out
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
