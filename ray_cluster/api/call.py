@@ -107,9 +107,16 @@ def _check_stream(fields: ImageGenerationRequest) -> None:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    given = request.headers.get(IDEMPOTENCY_KEY)
-    if given is None:
+    all_given = request.headers.getlist(IDEMPOTENCY_KEY)
+    if not all_given:
         return None
+    if len(all_given) > 1:
+        raise InvalidRequest(
+            f"The header {IDEMPOTENCY_KEY!r} names a call once; given {len(all_given)} times. "
+            "Leave one.",
+            IDEMPOTENCY_KEY,
+        )
+    [given] = all_given
     if not (0 < len(given) <= MAX_KEY_CHARS and given.isascii() and given.isprintable()):
         raise InvalidRequest(
             f"The header {IDEMPOTENCY_KEY!r} must have 1 to {MAX_KEY_CHARS} printable ASCII "

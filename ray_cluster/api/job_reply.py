@@ -23,7 +23,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
     """
     job, first = view.job, view.job.requests[0]
     open_images = [one for one in view.progress if one is not None]
-    num_ended = len(job.requests) - len(open_images)
+    num_made = len(job.requests) if job.state == "completed" else view.num_made
     waits = [one.position for one in open_images if one.position is not None]
     predictions = [one.predicted_s for one in open_images]
     known = [one for one in predictions if one is not None]
@@ -37,8 +37,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         prompt=first.prompt,
         size=f"{first.width_px}x{first.height_px}",
         n=len(job.requests),
-        step=sum(one.steps_done for one in open_images)
-        + (num_ended * first.num_steps if is_done or not job.is_final else 0),
+        step=sum(one.steps_done for one in open_images) + num_made * first.num_steps,
         num_steps=len(job.requests) * first.num_steps,
         fidelity=fidelity_of(first),
         queue_position=min(waits, default=None),

@@ -126,7 +126,8 @@ class ReplicaRecord:
         for request_id, steps_done in poll.steps_done_by_id.items():
             if (record := self.held.get(request_id)) is not None:
                 record.since_s = now_s
-                is_news |= record.make_progress(steps_done)
+                # none, as long as the state that it goes on from is being fetched
+                is_news |= record.make_progress(steps_done or record.kept_steps)
         if is_news:
             self._note_change()
 

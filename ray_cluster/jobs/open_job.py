@@ -43,6 +43,11 @@ class OpenJob:
         """The images that have not ended."""
         return list(self._pending.values())
 
+    @property
+    def num_made(self) -> int:
+        """How many of its images were made."""
+        return len(self._images)
+
     def take(self, outcome: Outcome) -> list[str]:
         """Take in how an image ended; return the ids of those that need not be made any more."""
         request = self._pending.pop(outcome.request_id)

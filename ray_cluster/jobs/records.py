@@ -74,10 +74,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job and, while it is open, how far each of its images is (None for one that has ended)."""
+    """A job as it is.
+
+    Attributes:
+        progress: while it is open, how far each of its images is; None for one that has ended.
+        num_made: of those that have ended, how many were made.
+    """
 
     job: Job
     progress: tuple[Progress | None, ...] = ()
+    num_made: int = 0
 
     @property
     def version(self) -> str:

@@ -249,7 +249,7 @@ class JobService:
             one is not None and (one.position is None or one.steps_done) for one in progress
         ) or len(open_job.pending) < len(job.requests)
         shown = replace(open_job.job, state="running" if is_running else "queued")
-        return JobView(shown, progress)
+        return JobView(shown, progress, open_job.num_made)
 
     def _on_outcome(self, open_job: OpenJob, outcome: Outcome) -> None:
         rest = open_job.take(outcome)

@@ -103,6 +103,11 @@ def test_a_returned_lease_counts_as_no_loss_and_its_steps_stay_done(core: Dispat
     core.report("r", [Returned("a", lease.fence, 0)], 11.0)
     assert steps_done(core) == 5
     assert lease_one(core, 11.0).may_resume
+    # nor does it lose them while it fetches the state
+    core.poll(poll_of(num_free=0, steps_done_by_id={"a": 0}), 11.5)
+    assert steps_done(core) == 5
+    core.poll(poll_of(num_free=0, steps_done_by_id={"a": 1}), 12.0)
+    assert steps_done(core) == 1
 
 
 def steps_done(core: DispatchCore) -> int:
