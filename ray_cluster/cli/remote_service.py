@@ -185,6 +185,9 @@ def error_from(error: ErrorDetail) -> RayClusterError:
     """Return an error of the API as one of ours."""
     if error.param is not None:
         return InvalidRequest(error.message, error.param, error.code or "invalid_value")
+    if error.code == "invalid_api_key":
+        hint = "--api-key gives one here, or --config with the service's configuration"
+        return ServiceFailed(f"{error.message} ({hint})")
     return ServiceFailed(error.message)
 
 

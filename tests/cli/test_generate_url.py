@@ -111,7 +111,9 @@ def test_a_wrong_parameter_is_named_with_its_option(
 
 def test_errors_of_the_service_are_one_sentence(cli: Cli, served: Served, tmp_path: Path) -> None:
     arguments = ("generate", "x", "-o", tmp_path / "a.png", "--url", served.url)
-    assert "No API key given" in cli(*arguments).stderr
+    refused = cli(*arguments).stderr
+    assert "No API key given" in refused
+    assert "--api-key" in refused
     wrong = cli(*arguments, "--api-key", "wrong")
     assert (wrong.exit_code, wrong.stdout) == (1, "")
     assert wrong.stderr.startswith("error: The API key is not valid")
