@@ -168,7 +168,13 @@ def _plot(points: Sequence[Point], frontier: Frontier) -> Any:
         axis.set(xlabel="cost, exact steps", yscale="log", title=f"{base} steps, {half}")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel(f"1 - SSIM ({points[0].model}, {points[0].px} px)")
-    axes[0][-1].legend(fontsize=6)
+    # a variant may be in one of the plots alone
+    shown = {
+        label: handle
+        for axis in axes[0]
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    axes[0][-1].legend(shown.values(), shown.keys(), fontsize=6)
     figure.tight_layout(rect=(0, 0, 1, 0.95))
     return figure
 
