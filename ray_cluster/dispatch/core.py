@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.queue_look import QueueLook
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
+from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.leases import (
     Outcome,
     Poll,
@@ -75,6 +76,7 @@ class DispatchCore:
         self.grace_s = GRACE_POLLS * self.hold_s
         self._ledger = Ledger(config, epoch=epoch)
         self.replicas = Replicas()
+        self._attached = Attached(self._ledger, self.replicas, config.attached_timeout_s)
         self.queue = QueueLook(
             self._ledger,
             self.replicas,
@@ -215,36 +217,21 @@ class DispatchCore:
         """End the requests at once; a replica hears it in the next answer to its poll."""
         for request_id in request_ids:
             if (record := self._ledger.get(request_id)) is not None:
-                self._abort(record, "aborted by its client")
+                self._attached.abort(record)
         return self.take_outcomes()
 
     def end_attached(self) -> tuple[Outcome, ...]:
-        """End the requests that somebody waits for: this life of the dispatcher is over.
-
-        Those that are made whether or not anybody waits stay.
-        """
-        for record in list(self._ledger):
-            if record.client_s is not None:
-                self.replicas.alert(record.holder)
-                self._ledger.fail(record, "lost", "the service is being stopped")
+        """End the requests that somebody waits for, for good; those that are made anyway stay."""
+        self._attached.end()
         return self.take_outcomes()
-
-    def _abort(self, record: RequestRecord, message: str) -> None:
-        self.replicas.alert(record.holder)
-        self._ledger.fail(record, "aborted", message)
 
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
         """Note that the client of these requests is still there."""
-        for request_id in request_ids:
-            record = self._ledger.get(request_id)
-            if record is not None and record.client_s is not None:
-                record.client_s = now_s
+        self._attached.touch(request_ids, now_s)
 
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
         """Act on silence: let dead replicas go, end requests whose client is gone."""
-        for record in list(self._ledger):
-            if now_s >= self._gone_s(record):
-                self._abort(record, "its client was not heard of any more")
+        self._attached.expire(now_s)
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
@@ -253,8 +240,8 @@ class DispatchCore:
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
         silences = [r.heard_s + self._config.replica_timeout_s for r in self.replicas]
-        silences += [self._gone_s(r) for r in self._ledger if r.client_s is not None]
-        return min(silences, default=None)
+        due_s = min([*silences, self._attached.next_gone_s])
+        return None if due_s == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
         """Return the outcomes that were not handed out yet."""
@@ -292,12 +279,6 @@ class DispatchCore:
             models=self.replicas.profiles,
             now_s=now_s,
         )
-
-    def _gone_s(self, record: RequestRecord) -> float:
-        """Return the instant at which the request's client counts as gone."""
-        if record.client_s is None:
-            return math.inf
-        return record.client_s + self._config.attached_timeout_s
 
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s

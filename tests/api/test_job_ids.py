@@ -30,3 +30,9 @@ async def test_there_is_nothing_behind_it(
     fake.down = True
     reply = await http.get("/v1/jobs?after=%00")
     assert (reply.status_code, reply.json()["data"]) == (200, [])
+
+
+async def test_a_call_has_one_idempotency_key(http: httpx.AsyncClient) -> None:
+    twice = [("Idempotency-Key", "one"), ("Idempotency-Key", "two")]
+    reply = await http.post("/v1/jobs", json={"prompt": "a red circle"}, headers=twice)
+    check_error(reply, 400, param="Idempotency-Key")

@@ -1,0 +1,56 @@
+"""Requests that somebody waits for: they end when nobody does any more, or nobody can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.replicas import Replicas
+from ray_cluster.dispatch.state import RequestRecord
+
+
+class Attached:
+    """Watches over the clients of the requests in a ledger; those of jobs have none.
+
+    Args:
+        timeout_s: seconds of silence after which a client counts as gone.
+    """
+
+    def __init__(self, ledger: Ledger, replicas: Replicas, timeout_s: float) -> None:
+        self._ledger = ledger
+        self._replicas = replicas
+        self._timeout_s = timeout_s
+
+    def touch(self, request_ids: Iterable[str], now_s: float) -> None:
+        """Note that the client of these requests is still there."""
+        for request_id in request_ids:
+            record = self._ledger.get(request_id)
+            if record is not None and record.client_s is not None:
+                record.client_s = now_s
+
+    def abort(self, record: RequestRecord, message: str = "aborted by its client") -> None:
+        """End a request; its replica hears it in the next answer to its poll."""
+        self._replicas.alert(record.holder)
+        self._ledger.fail(record, "aborted", message)
+
+    def expire(self, now_s: float) -> None:
+        """End the requests whose clients are gone."""
+        for record in list(self._ledger):
+            if now_s >= self._gone_s(record):
+                self.abort(record, "its client was not heard of any more")
+
+    @property
+    def next_gone_s(self) -> float:
+        """Instant at which the next client counts as gone; infinite without any."""
+        return min((self._gone_s(record) for record in self._ledger), default=math.inf)
+
+    def end(self) -> None:
+        """End all requests that somebody waits for: this life of the dispatcher is over."""
+        for record in list(self._ledger):
+            if record.client_s is not None:
+                self._replicas.alert(record.holder)
+                self._ledger.fail(record, "lost", "the service is being stopped")
+
+    def _gone_s(self, record: RequestRecord) -> float:
+        return math.inf if record.client_s is None else record.client_s + self._timeout_s

@@ -1,0 +1,19 @@
+"""What is told of a job's progress."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ray_cluster.api.job_reply import job_reply
+from ray_cluster.dispatch.progress import Progress
+from ray_cluster.jobs.records import JobView
+from tests.jobs.cell import job
+
+
+def test_an_image_that_ended_without_being_made_is_no_progress() -> None:
+    one = replace(job("j", 3), state="running")
+    steps = one.requests[0].num_steps
+    # one was made, one given up, and one is on its way
+    progress = (None, None, Progress(None, 4, steps, attempts=1, predicted_s=None))
+    assert job_reply(JobView(one, progress, num_made=1), str, 0.0).step == steps + 4
+    assert job_reply(JobView(one, (None, None, None), num_made=1), str, 0.0).step == steps
