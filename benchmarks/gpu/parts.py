@@ -74,7 +74,7 @@ def _reference(op: str) -> Callable[[], Any]:
 _PARTS = "ray_cluster.engine.unet.parts"
 _STEP = "ray_cluster.engine.mixed_step"
 _REPLACEMENTS: dict[str, tuple[str, str, Callable[[], Any]]] = {
-    "geglu": (_PARTS, "geglu", _reference("geglu")),
+    "geglu": ("ray_cluster.engine.packed_weights", "geglu", _reference("geglu")),
     "sampler_update": (
         "ray_cluster.engine.mixed_step",
         "sampler_update",

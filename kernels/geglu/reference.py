@@ -9,22 +9,22 @@ from ray_cluster.kernels.matrices import check_matrix
 
 
 def geglu(x: Tensor) -> Tensor:
-    """Return the first half of every row, times the exact GELU of the second.
+    """Multiply the first half of every row by the exact GELU of the second, in place.
 
-    What diffusers' ``GEGLU`` module does after its projection.
+    What diffusers' ``GEGLU`` module does after its projection, without memory for the result.
 
     Args:
-        x: ``[N, 2C]``, hidden and gate beside each other; contiguous.
+        x: ``[N, 2C]``, hidden and gate beside each other; contiguous. Hidden is overwritten.
 
     Returns:
-        ``[N, C]`` in the dtype of ``x``.
+        ``[N, C]``, the first half of ``x``: its rows are as far apart as those of ``x``.
 
     Raises:
         ValueError: ``x`` is no contiguous matrix, or its number of columns is odd.
     """
     check_halves(x)
     hidden, gate = x.chunk(2, dim=-1)
-    return F.gelu(gate).mul_(hidden)
+    return hidden.mul_(F.gelu(gate))
 
 
 def check_halves(x: Tensor) -> None:

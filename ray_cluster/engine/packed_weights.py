@@ -16,14 +16,18 @@ order. Layers whose weights are elsewhere until they run (``offload``) are calle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
+from ray_cluster.kernels.geglu.op import geglu
+
 Layer = Callable[[Tensor], Tensor]
+GeluFormula = Literal["none", "tanh"]
+"""Of PyTorch's ``gelu``: exact, or with the hyperbolic tangent."""
 
 
 class Convolution(Protocol):
@@ -65,13 +69,41 @@ def packed_linear(*layers: nn.Module) -> Layer:
     """
     if any(_is_offloaded(layer) for layer in layers):
         return _CalledLinear(layers)
-    weight = torch.cat([_weight(layer).detach().flatten(1) for layer in layers])
-    bias = _joint_bias(layers)
-    for layer in layers:
-        _drop_weight(layer)
+    weight, bias = _taken(layers)
     if can_pack(weight):
         return _PackedLinear(weight, bias)
     return lambda rows: F.linear(rows, weight, bias)
+
+
+def packed_gelu(layer: nn.Module, formula: GeluFormula) -> Layer:
+    """Return a linear layer over rows and the GELU of its outputs; its weights are taken over."""
+    if _is_offloaded(layer) or not can_pack(_weight(layer)):
+        linear = packed_linear(layer)
+        return lambda rows: _gelu_(linear(rows), formula)
+    return _PackedLinear(*_taken([layer]), gelu=formula)
+
+
+def packed_geglu(layer: nn.Module) -> Layer:
+    """Return a linear layer over rows, the one half of whose outputs gates the other (GEGLU).
+
+    On a CPU the halves are two products: GELU and gating take place while outputs are in the
+    registers still. All ways need as much memory. The layer's weights are taken over.
+    """
+    if _is_offloaded(layer) or _weight(layer).device.type != "cpu":
+        linear = packed_linear(layer)
+        return lambda rows: geglu(linear(rows))
+    weight, bias = _taken([layer])
+    (hidden, gate), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
+    if can_pack(weight):
+        packed = _PackedLinear(hidden, biases[0])
+        gelu = _PackedLinear(gate, biases[1], gelu="none")
+        return lambda rows: packed.times(rows, gelu(rows))
+
+    def by_halves(rows: Tensor) -> Tensor:
+        gelu = _gelu_(F.linear(rows, gate, biases[1]), "none")
+        return F.linear(rows, hidden, biases[0]).mul_(gelu)
+
+    return by_halves
 
 
 def packed_conv(layer: nn.Conv2d) -> Convolution:
@@ -101,13 +133,24 @@ class _CalledLinear:
 
 
 class _PackedLinear:
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, gelu: GeluFormula | None = None
+    ) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        self._bias = bias
+        self._bias = None if bias is None else bias.contiguous()
+        self._then: tuple[str, list[float], str] = (
+            ("none", [], "") if gelu is None else ("gelu", [], gelu)
+        )
         self._run = torch.ops.mkldnn._linear_pointwise.default
+        self._run_binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, rows: Tensor) -> Tensor:
-        result: Tensor = self._run(rows, self._weight, self._bias, "none", [], "")
+        result: Tensor = self._run(rows, self._weight, self._bias, *self._then)
+        return result
+
+    def times(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Return its outputs times others, ``[N, D]``."""
+        result: Tensor = self._run_binary(rows, others, self._weight, self._bias, "mul")
         return result
 
 
@@ -160,6 +203,20 @@ class _PackedConv:
             images, self._weight, self._bias, padding, *self._settings, "none", [], ""
         )
         return result
+
+
+def _gelu_(rows: Tensor, formula: GeluFormula) -> Tensor:
+    result: Tensor = torch.ops.aten.gelu_(rows, approximate=formula)
+    return result
+
+
+def _taken(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
+    """Return the weights and biases of layers one below the other; the layers lose theirs."""
+    weight = torch.cat([_weight(layer).detach().flatten(1) for layer in layers])
+    bias = _joint_bias(layers)
+    for layer in layers:
+        _drop_weight(layer)
+    return weight, bias
 
 
 def _is_offloaded(layer: nn.Module) -> bool:

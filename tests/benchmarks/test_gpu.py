@@ -24,6 +24,7 @@ from benchmarks.gpu.report import has_failed, notes
 from benchmarks.gpu.settings import WEIGHTS, Settings, tiny_settings
 from benchmarks.gpu.steps import COMPILED, EAGER, OURS, measure_compiled
 from benchmarks.gpu.subject import Contest, executor_of
+from ray_cluster.engine import packed_weights
 from ray_cluster.engine.unet import parts as unet_parts
 from ray_cluster.profiles.files import load_profile
 
@@ -226,12 +227,12 @@ def test_what_there_is_no_time_for_is_left_out_and_told(settings: Settings) -> N
 def test_broken_ops_are_replaced_by_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray_cluster.kernels.geglu import reference
 
-    monkeypatch.setattr(unet_parts, "geglu", None)
+    monkeypatch.setattr(packed_weights, "geglu", None)
     monkeypatch.setattr(unet_parts, "has_row_norm", lambda _norm: True)
     assert parts.replace_broken(["geglu", "group_norm_silu", "row_gather"]) == [
         *("geglu", "group_norm_silu")
     ]
-    assert unet_parts.geglu is reference.geglu
+    assert packed_weights.geglu is reference.geglu
     assert not unet_parts.has_row_norm(None)
 
 

@@ -128,7 +128,11 @@ def test_the_bytes_of_a_step_grow_linearly_with_the_rows(zoo: Zoo, name: str) ->
     two, four, ten = (step_bytes(config, (16, 16), rows) for rows in (2, 4, 10))
     assert ten == pytest.approx(four + 3 * (four - two), rel=0.02)
     assert four > 1.5 * two
-    assert step_bytes(config, (64, 64), 2) > 3 * step_bytes(config, (32, 32), 2)
+    # and with the pixels
+    small, middle, large = (step_bytes(config, (side, side), 2) for side in (32, 64, 96))
+    assert (large - middle) / (96**2 - 64**2) == pytest.approx(
+        (middle - small) / (64**2 - 32**2), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])

@@ -35,16 +35,17 @@ class Ops:
         What it allocates is NaN at first, so an element that it does not write is seen.
         """
         function = self.function(op, name)
-        args, kwargs = self._placed(args), {key: self._placed(x) for key, x in kwargs.items()}
         with _poisoned() as buffers:
+            args, kwargs = self._placed(args), {key: self._placed(x) for key, x in kwargs.items()}
             found = function(*args, **kwargs)
         for buffer in buffers:
             poison = torch.full_like(buffer, _poison(buffer.dtype))
             for part in (slice(_GUARD), slice(-_GUARD, None)):
                 guard, expected = (one[part].cpu() for one in (buffer, poison))
                 assert torch.equal(guard.nan_to_num(7.0), expected.nan_to_num(7.0)), part
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, Tensor)}
         for result in found if isinstance(found, tuple) else [found]:
-            assert result.is_contiguous()
+            assert result.is_contiguous() or result.untyped_storage().data_ptr() in given
         return found
 
     def function(self, op: str, name: str) -> Any:
@@ -64,7 +65,7 @@ def guarded(value: Tensor) -> Tensor:
     """A copy between NaN (or what is no row's number), so that reading beyond it is seen."""
     if value.dtype == torch.bool:
         return value
-    return _buffer(value.shape, value.dtype, value.device)[1].copy_(value)
+    return torch.empty(value.shape, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _buffer(

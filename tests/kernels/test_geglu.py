@@ -54,6 +54,17 @@ def test_far_values_neither_overflow_nor_become_nan(ops: Ops) -> None:
         assert ops("geglu", "geglu", x.to(dtype)).tolist() == [[60000.0, 0.0]] or dtype.itemsize > 2
 
 
+def test_hidden_is_overwritten_and_the_gate_is_not(ops: Ops) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(33, 2 * 63).to(ops.device)
+    hidden, gate = x.clone().chunk(2, dim=1)
+    found = ops.function("geglu", "geglu")(x)
+    assert found.data_ptr() == x.data_ptr()
+    assert found.stride() == x.stride()
+    assert torch.equal(x[:, 63:], gate)
+    assert not torch.equal(x[:, :63], hidden)
+
+
 def test_an_odd_number_of_columns_is_refused(ops: Ops) -> None:
     with pytest.raises(ValueError, match="even number of columns, given 3"):
         ops("geglu", "geglu", torch.zeros(2, 3))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ray_cluster.engine.active import OtherTokens
@@ -18,7 +17,7 @@ from ray_cluster.engine.dit.active import Matrix
 from ray_cluster.engine.dit.attention import Attend
 from ray_cluster.engine.dit.packing import Packing
 from ray_cluster.engine.dit.rotary import Rotary
-from ray_cluster.engine.packed_weights import packed_linear
+from ray_cluster.engine.packed_weights import packed_gelu, packed_linear
 from ray_cluster.engine.spans import Spans
 
 
@@ -117,10 +116,10 @@ class FeedForward:
 
     def __init__(self, feed_forward: Any) -> None:
         first, _, second = feed_forward.net
-        self._first, self._second = packed_linear(first.proj), packed_linear(second)
+        self._first, self._second = packed_gelu(first.proj, "tanh"), packed_linear(second)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._second(F.gelu(self._first(rows), approximate="tanh"))
+        return self._second(self._first(rows))
 
 
 class LastNorm:

@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine.packed_weights import packed_conv, packed_linear
+from ray_cluster.engine.packed_weights import packed_conv, packed_geglu, packed_linear
 from ray_cluster.engine.token_layout import Segment
 from ray_cluster.engine.unet.grids import Grid, Move, PatchGrid, as_rows
 from ray_cluster.engine.unet.halo import Reach, Size
 from ray_cluster.kernels.by_device import has_triton
-from ray_cluster.kernels.geglu.op import geglu
 from ray_cluster.kernels.group_norm_silu.op import group_norm_silu
 
 
@@ -184,10 +183,10 @@ class FeedForward:
 
     def __init__(self, feed_forward: Any) -> None:
         gated, _, output = feed_forward.net
-        self._gated, self._output = packed_linear(gated.proj), packed_linear(output)
+        self._gated, self._output = packed_geglu(gated.proj), packed_linear(output)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._output(geglu(self._gated(rows)))
+        return self._output(self._gated(rows))
 
 
 class TransformerLayer:
