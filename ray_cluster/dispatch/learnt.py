@@ -33,7 +33,8 @@ class Learnt:
 
     def error(self, model: str, *, is_followed: bool) -> PredictionError:
         """Return how far off predictions of a kind were."""
-        return self._errors.get((model, is_followed), PredictionError())
+        assumed = PredictionError.assumed(is_followed=is_followed)
+        return self._errors.get((model, is_followed), assumed)
 
     def num_ended(self, model: str, *, is_followed: bool) -> int:
         """Return how many ends there were of what was predicted so."""
