@@ -20,7 +20,7 @@ from functools import cache
 from itertools import islice, repeat
 
 from ray_cluster.policies.forecast import Scene, forecast_s
-from ray_cluster.policies.lateness import Outlook, ends_of_group_s, minds, outlook_of
+from ray_cluster.policies.lateness import Outlook, alone_s, ends_of_group_s, minds, outlook_of
 from ray_cluster.policies.load import load_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.preemption import Exchange
@@ -83,10 +83,12 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
 
     fewest = with_less(most)[1]
     if fewest.late_s > 0 and any(one.when_late == "refuse" for one in group):
+        too_long_s = alone_s(with_less(most)[0], queue)
         return Offer(
             accepted=False,
+            predicted_s=too_long_s or 0.0,
             reason="too_late",
-            retry_after_s=fewest.late_s,
+            retry_after_s=fewest.late_s if too_long_s is None else math.inf,
             is_followed=fewest.is_followed,
             bearable=fewest.bearable,
         )

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ray_cluster.policies.forecast import Scene, forecast_s
-from ray_cluster.policies.load import amounts_of, load_of
+from ray_cluster.policies.load import Amounts, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.prediction import Floats, LineEnds, ends_s
 from ray_cluster.policies.prediction_error import LEAST_ALLOWANCE
@@ -157,11 +157,29 @@ def _bearable(ends_s: Floats, slacks_s: Floats) -> float:
 def ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     """Seconds until each of the group is done, [N], if all of them come to the last one's place."""
     last = max(group, key=queue_key)
+    return _ends_behind_s(group, last, amounts_of(queue.ahead_of(last)), queue)
+
+
+def alone_s(group: Sequence[RequestView], queue: QueueView) -> float | None:
+    """Return the seconds that a group takes with nothing else there, where that is too long.
+
+    Returns:
+        None if everybody who minds being late would be in time then.
+    """
+    last = max(group, key=queue_key)
+    ends_s = _ends_behind_s(group, last, np.zeros_like(amounts_of(load_of(last))), queue)
+    slacks_s = np.array([one.deadline_s - one.arrival_s for one in group])
+    is_minding = np.array([minds(one) for one in group])
+    return float(ends_s.max()) if (ends_s > slacks_s)[is_minding].any() else None
+
+
+def _ends_behind_s(
+    group: Sequence[RequestView], last: RequestView, ahead: Amounts, queue: QueueView
+) -> Floats:
     pool = queue.pool(last.model)
     if pool is None:
         raise ValueError(f"there is no replica of {last.model} to predict from")
     own = np.array([amounts_of(load_of(one)) for one in group]).T
-    ahead = amounts_of(queue.ahead_of(last))
     if len(group) > 1:
         ahead = ahead + own.sum(axis=1) - amounts_of(load_of(last))
     return ends_s(own, ahead, pool)

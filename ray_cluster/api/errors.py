@@ -190,7 +190,21 @@ def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable
             code="invalid_value",
             param="n",
         )
+    if offer.reason == "too_late" and math.isinf(offer.retry_after_s):
+        return _too_long(offer.predicted_s)
     return _come_back(offer)
+
+
+def _too_long(takes_s: float) -> ApiError:
+    """Return the error for a group that misses its deadline with nothing else there."""
+    return ApiError(
+        HTTPStatus.BAD_REQUEST,
+        f"This takes about {takes_s:.3g} s with nothing else to do, more than 'slo_s' allows, and "
+        "'when_late' is 'refuse'. Allow more seconds, ask for fewer steps, smaller or fewer "
+        "images, or send 'when_late': 'accept'.",
+        code="deadline_too_short",
+        param="slo_s",
+    )
 
 
 def _come_back(offer: Offer) -> ApiError:

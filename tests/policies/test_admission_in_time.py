@@ -1,5 +1,6 @@
 """Who would be late, or make others late, is let in only where nobody minds."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,26 @@ def test_predictions_are_stretched_by_how_wrong_they_were() -> None:
     assert admit([request], queue_of()).accepted
     refused = admit([request], replace(queue_of(), stretch=1.2))
     assert refused.retry_after_s == pytest.approx(1.2 * 11.0 - 12.0)
+
+
+def test_who_would_be_late_alone_is_told_that_no_wait_helps() -> None:
+    # 1.1 s a step, and 0.1 more for each further one of the batch
+    busy = queue_of(num_waiting=4, num_in_progress=2)
+    short = strict(request_view("new"), deadline_s=10.9)
+    for queue in (queue_of(), busy):
+        offer = admit([short], queue)
+        assert (offer.reason, offer.retry_after_s) == ("too_late", math.inf)
+        assert offer.predicted_s == pytest.approx(11.0)
+    # with time for it, or with fewer steps, it is a matter of waiting
+    assert admit([replace(short, deadline_s=11.1)], busy).retry_after_s < math.inf
+    assert admit([replace(short, fewest_steps=9)], busy).retry_after_s < math.inf
+    # those of the same group are not waited for either
+    group = [strict(request_view(name), deadline_s=11.1) for name in ("a", "b")]
+    assert admit(group, queue_of()).retry_after_s == math.inf
+    # who minds nothing may take any time
+    patient = request_view("patient", deadline_s=1.0)
+    both = [strict(request_view("strict"), deadline_s=300.0), patient]
+    assert admit(both, queue_of()).accepted
 
 
 def test_nobody_is_let_in_who_would_make_late_who_waits() -> None:
