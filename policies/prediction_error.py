@@ -12,9 +12,6 @@ WINDOW = 256
 PROMISE_QUANTILE = 0.5
 # what is assumed before anything was seen, and for how many completions that counts
 PRIOR_RATIO = 1.25
-# the same where everybody there was followed step by step; never less: steps are not all alike, and
-# progress is told now and then
-LEAST_ALLOWANCE = 1.1
 _PRIOR_COUNT = 16
 # completions by which it is judged what would have become of a request before them
 RECENT = 8
@@ -29,14 +26,8 @@ class PredictionError:
         ordered: the same by size.
     """
 
-    ratios: tuple[float, ...]
-    ordered: tuple[float, ...]
-
-    @classmethod
-    def assumed(cls, *, is_followed: bool) -> PredictionError:
-        """Return what is assumed before anything was seen of predictions of a kind."""
-        ratios = (LEAST_ALLOWANCE if is_followed else PRIOR_RATIO,) * _PRIOR_COUNT
-        return cls(ratios, ratios)
+    ratios: tuple[float, ...] = (PRIOR_RATIO,) * _PRIOR_COUNT
+    ordered: tuple[float, ...] = (PRIOR_RATIO,) * _PRIOR_COUNT
 
     @property
     def allowance(self) -> float:

@@ -33,8 +33,7 @@ class Learnt:
 
     def error(self, model: str, *, is_followed: bool) -> PredictionError:
         """Return how far off predictions of a kind were."""
-        assumed = PredictionError.assumed(is_followed=is_followed)
-        return self._errors.get((model, is_followed), assumed)
+        return self._errors.get((model, is_followed), PredictionError())
 
     def num_ended(self, model: str, *, is_followed: bool) -> int:
         """Return how many ends there were of what was predicted so."""

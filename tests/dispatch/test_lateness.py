@@ -6,7 +6,7 @@ import pytest
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.prediction_error import LEAST_ALLOWANCE, WINDOW
+from ray_cluster.policies.prediction_error import PRIOR_RATIO, WINDOW
 from tests.fakes import finished, image_request, poll_of, registration
 
 
@@ -29,12 +29,12 @@ def test_what_minds_being_late_is_refused_and_nothing_of_it_stays(core: Dispatch
     alone_s = core.offer([image_request("probe")], 0.0).predicted_s
     core.abort(["probe"])
     # due as early as the other one, so that it need not give way
-    core.offer([image_request("a", slo_s=LEAST_ALLOWANCE * alone_s)], 0.0)
+    core.offer([image_request("a", slo_s=PRIOR_RATIO * alone_s)], 0.0)
     (lease,) = core.poll(poll_of(num_free=1), 0.0).leases
-    strict = image_request("b", when_late="refuse", slo_s=LEAST_ALLOWANCE * alone_s)
+    strict = image_request("b", when_late="refuse", slo_s=PRIOR_RATIO * alone_s)
     offer = core.offer([strict], 0.0)
     assert (offer.accepted, offer.reason) == (False, "too_late")
-    assert offer.retry_after_s == pytest.approx(LEAST_ALLOWANCE * alone_s, rel=0.01)
+    assert offer.retry_after_s == pytest.approx(PRIOR_RATIO * alone_s, rel=0.01)
     assert core.num_waiting == 0
     # the same request is let in once the other is done
     core.report("r", [finished(lease)], 1.0)
@@ -62,7 +62,7 @@ def test_a_request_that_may_be_made_with_fewer_steps_is_leased_with_those(
     full_s = core.offer([image_request("a")], 0.0).predicted_s
     core.abort(["a"])
     willing = image_request(
-        "b", when_late="refuse", slo_s=0.6 * LEAST_ALLOWANCE * full_s, fewest_steps=3
+        "b", when_late="refuse", slo_s=0.6 * PRIOR_RATIO * full_s, fewest_steps=3
     )
     offer = core.offer([willing], 0.0)
     assert offer.accepted

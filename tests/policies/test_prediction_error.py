@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.prediction_error import (
-    LEAST_ALLOWANCE,
     PRIOR_RATIO,
     PROMISE_QUANTILE,
     WINDOW,
@@ -17,15 +16,14 @@ from ray_cluster.policies.prediction_error import (
 
 
 def after(ratios: list[float]) -> PredictionError:
-    error = PredictionError.assumed(is_followed=False)
+    error = PredictionError()
     for ratio in ratios:
         error = observe_end(error, predicted_s=2.0, took_s=2.0 * ratio)
     return error
 
 
 def test_before_anything_was_seen_predictions_are_stretched() -> None:
-    followed, averaged = (PredictionError.assumed(is_followed=one) for one in (True, False))
-    assert 1 < followed.allowance == LEAST_ALLOWANCE < averaged.allowance == PRIOR_RATIO
+    assert PredictionError().allowance == PRIOR_RATIO > 1
 
 
 @given(st.lists(st.floats(0.1, 9), max_size=2 * WINDOW))
@@ -40,7 +38,6 @@ def test_the_allowance_is_the_quantile_of_the_latest_ratios(ratios: list[float])
 
 
 def test_what_is_no_duration_says_nothing() -> None:
-    error = after([2.0])
-    assert observe_end(error, predicted_s=0.0, took_s=1.0) == error
-    assert observe_end(error, predicted_s=1.0, took_s=0.0) == error
+    assert observe_end(PredictionError(), predicted_s=0.0, took_s=1.0) == PredictionError()
+    assert observe_end(PredictionError(), predicted_s=1.0, took_s=0.0) == PredictionError()
     assert math.isfinite(after([1e9]).allowance)

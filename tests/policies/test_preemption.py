@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.forecast import Scene, forecast_s
+from ray_cluster.policies.lateness import LEAST_ALLOWANCE
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.prediction_error import LEAST_ALLOWANCE
 from ray_cluster.policies.preemption import MOST_PREEMPTIONS, exchanges
 from ray_cluster.policies.replica_course import Leased, ReplicaScene
 from ray_cluster.policies.types import Offer, RequestView, StepCost
