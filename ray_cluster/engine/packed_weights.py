@@ -87,7 +87,7 @@ def packed_geglu(layer: nn.Module) -> Layer:
     """Return a linear layer over rows, the one half of whose outputs gates the other (GEGLU).
 
     On a CPU the halves are two products: GELU and gating take place while outputs are in the
-    registers still. All ways need as much memory. The layer's weights are taken over.
+    registers still, in as much memory as the kernel takes. The weights are taken over.
     """
     if _is_offloaded(layer) or _weight(layer).device.type != "cpu":
         linear = packed_linear(layer)
