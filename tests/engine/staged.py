@@ -74,8 +74,9 @@ class StagedModel:
         self.embeds: dict[str, weakref.ref[Tensor]] = {}
         self.final = {one.request_id: run_alone(inner, one) for one in requests}
         self._id_by_embeds: dict[int, str] = {}
-        # one model under several runners, which no process has: tokenizers know only one thread
-        self._tokenizer = threading.Lock()
+        # one model under several runners, which no process has: tokenizers and what executors keep
+        # between steps know only one thread
+        self._one_thread = threading.Lock()
         self.device = inner.executor.device
         self.latent_shape = inner.executor.latent_shape
         self.num_levels = inner.executor.num_levels
@@ -106,7 +107,7 @@ class StagedModel:
     def encode(self, requests: Sequence[ImageRequest]) -> Any:
         ids = [one.request_id for one in requests]
         self._enter("encode", ids)
-        with self._tokenizer:
+        with self._one_thread:
             conditionings = self.inner.encoder.encode(requests)
         for index, key in enumerate(ids):
             embeds = conditionings[index].prompt_embeds.clone()
@@ -118,7 +119,8 @@ class StagedModel:
         return conditionings
 
     def prepare(self, conditioning: Any) -> Any:
-        prepared = self.inner.executor.prepare(conditioning)
+        with self._one_thread:
+            prepared = self.inner.executor.prepare(conditioning)
         name = self._id_by_embeds.get(id(conditioning.prompt_embeds), "?")
         self._id_by_prepared[id(prepared)] = name
         return prepared
@@ -126,11 +128,13 @@ class StagedModel:
     def encode_half(self, batch: Any) -> Any:
         ids = [self._id_by_prepared[id(one)] for one in batch.prepared]
         self._enter("denoise", ids)
-        return ids, self.inner.executor.encode_half(batch)
+        with self._one_thread:
+            return ids, self.inner.executor.encode_half(batch)
 
     def decode_half(self, encoded: Any, residuals: Any = None) -> Tensor:
         ids, half = encoded
-        output = self.inner.executor.decode_half(half, residuals)
+        with self._one_thread:
+            output = self.inner.executor.decode_half(half, residuals)
         if self.nan_in.get("denoise") in ids:
             images = output.split(half.batch.layout.request_tokens)
             images[ids.index(self.nan_in["denoise"])][:] = float("nan")
