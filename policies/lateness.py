@@ -162,14 +162,19 @@ def ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     return _ends_behind_s(group, last, amounts_of(queue.ahead_of(last)), queue)
 
 
-def alone_s(group: Sequence[RequestView], queue: QueueView) -> float | None:
-    """Return the seconds that a group takes with nothing else there, where that is too long.
+def alone_s(group: Sequence[RequestView], queue: QueueView, *, is_followed: bool) -> float | None:
+    """Return the seconds that a group needs with nothing else there, where that is too long.
+
+    Args:
+        is_followed: whether all that is there would be followed then, so that the prediction is
+            stretched by :data:`LEAST_ALLOWANCE` at the least.
 
     Returns:
         None if everybody who minds being late would be in time then.
     """
     last = max(group, key=queue_key)
     ends_s = _ends_behind_s(group, last, np.zeros_like(amounts_of(load_of(last))), queue)
+    ends_s = ends_s * (LEAST_ALLOWANCE if is_followed else 1.0)
     slacks_s = np.array([one.deadline_s - one.arrival_s for one in group])
     is_minding = np.array([minds(one) for one in group])
     return float(ends_s.max()) if (ends_s > slacks_s)[is_minding].any() else None

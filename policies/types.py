@@ -136,7 +136,8 @@ class Offer:
     Attributes:
         accepted: whether all of them are queued now.
         predicted_s: seconds from now until the last of them is predicted to be done; of what never
-            will be accepted because it is ``too_late``, those that it takes with nothing else.
+            will be accepted because it is ``too_late``, those that it can be promised in with
+            nothing else there.
         retry_after_s: seconds after which the same offer is predicted to be accepted; 0 when
             nothing is known of that (the HTTP layer waits at least a second), infinity when it
             never will be.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Literal
 
@@ -20,8 +20,7 @@ from ray_cluster.errors import (
     RayClusterError,
     Unavailable,
 )
-from ray_cluster.policies.types import Offer
-from ray_cluster.requests import Failure, ImageRequest
+from ray_cluster.requests import Failure
 
 # nothing predicts how long a model loads or a dispatcher restarts; shorter than either, so that
 # a client that comes back loses little
@@ -78,7 +77,7 @@ class ApiError(RayClusterError):
         """Retry advice and what else the status demands."""
         headers = {"x-should-retry": "false", **self.extra_headers}
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(_whole_seconds(self.retry_after_s))
+            headers["Retry-After"] = str(whole_seconds(self.retry_after_s))
             if self.retry == "self":
                 headers["x-should-retry"] = "true"
         return headers
@@ -99,7 +98,8 @@ class ApiError(RayClusterError):
         )
 
 
-def _whole_seconds(wait_s: float) -> int:
+def whole_seconds(wait_s: float) -> int:
+    """Return a wait as the header ``Retry-After`` writes it: at least one, rounded up."""
     return max(1, math.ceil(wait_s if math.isfinite(wait_s) else DEFAULT_RETRY_AFTER_S))
 
 
@@ -145,88 +145,6 @@ def from_unavailable(error: Unavailable) -> ApiError:
         "The dispatcher does not answer (it is starting or restarting); try again.",
         code="dispatcher_unavailable",
         retry_after_s=DEFAULT_RETRY_AFTER_S,
-    )
-
-
-def from_refusal(offer: Offer, requests: Sequence[ImageRequest], known: Iterable[str]) -> ApiError:
-    """Return the error for a group that the dispatcher did not admit."""
-    model = requests[0].model
-    if offer.reason == "unknown_model":
-        return model_not_found(model, known)
-    if offer.reason == "model_not_ready":
-        return model_not_ready(model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S)
-    if offer.reason == "closing":
-        return ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "The service is stopping and takes no more requests. Try again once it is back.",
-            code="shutting_down",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
-        )
-    if offer.reason == "too_many_jobs":
-        return ApiError(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            "You have as many open jobs as this service keeps for one client. Wait for some of "
-            "them to end, or cancel some.",
-            code="too_many_jobs",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
-            retry="asked",
-        )
-    if offer.reason == "client_limit":
-        wait_s = _whole_seconds(offer.retry_after_s)
-        return ApiError(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            f"This call asks for {len(requests)} images on top of those that you have in flight; "
-            f"together, this service makes at most {offer.limit} for one client "
-            "(limits.max_attached_images_per_client). Some of yours should be done in "
-            f"{wait_s} s. Try again then, or make jobs of them (POST /v1/jobs).",
-            code="too_many_images_in_flight",
-            retry_after_s=wait_s,
-        )
-    if offer.reason == "never_fits":
-        return ApiError(
-            HTTPStatus.BAD_REQUEST,
-            f"The parameter 'n' is {len(requests)}, more than the service's whole queue holds. "
-            "Make several calls with fewer images.",
-            code="invalid_value",
-            param="n",
-        )
-    if offer.reason == "too_late" and math.isinf(offer.retry_after_s):
-        return _too_long(offer.predicted_s)
-    return _come_back(offer)
-
-
-def _too_long(takes_s: float) -> ApiError:
-    """Return the error for a group that misses its deadline with nothing else there."""
-    return ApiError(
-        HTTPStatus.BAD_REQUEST,
-        f"This takes about {takes_s:.3g} s with nothing else to do, more than 'slo_s' allows, and "
-        "'when_late' is 'refuse'. Allow more seconds, ask for fewer steps, smaller or fewer "
-        "images, or send 'when_late': 'accept'.",
-        code="deadline_too_short",
-        param="slo_s",
-    )
-
-
-def _come_back(offer: Offer) -> ApiError:
-    """Return the error for a group that can be admitted later."""
-    wait_s = _whole_seconds(offer.retry_after_s)
-    if offer.reason == "too_late":
-        return ApiError(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            "This would probably miss its deadline, or make others miss theirs, and "
-            f"'when_late' is 'refuse'. Try again in {wait_s} s, allow more seconds with 'slo_s', "
-            "or send 'when_late': 'accept'.",
-            code="would_be_late",
-            param="when_late",
-            retry_after_s=wait_s,
-            retry="asked",
-        )
-    return ApiError(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"The queue is full; there should be room again in {wait_s} s. "
-        "Try again then, or ask for fewer images.",
-        code="queue_full",
-        retry_after_s=wait_s,
     )
 
 

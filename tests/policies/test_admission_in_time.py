@@ -40,6 +40,20 @@ def test_predictions_are_stretched_by_how_wrong_they_were() -> None:
     assert refused.retry_after_s == pytest.approx(1.2 * 11.0 - 12.0)
 
 
+def test_who_could_never_be_promised_its_deadline_is_told_that_no_wait_helps() -> None:
+    # 11 s alone, and what is followed is stretched by a tenth at the least
+    followed = replace(queue_of(), is_followed=True, replicas=(replica_view(num_free=1),))
+    asked = strict(request_view("new"), deadline_s=12.0)
+    offer = admit([asked], followed)
+    assert (offer.reason, offer.retry_after_s) == ("too_late", math.inf)
+    assert offer.predicted_s == pytest.approx(12.1)
+    # where predictions have been off by more of late, that may get better
+    later = admit([replace(asked, deadline_s=12.2)], replace(followed, stretch=1.2))
+    assert later.reason == "too_late"
+    assert later.retry_after_s == pytest.approx(1.2 * 11.0 - 12.2)
+    assert admit([replace(asked, deadline_s=12.2)], followed).accepted
+
+
 def test_who_would_be_late_alone_is_told_that_no_wait_helps() -> None:
     # 1.1 s a step, and 0.1 more for each further one of the batch
     busy = queue_of(num_waiting=4, num_in_progress=2)
