@@ -29,6 +29,7 @@ from ray_cluster.jobs.records import Job, JobQuery, JobState, JobView
 
 MAX_PAGE = 100
 # others are never looked for: what a URL can hold, not every store can
+_LIST_PARAMETERS = ("state", "limit", "after")
 _JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 
 
@@ -141,6 +142,7 @@ class JobsEndpoint:
         after: Annotated[str | None, Query(max_length=100)] = None,
     ) -> JobList:
         """List jobs, the newest first; `after` is the `last_id` of the page before."""
+        _check_query(request)
         query = JobQuery(client_of(request), state, limit + 1, after)
         # behind what is no job's id there is nothing
         is_empty = after is not None and _JOB_ID.fullmatch(after) is None
@@ -165,6 +167,21 @@ class JobsEndpoint:
 
     def _reply(self, view: JobView, request: Request) -> JobResponse:
         return job_reply(view, url_maker(request), self._clock())
+
+
+def _check_query(request: Request) -> None:
+    """Refuse what would be ignored: parameters that there are not, and all but one of a name."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in _LIST_PARAMETERS or names.count(name) > 1:
+            what = "twice" if name in _LIST_PARAMETERS else "and there is no such parameter here"
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"The parameter {name[:100]!r} is given {what}; give each of "
+                f"{', '.join(_LIST_PARAMETERS)} once or not at all.",
+                code="invalid_value" if name in _LIST_PARAMETERS else "unknown_parameter",
+                param=name[:100],
+            )
 
 
 def _check_id(job_id: str) -> None:

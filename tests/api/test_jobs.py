@@ -261,8 +261,10 @@ async def test_pages(calls: httpx.AsyncClient, replica: Replica) -> None:
     assert rest["has_more"] is False
     none = (await calls.get("/v1/jobs", params={"state": "failed"})).json()
     assert (none["data"], none["first_id"], none["last_id"]) == ([], None, None)
-    for wrong in ({"limit": 0}, {"limit": 101}, {"state": "happy"}):
+    for wrong in ({"limit": 0}, {"limit": 101}, {"state": "happy"}, {"status": "failed"}):
         check_error(await calls.get("/v1/jobs", params=wrong), 400, param=next(iter(wrong)))
+    twice = await calls.get("/v1/jobs?limit=2&limit=3")
+    check_error(twice, 400, param="limit")
 
 
 async def test_jobs_belong_to_their_key(
