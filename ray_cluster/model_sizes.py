@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.errors import ConfigError
+from ray_cluster.reference_models.registry import builtin_folder
 
 # FLUX's pipeline has these numbers, not its transformer's configuration
 _FLUX_PATCH = 2
@@ -37,7 +40,8 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
         vae: the autoencoder's, likewise.
 
     Raises:
-        ConfigError: the pool allows larger images than the model has positions for.
+        ConfigError: the pool's sizes do not suit the model, or it allows larger images than the
+            model has positions for.
     """
     factor = vae_scale_factor(vae)
     multiple = factor * _smallest_side(model)
@@ -54,13 +58,53 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
             f"at most {limit} px; lower max_px"
         )
     largest = 2 * max(width, height)
-    return ModelSizes(
+    found = ModelSizes(
         multiple_px=multiple,
         min_px=pool.min_px or multiple,
         max_px=pool.max_px or (largest if limit is None else min(largest, limit)),
         default_width_px=width,
         default_height_px=height,
     )
+    _check(pool, found)
+    return found
+
+
+def local_sizes(pool: PoolConfig) -> ModelSizes | None:
+    """Return the sizes of a pool whose model is built in or in a folder of this machine.
+
+    Returns:
+        None where its configurations cannot be read: loading it says what is wrong.
+
+    Raises:
+        ConfigError: as :func:`model_sizes`.
+    """
+    folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
+    denoiser = "transformer" if (folder / "transformer").is_dir() else "unet"
+    try:
+        model, vae = (
+            json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
+            for part in (denoiser, "vae")
+        )
+        return model_sizes(pool, model, vae)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        # not downloaded yet, or damaged
+        return None
+
+
+def _check(pool: PoolConfig, sizes: ModelSizes) -> None:
+    sides = {
+        "default width": sizes.default_width_px,
+        "default height": sizes.default_height_px,
+        "min_px": sizes.min_px,
+        "max_px": sizes.max_px,
+    }
+    for name, side in sides.items():
+        if side % sizes.multiple_px or not sizes.min_px <= side <= sizes.max_px:
+            raise ConfigError(
+                f"pool {pool.name}: {name} is {side}; sides of this model are multiples of "
+                f"{sizes.multiple_px} from {sizes.min_px} to {sizes.max_px}; "
+                "change defaults.size, min_px or max_px"
+            )
 
 
 def patch_size(transformer: Mapping[str, Any]) -> int:

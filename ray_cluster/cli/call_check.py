@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ray_cluster.api.resolve import resolve
@@ -13,12 +11,12 @@ from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.validate import validate
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.model_sizes import ModelSizes, model_sizes
-from ray_cluster.reference_models.registry import BUILTIN_MODELS, builtin_folder
+from ray_cluster.model_sizes import ModelSizes, local_sizes
+from ray_cluster.reference_models.registry import BUILTIN_MODELS
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile, SamplerName
 
 _SAMPLERS: tuple[SamplerName, ...] = (*SAMPLER_NAMES, *FLOW_SAMPLER_NAMES)
-# where nothing is known before the model is downloaded, every size passes
+# where nothing is known before the model is downloaded, or it is damaged, every size passes
 _ANY_SIZE = ModelSizes(1, 1, 1 << 30, 1, 1)
 
 
@@ -96,7 +94,7 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
 
 def _profile(pool: PoolConfig) -> ModelProfile:
     """Return what the model accepts, or a little more where only its libraries can tell."""
-    sizes = _sizes(pool)
+    sizes = local_sizes(pool) or _ANY_SIZE
     defaults = pool.defaults
     return ModelProfile(
         model=pool.model_name,
@@ -113,17 +111,3 @@ def _profile(pool: PoolConfig) -> ModelProfile:
         max_prompt_tokens=0,
         created_s=0,
     )
-
-
-def _sizes(pool: PoolConfig) -> ModelSizes:
-    folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
-    denoiser = "transformer" if (folder / "transformer").is_dir() else "unet"
-    try:
-        model, vae = (
-            json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
-            for part in (denoiser, "vae")
-        )
-        return model_sizes(pool, model, vae)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        # not downloaded yet, or damaged: loading it says what is wrong
-        return _ANY_SIZE

@@ -21,6 +21,7 @@ def config(
 ) -> None:
     """Check a configuration, and write it with all defaults filled in; nothing is started.
 
+    Sizes are checked against models that are built in or in folders of this machine.
     API keys are not shown. Leaves with code 1 when something is wrong with it.
 
     [bold]Examples[/bold]
@@ -34,10 +35,14 @@ def config(
     from ray_cluster.cli.output import plain_errors
     from ray_cluster.config import load_config
     from ray_cluster.config_reference import reference
+    from ray_cluster.model_sizes import local_sizes
 
     if with_reference:
         typer.echo(reference(), nl=False)
         return
     with plain_errors():
-        content = load_config(path).model_dump(mode="json")
+        found = load_config(path)
+        for pool in found.pools:
+            local_sizes(pool)
+        content = found.model_dump(mode="json")
     typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)

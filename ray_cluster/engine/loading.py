@@ -209,7 +209,6 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         guidance=kind,
         fewer_steps=step_table(pool),
     )
-    _check_sizes(pool, profile)
     if kind == "none" and profile.default_guidance_scale > 1:
         raise ConfigError(
             f"pool {pool.name}: defaults.guidance_scale is {profile.default_guidance_scale:g}, but "
@@ -229,20 +228,3 @@ def _default_sampler(pool: PoolConfig, tables: SamplerTables, *, is_builtin: boo
             f"allowed: {', '.join(offered)}"
         )
     return given
-
-
-def _check_sizes(pool: PoolConfig, profile: ModelProfile) -> None:
-    multiple = profile.size_multiple_px
-    sides = {
-        "default width": profile.default_width_px,
-        "default height": profile.default_height_px,
-        "min_px": profile.min_px,
-        "max_px": profile.max_px,
-    }
-    for name, side in sides.items():
-        if side % multiple or not profile.min_px <= side <= profile.max_px:
-            raise ConfigError(
-                f"pool {pool.name}: {name} is {side}; sides of this model are multiples of "
-                f"{multiple} from {profile.min_px} to {profile.max_px}; "
-                "change defaults.size, min_px or max_px"
-            )

@@ -46,6 +46,21 @@ def test_a_wrong_key_is_named(cli: Cli, tmp_path: Path) -> None:
     assert "max_bach" in result.output
 
 
+@pytest.mark.parametrize("wrong", ["max_px: 100", "defaults: {size: 60x64}"])
+def test_sizes_that_the_model_would_refuse_at_its_start_are_named(
+    cli: Cli, tmp_path: Path, wrong: str
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(f"pools: [{{name: one, model: shapes-sd, {wrong}}}]")
+    result = cli("config", path)
+    assert result.exit_code != 0
+    assert "pool one" in result.output
+    assert "change defaults.size, min_px or max_px" in " ".join(result.output.split())
+    # a model that is not here may take any size
+    path.write_text(f"pools: [{{name: one, model: somebody/model, {wrong}}}]")
+    assert cli("config", path).exit_code == 0
+
+
 def test_every_key_is_described_where_its_name_does_not_tell() -> None:
     bare = [line for line in reference().splitlines() if line.startswith("| `") and "|  |" in line]
     names = {line.split("`")[1] for line in bare}
