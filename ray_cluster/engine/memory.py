@@ -114,12 +114,18 @@ def _elements(file: Path) -> int:
     return total
 
 
-def step_bytes(config: dict[str, Any], latent_hw: tuple[int, int], rows: int) -> int:
-    """Return the peak bytes of one float32 step with ``rows`` model rows of a latent size."""
+def step_bytes(
+    config: dict[str, Any],
+    latent_hw: tuple[int, int],
+    rows: int,
+    dtype: torch.dtype = torch.float32,
+) -> int:
+    """Return the peak bytes of one step on a CPU with ``rows`` model rows of a latent size."""
     with _fake() as peak:
-        model = model_class(config).from_config(config)
+        with _making(dtype):
+            model = model_class(config).from_config(config)
+            conditioning = _fake_conditioning(config)
         executor = build_executor(model, vae_scale_factor=1, device=_CPU)
-        conditioning = _fake_conditioning(config)
         with peak:
             batch = StepBatch(
                 layout=layout_of((SizeGroup(*latent_hw, 0, rows),), executor.num_levels),
@@ -151,6 +157,17 @@ def decode_bytes(
 def _fake() -> Iterator[PeakBytes]:
     with FakeTensorMode(), torch.inference_mode():
         yield PeakBytes()
+
+
+@contextmanager
+def _making(dtype: torch.dtype) -> Iterator[None]:
+    """Make what is made within in a dtype: fake weights cannot be converted."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _fake_conditioning(config: dict[str, Any]) -> Conditioning:
@@ -186,16 +203,18 @@ def model_need(
     model, vae = (component_config(folder, name) for name in (denoiser_name(folder), "vae"))
     per_request = 2 if guidance_kind(model) == "rows" else 1
     factor = vae_scale_factor(vae)
-    # activations scale with the width of the numbers they are made of
-    share = dtype.itemsize / torch.float32.itemsize
+    # on a CPU norms and attention of half precision are computed in float32; elsewhere activations
+    # scale with the width of the numbers they are made of
+    followed = dtype if device.type == "cpu" else torch.float32
+    share, decode_share = (dtype.itemsize / one.itemsize for one in (followed, torch.float32))
     activation = {}
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
-        one, two = (step_bytes(model, latent_hw, n * per_request) for n in (1, 2))
+        one, two = (share * step_bytes(model, latent_hw, n * per_request, followed) for n in (1, 2))
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
-        fixed = max(0, 2 * one - two) + together * decode_bytes(vae, latent_hw, device)
+        decoding = decode_share * together * decode_bytes(vae, latent_hw, device)
         activation[size] = ActivationCost(
-            fixed_bytes=int(share * fixed), per_row_bytes=int(share * (two - one))
+            fixed_bytes=int(max(0, 2 * one - two) + decoding), per_row_bytes=int(two - one)
         )
     return MemoryNeed(weights_bytes=weight_bytes(folder, dtype), activation_by_size=activation)
 

@@ -108,6 +108,24 @@ def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
 
 
 @pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_a_step_in_half_precision_is_planned_as_what_it_takes_on_a_cpu(
+    zoo: Zoo, name: str, record: Record
+) -> None:
+    """Norms and attention are in float32 there: half of what float32 takes would not do."""
+    config = component_config(zoo.folder(name), "unet")
+    executor = load_model(pool(zoo.folder(name), dtype="bfloat16")).executor
+    for side, rows in ((32, 2), (32, 6)):
+        real = allocator_peak(lambda s=side, n=rows: real_step(executor, config, s, n))
+        planned, full = (
+            step_bytes(config, (side, side), rows, dtype)
+            for dtype in (torch.bfloat16, torch.float32)
+        )
+        record(f"bfloat16 step {name} {side} x{rows}", planned / real - 1)
+        assert abs(planned / real - 1) <= SHARE
+        assert full / 2 < (1 - SHARE) * real
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
 def test_the_planned_bytes_of_decoding_are_those_of_the_allocator(
     zoo: Zoo, name: str, record: Record
 ) -> None:
@@ -202,9 +220,9 @@ def test_caps_of_sizes_that_were_not_planned_are_those_of_the_next_larger() -> N
     assert caps[256, 256] == 3
 
 
-def test_half_the_width_needs_half_the_memory(zoo: Zoo) -> None:
+def test_half_the_width_needs_half_the_memory_of_a_gpu(zoo: Zoo) -> None:
     full, half = (
-        model_need(zoo.folder("sd"), [(64, 64)], dtype, 4)
+        model_need(zoo.folder("sd"), [(64, 64)], dtype, 4, torch.device("cuda"))
         for dtype in (torch.float32, torch.float16)
     )
     assert half.weights_bytes == full.weights_bytes / 2

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.engine.attend import attend
 from ray_cluster.engine.spans import Spans
 
 Attend = Callable[[Tensor, Tensor, Tensor, Spans, Spans], Tensor]
@@ -41,7 +41,7 @@ def attend_by_length(
     for span, theirs in zip(spans, key_spans, strict=True):
         queries = span.of(query).transpose(1, 2)
         keys, values = (theirs.of(rows).transpose(1, 2) for rows in (key, value))
-        images = F.scaled_dot_product_attention(queries, keys, values)
+        images = attend(queries, keys, values)
         attended.append(images.transpose(1, 2).flatten(2).flatten(0, 1))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.engine.attend import attend
 from ray_cluster.engine.packed_weights import packed_conv, packed_geglu, packed_linear
 from ray_cluster.engine.token_layout import Segment
 from ray_cluster.engine.unet.grids import Grid, Move, PatchGrid, as_rows
@@ -169,7 +170,7 @@ class Attention:
         """Return ``[n * L, C]`` of sequences of one length, ``[n, L, C]`` and ``[n, K, 2 * C]``."""
         [query] = self._split(query, 1)
         key, value = self._split(keys_values, 2)
-        attended = F.scaled_dot_product_attention(query, key, value)
+        attended = attend(query, key, value)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _split(self, projected: Tensor, count: int) -> tuple[Tensor, ...]:
