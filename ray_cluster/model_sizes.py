@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ray_cluster.config import PoolConfig
 from ray_cluster.errors import ConfigError
-from ray_cluster.reference_models.registry import builtin_folder
 
 # FLUX's pipeline has these numbers, not its transformer's configuration
 _FLUX_PATCH = 2
@@ -67,28 +64,6 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
     )
     _check(pool, found)
     return found
-
-
-def local_sizes(pool: PoolConfig) -> ModelSizes | None:
-    """Return the sizes of a pool whose model is built in or in a folder of this machine.
-
-    Returns:
-        None where its configurations cannot be read: loading it says what is wrong.
-
-    Raises:
-        ConfigError: as :func:`model_sizes`.
-    """
-    folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
-    denoiser = "transformer" if (folder / "transformer").is_dir() else "unet"
-    try:
-        model, vae = (
-            json.loads((folder / part / "config.json").read_text(encoding="utf-8"))
-            for part in (denoiser, "vae")
-        )
-        return model_sizes(pool, model, vae)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        # not downloaded yet, or damaged
-        return None
 
 
 def _check(pool: PoolConfig, sizes: ModelSizes) -> None:

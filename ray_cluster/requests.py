@@ -26,6 +26,13 @@ FLOW_SAMPLER_NAMES: tuple[FlowSampler, ...] = get_args(FlowSampler)
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 
 
+def noise_samplers(prediction_type: str) -> tuple[NoiseSampler, ...]:
+    """Return those that are defined for a model of a noise schedule, by what it predicts."""
+    if prediction_type == "sample":
+        return tuple(name for name in SAMPLER_NAMES if name != "euler_ancestral")
+    return SAMPLER_NAMES
+
+
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
     """How the finished pixels are coded.

@@ -109,11 +109,16 @@ def from_invalid(error: InvalidRequest) -> ApiError:
 
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
-    """Return the 404 for a model that no pool serves."""
+    """Return the 404 for a model that no pool serves.
+
+    Args:
+        known: those that there are; the first is taken by calls that name none.
+    """
+    first, *others = known
+    allowed = ", ".join([f"{first} (taken where 'model' is left out)", *others])
     return ApiError(
         HTTPStatus.NOT_FOUND,
-        f"The model {model[:100]!r} does not exist; there is {', '.join(sorted(known))}. "
-        "Give one of these, or leave 'model' out for the first.",
+        f"The model {model[:100]!r} does not exist; allowed: {allowed}.",
         code="model_not_found",
         param="model",
     )

@@ -28,8 +28,8 @@ from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.jobs.records import Job, JobQuery, JobState, JobView
 
 MAX_PAGE = 100
-# others are never looked for: what a URL can hold, not every store can
 _LIST_PARAMETERS = ("state", "limit", "after")
+# others are never looked for: what a URL can hold, not every store can
 _JOB_ID = re.compile(r"job-[0-9a-f]{32}")
 
 

@@ -15,9 +15,10 @@ class ModelsEndpoint:
         self._catalog = catalog
 
     async def list(self) -> ModelList:
-        """List the models that a replica has registered."""
+        """List the models that a replica has registered, in the configuration's order."""
         profiles = await self._catalog.refresh()
-        return ModelList(data=[_fields(profile) for profile in profiles.values()])
+        names = [name for name in self._catalog.known if name in profiles]
+        return ModelList(data=[_fields(profiles[name]) for name in names])
 
     async def retrieve(self, model: str) -> ModelCard:
         """Describe one model: 404 for an unknown one, 503 for one that has not registered yet."""

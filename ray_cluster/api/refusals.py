@@ -25,7 +25,7 @@ class _Refusal:
     Attributes:
         offer: the dispatcher's.
         requests: the group.
-        known: models that there are.
+        known: models that there are, the default first.
     """
 
     offer: Offer

@@ -149,8 +149,8 @@ def _sampler(
     sampler = fields.sampler or defaults.sampler or profile.default_sampler
     if sampler not in profile.max_steps_by_sampler:
         raise InvalidRequest(
-            f"The parameter 'sampler' is {sampler!r}, which {profile.model} does not offer; there "
-            f"are {', '.join(profile.max_steps_by_sampler)}.",
+            f"The parameter 'sampler' is {sampler!r}, which {profile.model} does not offer; "
+            f"allowed: {', '.join(profile.max_steps_by_sampler)}.",
             "sampler",
         )
     return sampler

@@ -11,13 +11,13 @@ from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.validate import validate
 from ray_cluster.config import ClusterConfig, PoolConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.model_sizes import ModelSizes, local_sizes
+from ray_cluster.local_models import LocalModel, local_model
+from ray_cluster.model_sizes import ModelSizes
 from ray_cluster.reference_models.registry import BUILTIN_MODELS
-from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile, SamplerName
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile
 
-_SAMPLERS: tuple[SamplerName, ...] = (*SAMPLER_NAMES, *FLOW_SAMPLER_NAMES)
-# where nothing is known before the model is downloaded, or it is damaged, every size passes
-_ANY_SIZE = ModelSizes(1, 1, 1 << 30, 1, 1)
+# where nothing is known before the model is downloaded, or it is damaged, everything passes
+_ANY = LocalModel(ModelSizes(1, 1, 1 << 30, 1, 1), (*SAMPLER_NAMES, *FLOW_SAMPLER_NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
 
 def _profile(pool: PoolConfig) -> ModelProfile:
     """Return what the model accepts, or a little more where only its libraries can tell."""
-    sizes = local_sizes(pool) or _ANY_SIZE
-    defaults = pool.defaults
+    found = local_model(pool) or _ANY
+    sizes, defaults = found.sizes, pool.defaults
     return ModelProfile(
         model=pool.model_name,
         family="",
@@ -106,8 +106,8 @@ def _profile(pool: PoolConfig) -> ModelProfile:
         default_height_px=sizes.default_height_px,
         default_num_steps=defaults.num_inference_steps or 1,
         default_guidance_scale=5.0,
-        default_sampler="dpmpp_2m",
-        max_steps_by_sampler=dict.fromkeys(_SAMPLERS, pool.max_num_inference_steps),
+        default_sampler=found.samplers[0],
+        max_steps_by_sampler=dict.fromkeys(found.samplers, pool.max_num_inference_steps),
         max_prompt_tokens=0,
         created_s=0,
     )

@@ -21,7 +21,7 @@ def config(
 ) -> None:
     """Check a configuration, and write it with all defaults filled in; nothing is started.
 
-    Sizes are checked against models that are built in or in folders of this machine.
+    Sizes and samplers are checked against models that are built in or in folders of this machine.
     API keys are not shown. Leaves with code 1 when something is wrong with it.
 
     [bold]Examples[/bold]
@@ -35,7 +35,7 @@ def config(
     from ray_cluster.cli.output import plain_errors
     from ray_cluster.config import load_config
     from ray_cluster.config_reference import reference
-    from ray_cluster.model_sizes import local_sizes
+    from ray_cluster.local_models import local_model
 
     if with_reference:
         typer.echo(reference(), nl=False)
@@ -43,6 +43,6 @@ def config(
     with plain_errors():
         found = load_config(path)
         for pool in found.pools:
-            local_sizes(pool)
+            local_model(pool)
         content = found.model_dump(mode="json")
     typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)

@@ -11,7 +11,7 @@ from typing import Literal
 from ray_cluster.config import DispatchConfig
 from ray_cluster.dispatch.learnt import Learnt
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
-from ray_cluster.dispatch.tally import Tally
+from ray_cluster.dispatch.tally import CALLERS_OWN, Tally
 from ray_cluster.dispatch.trail import tell, tell_end, tell_refused
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.leases import (
@@ -284,7 +284,7 @@ class Ledger:
 
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
         tell_end(record, outcome)
-        if isinstance(outcome, Completed) or outcome.kind != "aborted":
+        if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.tally.ended(record.view, is_met=is_met)
         if record.holder is None:

@@ -13,6 +13,8 @@ from ray_cluster.policies.types import RequestView
 
 # real over predicted seconds: within 10 % and 25 % stand on both sides of 1
 RATIO_BOUNDS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+# failures that say nothing of the service: their clients called these off, or asked wrongly
+CALLERS_OWN = frozenset({"aborted", "invalid"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Tally:
 
     Attributes:
         met: images that ended by their deadlines, by model and size class; and
-        missed: those that ended later or not at all, but for those that their clients called off.
+        missed: those that ended later or not at all, but for those of ``CALLERS_OWN`` ends.
         made: images made, by model and the fidelity that they got; ``unknown`` where fewer steps
             were allowed than anything is known of.
         ratios: of those that were made, by model.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.errors import ConfigError
+from ray_cluster.local_models import no_such_model
 from ray_cluster.reference_models.registry import builtin_folder
 
 
@@ -25,10 +26,7 @@ def resolve_folder(model: str) -> Path:
             raise ConfigError(f"{folder} is no diffusers folder: it has no model_index.json")
         return folder
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise ConfigError(
-            f"model {model!r} is neither a built-in name, nor a diffusers folder that exists, "
-            "nor a hub id of the form owner/name"
-        )
+        raise no_such_model(model)
     from diffusers import DiffusionPipeline
 
     try:

@@ -33,6 +33,7 @@ from ray_cluster.engine.memory import offload_weights, plan_model_memory
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
+from ray_cluster.local_models import check_sampler
 from ray_cluster.model_sizes import model_sizes
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.reference_models.registry import builtin_sampling
@@ -222,9 +223,5 @@ def _default_sampler(pool: PoolConfig, tables: SamplerTables, *, is_builtin: boo
     if given is None:
         usual: SamplerName = "ddim" if is_builtin else "dpmpp_2m"
         return usual if usual in offered else offered[0]
-    if given not in offered:
-        raise ConfigError(
-            f"pool {pool.name}: defaults.sampler is {given}, which this model does not offer; "
-            f"allowed: {', '.join(offered)}"
-        )
+    check_sampler(pool, offered)
     return given

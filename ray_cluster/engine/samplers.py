@@ -12,7 +12,7 @@ from typing import Any
 from ray_cluster.engine.flow_schedules import FlowModel, flow_match_euler
 from ray_cluster.engine.sampler_schedules import BUILDERS, SamplerTable
 from ray_cluster.errors import InvalidRequest, ModelUnsupported
-from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, SamplerName
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
 # those whose config means the same to the schedulers that the samplers are built from; flow
 # matching and EDM (Playground v2.5) share the keys' names, but not the noise that they describe
@@ -86,9 +86,7 @@ class SamplerTables:
         """The samplers that are defined for what this model predicts."""
         if self._flow is not None:
             return FLOW_SAMPLER_NAMES
-        if self._predicts("sample"):
-            return tuple(name for name in SAMPLER_NAMES if name != "euler_ancestral")
-        return SAMPLER_NAMES
+        return noise_samplers(self._config.get("prediction_type", "epsilon"))
 
     def _predicts(self, kind: str) -> bool:
         return bool(self._config.get("prediction_type", "epsilon") == kind)

@@ -18,7 +18,8 @@ class OpenJob:
         done: images that were finished in an earlier life of the dispatcher, by request id.
 
     Attributes:
-        job: as it was accepted; as it ended, once that is kept.
+        job: as it was accepted, with the attempts of its ended images; as it ended, once that is
+            kept.
         is_cancelled: whether its client has given it up.
         is_void: whether it could not be kept, and so never was.
         kept: set once its end is in the store.
@@ -36,7 +37,6 @@ class OpenJob:
             if request.request_id not in done
         }
         self._error: Failure | None = None
-        self._attempts = job.attempts
 
     @property
     def pending(self) -> list[ImageRequest]:
@@ -51,7 +51,8 @@ class OpenJob:
     def take(self, outcome: Outcome) -> list[str]:
         """Take in how an image ended; return the ids of those that need not be made any more."""
         request = self._pending.pop(outcome.request_id)
-        self._attempts += outcome.attempts
+        # what is seen of it must not fall back when an image is no longer in progress
+        self.job = replace(self.job, attempts=self.job.attempts + outcome.attempts)
         if isinstance(outcome, Completed):
             result = outcome.result
             self._images[request.request_id] = StoredImage(
@@ -67,7 +68,7 @@ class OpenJob:
         A cancelled job whose images were all done before the cancel reached them is completed.
         """
         images = tuple(self._images.get(one.request_id) for one in self.job.requests)
-        job = replace(self.job, finished_s=now_s, attempts=self._attempts)
+        job = replace(self.job, finished_s=now_s)
         if all(image is not None for image in images):
             return replace(job, state="completed", images=images)
         if self.is_cancelled:

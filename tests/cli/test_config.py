@@ -61,6 +61,24 @@ def test_sizes_that_the_model_would_refuse_at_its_start_are_named(
     assert cli("config", path).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        ("model: shapes-sd4", "is neither a built-in name, nor a diffusers folder"),
+        ("model: shapes-sd, defaults: {sampler: flow_match_euler}", "allowed: ddim, euler,"),
+        ("model: shapes-sd3, defaults: {sampler: ddim}", "allowed: flow_match_euler"),
+    ],
+)
+def test_names_that_cannot_be_right_are_refused(
+    cli: Cli, tmp_path: Path, pool: str, message: str
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(f"pools: [{{name: one, {pool}}}]")
+    result = cli("config", path)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+
+
 def test_every_key_is_described_where_its_name_does_not_tell() -> None:
     bare = [line for line in reference().splitlines() if line.startswith("| `") and "|  |" in line]
     names = {line.split("`")[1] for line in bare}

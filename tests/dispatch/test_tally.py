@@ -7,7 +7,9 @@ import pytest
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.tally import RATIO_BOUNDS, Ratios, size_class
+from ray_cluster.leases import Failed
 from ray_cluster.metrics.roles import cell_snapshot
+from ray_cluster.requests import Failure
 from tests.fakes import finished, image_request, poll_of, registration, request_view
 
 
@@ -27,15 +29,19 @@ def test_ratios_stand_in_the_bucket_of_their_bound() -> None:
     assert ratios.total == pytest.approx(101.25)
 
 
-def test_ends_are_counted_and_those_that_were_called_off_are_not() -> None:
+def test_ends_are_counted_but_those_that_clients_called_off_or_brought_about_are_not() -> None:
     core = DispatchCore(config=DispatchConfig(), limits=LimitsConfig(), epoch=1)
     core.register(registration(max_in_flight=4), 0.0)
-    offers = [core.offer([image_request(name, slo_s=5.0)], 0.0) for name in ("a", "b", "c")]
+    offers = [core.offer([image_request(name, slo_s=5.0)], 0.0) for name in ("a", "b", "c", "d")]
     leases = {one.request.request_id: one for one in core.poll(poll_of(num_free=4), 0.0).leases}
     core.report("r", [finished(leases["a"])], 2.0)
     core.report("r", [finished(leases["b"])], 9.0)
     core.abort(["c"])
+    core.report(
+        "r", [Failed("d", leases["d"].fence, Failure("d", "invalid", "long", "encode"))], 9.0
+    )
     cluster = core.snapshot(9.0)
+    assert cluster.totals["invalid"] == 1
     assert sum(cluster.met.values()) == sum(cluster.missed.values()) == 1
     expected = sum(took / one.predicted_s for took, one in zip((2.0, 9.0), offers, strict=False))
     assert cluster.ratios["m"].total == pytest.approx(expected)
