@@ -83,7 +83,7 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
 
     fewest = with_less(most)[1]
     if fewest.late_s > 0 and any(one.when_late == "refuse" for one in group):
-        too_long_s = alone_s(with_less(most)[0], queue, is_followed=fewest.is_followed)
+        too_long_s = alone_s(with_less(most)[0], queue)
         return Offer(
             accepted=False,
             predicted_s=too_long_s or 0.0,

@@ -73,8 +73,8 @@ def outlook_of(group: Sequence[RequestView], queue: QueueView) -> Outlook:
 
 def _outlook_there(group: Sequence[RequestView], scene: Scene, queue: QueueView) -> Outlook:
     """The same where all that is there can be followed; who comes later can be refused then."""
-    known = queue.allowance(group[0].model, is_followed=True)
-    there = _There(group, replace(scene, later=()), max(LEAST_ALLOWANCE, known))
+    allowance = _followed_allowance(group[0].model, queue)
+    there = _There(group, replace(scene, later=()), allowance)
     late_s = there.late_s(there.scene)
     if late_s > 0 and queue.has_preemption:
         for exchange in exchanges(group, there.scene):
@@ -162,22 +162,43 @@ def ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     return _ends_behind_s(group, last, amounts_of(queue.ahead_of(last)), queue)
 
 
-def alone_s(group: Sequence[RequestView], queue: QueueView, *, is_followed: bool) -> float | None:
-    """Return the seconds that a group needs with nothing else there, where that is too long.
+def alone_s(group: Sequence[RequestView], queue: QueueView) -> float | None:
+    """Return the seconds that a group can be promised in with nothing else there, if that is late.
 
-    Args:
-        is_followed: whether all that is there would be followed then, so that the prediction is
-            stretched by :data:`LEAST_ALLOWANCE` at the least.
+    Predictions are stretched as they would be for the group now, so that it is let in by whoever
+    has nothing else to do if, and only if, it has this long.
 
     Returns:
         None if everybody who minds being late would be in time then.
     """
-    last = max(group, key=queue_key)
-    ends_s = _ends_behind_s(group, last, np.zeros_like(amounts_of(load_of(last))), queue)
-    ends_s = ends_s * (LEAST_ALLOWANCE if is_followed else 1.0)
+    ends_s = _ends_alone_s(group, queue)
     slacks_s = np.array([one.deadline_s - one.arrival_s for one in group])
     is_minding = np.array([minds(one) for one in group])
-    return float(ends_s.max()) if (ends_s > slacks_s)[is_minding].any() else None
+    is_late = (ends_s > slacks_s) & is_minding
+    return float(ends_s[is_minding].max()) if is_late.any() else None
+
+
+def _ends_alone_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
+    """Seconds to the end of each of a group with nothing else there, stretched, [N]."""
+    model = group[0].model
+    scene = queue.scene(group, group[0].arrival_s)
+    if scene is None:
+        last = max(group, key=queue_key)
+        ends_s = _ends_behind_s(group, last, np.zeros_like(amounts_of(load_of(last))), queue)
+        return queue.allowance(model, is_followed=False) * ends_s
+    idle = replace(
+        scene,
+        replicas=[replace(one, told_s=0.0, held=(), leased=()) for one in scene.replicas],
+        line=sorted(group, key=queue_key),
+        later=(),
+    )
+    end_by_id = forecast_s(idle)
+    ends_s = np.array([end_by_id[one.request_id] for one in group])
+    return _followed_allowance(model, queue) * ends_s
+
+
+def _followed_allowance(model: str, queue: QueueView) -> float:
+    return max(LEAST_ALLOWANCE, queue.allowance(model, is_followed=True))
 
 
 def _ends_behind_s(

@@ -116,12 +116,19 @@ def _too_late(refusal: _Refusal) -> ApiError:
 def _too_long(needs_s: float) -> ApiError:
     return ApiError(
         HTTPStatus.BAD_REQUEST,
-        f"With nothing else to do this can be promised within {needs_s:.3g} s, more than 'slo_s' "
-        "allows, and 'when_late' is 'refuse'. Allow more seconds, ask for fewer steps, smaller or "
-        "fewer images, or send 'when_late': 'accept'.",
+        f"With nothing else to do this can be promised within {_rounded_up(needs_s)} s, more than "
+        "'slo_s' allows, and 'when_late' is 'refuse'. Allow more seconds, ask for fewer steps, "
+        "smaller or fewer images, or send 'when_late': 'accept'.",
         code="deadline_too_short",
         param="slo_s",
     )
+
+
+def _rounded_up(seconds: float) -> str:
+    """Write a number that is promised with two digits, and never less than it is."""
+    digit = 10.0 ** (math.floor(math.log10(seconds)) - 1) if seconds > 0 else 1.0
+    up = math.ceil(seconds / digit - 1e-9)
+    return f"{up * digit:.10g}"
 
 
 def _queue_full(refusal: _Refusal) -> ApiError:

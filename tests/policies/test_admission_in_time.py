@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies import lateness
 from ray_cluster.policies.admission import admit, predict_s
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import Offer, RequestView
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import BATCH_S, SHARE_S, ListQueue, queue_of
 
@@ -36,22 +36,32 @@ def test_who_minds_being_late_is_refused_until_it_would_be_in_time() -> None:
 def test_predictions_are_stretched_by_how_wrong_they_were() -> None:
     request = strict(request_view("new"), deadline_s=12.0)
     assert admit([request], queue_of()).accepted
-    refused = admit([request], replace(queue_of(), stretch=1.2))
-    assert refused.retry_after_s == pytest.approx(1.2 * 11.0 - 12.0)
+    assert admit([request], replace(queue_of(), stretch=1.2)).reason == "too_late"
+    # beside others it is worth a wait
+    busy = replace(queue_of(num_waiting=4, num_in_progress=2), stretch=1.2)
+    refused = admit([replace(request, deadline_s=14.0)], busy)
+    assert refused.retry_after_s == pytest.approx(1.2 * (SHARE_S + BATCH_S) - 14.0)
 
 
-def test_who_could_never_be_promised_its_deadline_is_told_that_no_wait_helps() -> None:
-    # 11 s alone, and what is followed is stretched by a tenth at the least
-    followed = replace(queue_of(), is_followed=True, replicas=(replica_view(num_free=1),))
-    asked = strict(request_view("new"), deadline_s=12.0)
-    offer = admit([asked], followed)
+@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("stretch", [0.9, 1.0, 1.25])
+@pytest.mark.parametrize("num_held", [0, 2])
+def test_what_is_said_to_be_promised_with_nothing_else_there_is_promised_then(
+    is_followed: bool, stretch: float, num_held: int
+) -> None:
+    idle = replace(queue_of(), replicas=(replica_view(num_free=2),), stretch=stretch)
+    idle = replace(idle, is_followed=is_followed)
+    held = [request_view(f"p{index}") for index in range(num_held)]
+    group = [strict(request_view(name), deadline_s=1.0) for name in ("a", "b")]
+    offer = admit(group, replace(idle, in_progress=held))
     assert (offer.reason, offer.retry_after_s) == ("too_late", math.inf)
-    assert offer.predicted_s == pytest.approx(12.1)
-    # where predictions have been off by more of late, that may get better
-    later = admit([replace(asked, deadline_s=12.2)], replace(followed, stretch=1.2))
-    assert later.reason == "too_late"
-    assert later.retry_after_s == pytest.approx(1.2 * 11.0 - 12.2)
-    assert admit([replace(asked, deadline_s=12.2)], followed).accepted
+
+    def given(share: float) -> Offer:
+        deadline_s = share * offer.predicted_s
+        return admit([replace(one, deadline_s=deadline_s) for one in group], idle)
+
+    assert given(1 + 1e-9).accepted
+    assert given(1 - 1e-9).retry_after_s == math.inf
 
 
 def test_who_would_be_late_alone_is_told_that_no_wait_helps() -> None:
