@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from ray_cluster.config_pools import DefaultsConfig, FidelityConfig, PoolConfig
@@ -26,6 +25,7 @@ from ray_cluster.config_sections import (
     StorageConfig,
 )
 from ray_cluster.errors import ConfigError
+from ray_cluster.yaml_files import read_mapping
 
 __all__ = [
     "API_KEYS_VARIABLE",
@@ -94,24 +94,12 @@ def load_config(
     if source is None or isinstance(source, str | Path):
         path = Path(source) if source is not None else default_config_path()
         where = str(path)
-        source = _read_yaml(path)
+        source = read_mapping(path, "configuration")
     try:
         config = ClusterConfig.model_validate(_with_environment(dict(source)))
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe(error, ClusterConfig)}") from error
     return config.model_copy(update={"storage": config.storage.resolved(Path.cwd())})
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping with 'pools', not {type(content).__name__}")
-    return content
 
 
 def _with_environment(content: dict[str, Any]) -> dict[str, Any]:

@@ -9,16 +9,18 @@ from pydantic import Field, model_validator
 
 from ray_cluster.config_sections import Section
 from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, StepTable
-from ray_cluster.requests import SamplerName
+from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
 
 
 class DefaultsConfig(Section):
     """What a request gets that does not say; null takes the model's own default."""
 
-    size: str | None = Field(None, pattern=r"^\d+x\d+$", description="width x height")
+    size: str | None = Field(
+        None, pattern=r"^[1-9]\d{0,5}x[1-9]\d{0,5}$", description="width x height"
+    )
     num_inference_steps: int | None = Field(None, ge=1)
     guidance_scale: float | None = Field(
-        None, ge=0, description="1 or less for none: half of the work"
+        None, ge=0, le=MAX_GUIDANCE_SCALE, description="1 or less for none: half of the work"
     )
     sampler: SamplerName | None = None
 
@@ -158,5 +160,13 @@ class PoolConfig(Section):
             raise ValueError(
                 f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
                 "raise max_in_flight or lower max_batch"
+            )
+        if self.min_px is not None and self.max_px is not None and self.min_px > self.max_px:
+            raise ValueError(f"min_px {self.min_px} is above max_px {self.max_px}")
+        steps = self.defaults.num_inference_steps
+        if steps is not None and steps > self.max_num_inference_steps:
+            raise ValueError(
+                f"defaults.num_inference_steps {steps} is above max_num_inference_steps "
+                f"{self.max_num_inference_steps}; raise the one or lower the other"
             )
         return self

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ray_cluster.must_be import must_be
 
 
 def describe(error: ValidationError, root: type[BaseModel]) -> str:
@@ -17,20 +20,33 @@ def describe(error: ValidationError, root: type[BaseModel]) -> str:
     """
     rows = []
     items = error.errors(include_url=False)
-    nested = {item["loc"][0] for item in items if len(item["loc"]) > 1}
     for item in items:
-        if item["type"] == "too_short" and item["loc"][0] in nested:
+        place = item["loc"]
+        if item["type"] == "too_short" and any(
+            len(one["loc"]) > len(place) and one["loc"][: len(place)] == place for one in items
+        ):
             # pydantic counts only the valid ones
             continue
-        key = ".".join(str(part) for part in item["loc"])
+        key = ".".join(str(part) for part in place)
         if item["type"] == "extra_forbidden":
             rows.append(f"{key}: {_unknown_key(item['loc'], root)}")
             continue
         given = item.get("input")
-        shown = "" if isinstance(given, dict | list | tuple) else f" (given {given!r})"
-        message = item["msg"].removeprefix("Value error, ")
-        rows.append(f"{message}{shown}" if not item["loc"] else f"{key}: {message}{shown}")
+        shown = "" if isinstance(given, dict | list | tuple) else f" (given {_short(given)})"
+        rows.append(f"{_message(item)}{shown}" if not place else f"{key}: {_message(item)}{shown}")
     return "; ".join(rows)
+
+
+def _message(item: ErrorDetails) -> str:
+    if item["type"] == "missing":
+        return "is missing"
+    allowed = must_be(item)
+    return item["msg"].removeprefix("Value error, ") if allowed is None else f"must be {allowed}"
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _unknown_key(place: Sequence[str | int], root: type[BaseModel]) -> str:

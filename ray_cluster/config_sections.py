@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 
 class Section(BaseModel):
     """A mapping that cannot be changed and in which nothing is unknown."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class HttpConfig(Section):
@@ -30,6 +31,13 @@ class HttpConfig(Section):
         description="who may call, beside the keys in RAY_CLUSTER_API_KEYS (comma-separated); "
         "anybody where there are none",
     )
+
+    @field_validator("api_keys")
+    @classmethod
+    def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if not all(key.get_secret_value().strip() for key in keys):
+            raise ValueError("an API key is empty; nobody could call with it: leave it out")
+        return keys
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +75,13 @@ class RayConfig(Section):
     temp_dir: str | None = Field(
         None, description="folder of Ray's own files; a short path: it holds sockets"
     )
+
+    @field_validator("worker_port_range")
+    @classmethod
+    def _check_range(cls, ports: tuple[int, int] | None) -> tuple[int, int] | None:
+        if ports is not None and not 1024 <= ports[0] <= ports[1] <= 65535:
+            raise ValueError(f"must be two ports from 1024 to 65535, rising; given {list(ports)}")
+        return ports
 
 
 class LimitsConfig(Section):
@@ -137,6 +152,15 @@ class DispatchConfig(Section):
         "whatever their priority",
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> DispatchConfig:
+        if self.poll_s >= self.replica_timeout_s:
+            raise ValueError(
+                f"poll_s {self.poll_s:g} is not below replica_timeout_s "
+                f"{self.replica_timeout_s:g}: every replica would be taken for dead; lower poll_s"
+            )
+        return self
+
 
 class StorageConfig(Section):
     """What outlives processes: jobs and their images, and what is done of images that are not yet
@@ -164,6 +188,19 @@ class StorageConfig(Section):
     max_results_mib: int | None = Field(
         10240, ge=1, description="size of all results above which the oldest are forgotten"
     )
+
+    @field_validator("jobs")
+    @classmethod
+    def _check_jobs(cls, url: str) -> str:
+        if re.match(r"(sqlite:///|postgresql(\+psycopg)?://).", url) is None:
+            raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+        return url
+
+    @model_validator(mode="after")
+    def _check(self) -> StorageConfig:
+        if self.results == self.states:
+            raise ValueError(f"results and states must be different places, given {self.states!r}")
+        return self
 
     def resolved(self, folder: Path) -> StorageConfig:
         """Return it with absolute paths: its readers run in other working folders."""

@@ -23,6 +23,8 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 # for models that are trained on noise schedules, and for those that are trained on flows
 SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
 FLOW_SAMPLER_NAMES: tuple[FlowSampler, ...] = get_args(FlowSampler)
+# beyond it, nothing but noise comes of any model
+MAX_GUIDANCE_SCALE = 30
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 
 

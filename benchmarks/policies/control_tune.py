@@ -18,7 +18,8 @@ from ray_cluster.simulator.cascade_experiment import CascadeExperiment
 from ray_cluster.simulator.choice_files import load_choices, save_choices
 from ray_cluster.simulator.control_choices import COMMAND, Choice, choice_of
 from ray_cluster.simulator.control_experiment import policy_named
-from ray_cluster.simulator.task_files import read_mapping, validated
+from ray_cluster.simulator.task_files import validated
+from ray_cluster.yaml_files import read_mapping
 
 FOLDER = Path(__file__).parent
 CHOICES = FOLDER / "control_choices.json"

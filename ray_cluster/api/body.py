@@ -43,7 +43,7 @@ async def read_object(request: Request, max_bytes: int, max_s: float) -> dict[st
 def _check_content_type(request: Request) -> None:
     given = request.headers.get("content-type", "")
     media_type, _, parameters = given.partition(";")
-    charset = parameters.partition("charset=")[2].strip().strip('"').lower()
+    charset = parameters.partition("charset=")[2].partition(";")[0].strip().strip('"').lower()
     coding = request.headers.get("content-encoding", "identity")
     if (
         media_type.strip().lower() != "application/json"

@@ -13,7 +13,9 @@ from starlette.responses import Response
 
 from ray_cluster.api.errors import ApiError, from_invalid, from_unavailable
 from ray_cluster.api.request_id import HEADER, HeaderWriter, request_id_of
+from ray_cluster.api.validate import describe
 from ray_cluster.errors import InvalidRequest, Unavailable
+from ray_cluster.must_be import must_be
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,9 @@ async def _fastapi_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     item = error.errors()[0]
     name = str(item["loc"][-1])
-    message = f"The parameter {name!r} is wrong: {item['msg']}."
+    allowed = must_be(item)
+    what = f"is wrong: {item['msg']}" if allowed is None else f"must be {allowed}"
+    message = f"The parameter {name!r} {what}; given {describe(item['input'])}."
     return from_invalid(InvalidRequest(message, name)).response()
 
 

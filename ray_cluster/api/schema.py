@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
-from ray_cluster.requests import ImageFormat, SamplerName
+from ray_cluster.requests import MAX_GUIDANCE_SCALE, ImageFormat, SamplerName
 
 MAX_SEED = 2**63 - 1
 
@@ -135,7 +135,7 @@ class ImageGenerationRequest(BaseModel):
     guidance_scale: float | None = Field(
         None,
         ge=0,
-        le=30,
+        le=MAX_GUIDANCE_SCALE,
         description="(extension) Weight of classifier-free guidance; off at 1 and below.",
     )
     sampler: SamplerName | None = Field(None, description="(extension) Sampler.")

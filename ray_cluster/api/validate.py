@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from ray_cluster.api.body import is_text
 from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
 from ray_cluster.errors import InvalidRequest
+from ray_cluster.must_be import must_be
 
 MAX_PROBLEMS = 5
 
@@ -22,22 +23,7 @@ _INSTEAD = {
     "output_format": "Pixels only: no vector images and no animations.",
 }
 
-# the end of "'n' must be ..." by pydantic's error type, filled with the error's context
-_MUST_BE = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "a string",
-    "string_too_short": "a string that is not empty",
-    "bool_type": "true or false",
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "list_type": "a list",
-    "literal_error": "{expected}",
-    "string_pattern_mismatch": "'auto' or WIDTHxHEIGHT in pixels, like '64x64'",
-}
+_SIZE = "'auto' or WIDTHxHEIGHT in pixels, like '64x64'"
 
 
 def validate(body: Mapping[str, Any]) -> ImageGenerationRequest:
@@ -91,10 +77,11 @@ def _problem(item: ErrorDetails) -> InvalidRequest:
             param=name,
             code="missing_required_parameter",
         )
-    context = item.get("ctx", {})
-    must_be = _MUST_BE[kind].format(**context) if kind in _MUST_BE else item["msg"]
-    type_is_wrong = kind.endswith("_type")
-    message = f"The parameter {name!r} must be {must_be}; given {describe(item['input'])}."
+    allowed = _SIZE if kind == "string_pattern_mismatch" else must_be(item)
+    # only lists have places in them
+    allowed = allowed if len(item["loc"]) == 1 else f"a list of {allowed}"
+    type_is_wrong = kind.endswith("_type") and not isinstance(item["input"], int)
+    message = f"The parameter {name!r} must be {allowed}; given {describe(item['input'])}."
     instead = _INSTEAD.get(name)
     return InvalidRequest(
         f"{message} {instead}" if instead else message,

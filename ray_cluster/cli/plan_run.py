@@ -17,7 +17,8 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import CellRow, run_cell
 from ray_cluster.simulator.sizing import Sizing, SizingTask, size_device
-from ray_cluster.simulator.task_files import read_mapping, validated
+from ray_cluster.simulator.task_files import validated
+from ray_cluster.yaml_files import read_mapping
 
 _BINDS = {
     "latency": "latency: an image alone takes longer than its deadline allows",

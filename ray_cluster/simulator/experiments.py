@@ -33,8 +33,9 @@ from ray_cluster.simulator.sp_excerpt import shown_unit
 from ray_cluster.simulator.sp_experiment import run_unit
 from ray_cluster.simulator.sp_file import SpFile, checked_units
 from ray_cluster.simulator.sp_report import report_groups
-from ray_cluster.simulator.task_files import read_mapping, validated
+from ray_cluster.simulator.task_files import validated
 from ray_cluster.simulator.workload import Arrival
+from ray_cluster.yaml_files import read_mapping
 
 
 @dataclass(frozen=True)

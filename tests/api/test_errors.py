@@ -104,7 +104,7 @@ async def test_another_content_type_is_a_415(
     error_of(response)
 
 
-@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf-8"'])
+@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf-8"', '"utf-8"; x=y'])
 async def test_utf_8_may_be_said(http: httpx.AsyncClient, charset: str) -> None:
     headers = {"content-type": f"Application/JSON; charset={charset}"}
     response = await http.post(URL, content=b'{"prompt": "a"}', headers=headers)

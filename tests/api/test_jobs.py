@@ -263,6 +263,10 @@ async def test_pages(calls: httpx.AsyncClient, replica: Replica) -> None:
     assert (none["data"], none["first_id"], none["last_id"]) == ([], None, None)
     for wrong in ({"limit": 0}, {"limit": 101}, {"state": "happy"}, {"status": "failed"}):
         check_error(await calls.get("/v1/jobs", params=wrong), 400, param=next(iter(wrong)))
+    for limit, said in (("abc", "a whole number"), ("101", "at most 100"), ("", "a whole")):
+        answer = await calls.get("/v1/jobs", params={"limit": limit})
+        assert f"must be {said}" in answer.json()["error"]["message"]
+        assert f"given {limit!r}" in answer.json()["error"]["message"]
     twice = await calls.get("/v1/jobs?limit=2&limit=3")
     check_error(twice, 400, param="limit")
 

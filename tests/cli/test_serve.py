@@ -105,7 +105,7 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("pools: []", "pools: Tuple should have at least 1 item"),
+        ("pools: []", "pools: must be a list of at least 1"),
         (
             "pools: [{name: a, model: b, replica: 2}]",
             "pools.0.replica: there is no such key; did you mean 'replicas'? allowed: name, model,",
@@ -116,7 +116,46 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
             "pools.0.defaults.sampelr: there is no such key; did you mean 'sampler'? allowed: size",
         ),
         ("{zzz: 1, pools: [{name: a, model: b}]}", "no such key; allowed: http, ray, limits"),
-        ("a: [", "is not YAML"),
+        ("a: [", "cannot read the configuration"),
+        ("{pools: [{name: a, model: b}], pools: []}", "the key 'pools' is there twice"),
+        ("pools: " + 2000 * "[" + 2000 * "]", "nested too deeply"),
+        ("pools: {name: a}", "pools: must be a list"),
+        ("pools: [a]", "pools.0: must be a mapping"),
+        ("http: {port: 1}", "pools: is missing"),
+        ("pools: [{name: a, model: b, memory_gib: .inf}]", "memory_gib: must be a finite number"),
+        ("pools: [{name: a, model: b, min_px: 64, max_px: 32}]", "min_px 64 is above max_px 32"),
+        ("pools: [{name: a, model: b, defaults: {guidance_scale: 99}}]", "must be at most 30"),
+        (
+            (
+                "pools: [{name: a, model: b, max_num_inference_steps: 5, "
+                "defaults: {num_inference_steps: 10}}]"
+            ),
+            "defaults.num_inference_steps 10 is above max_num_inference_steps 5",
+        ),
+        (
+            (
+                "pools: [{name: a, model: b, "
+                "fidelity: {sampler: ddim, max_guidance_scale: 2, steps: []}}]"
+            ),
+            "pools.0.fidelity.steps: must be a list of at least 1",
+        ),
+        (
+            "{storage: {jobs: 'mysql://x'}, pools: [{name: a, model: b}]}",
+            "storage.jobs: must be sqlite:///FILE or postgresql://",
+        ),
+        (
+            "{storage: {results: x, states: x}, pools: [{name: a, model: b}]}",
+            "results and states must be different places",
+        ),
+        ("{http: {api_keys: ['']}, pools: [{name: a, model: b}]}", "an API key is empty"),
+        (
+            "{ray: {worker_port_range: [5, 1]}, pools: [{name: a, model: b}]}",
+            "two ports from 1024 to 65535, rising",
+        ),
+        (
+            "{dispatch: {poll_s: 100}, pools: [{name: a, model: b}]}",
+            "poll_s 100 is not below replica_timeout_s 6",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_told_without_a_traceback(

@@ -82,9 +82,9 @@ SIZE, OTHER = "{width: 64, height: 64}", "{width: 96, height: 96}"
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("", ("valid dictionary",)),
+        ("", ("must be a mapping",)),
         (HEAD + SOURCE + "rows: []", ("rows", "at least 1")),
-        (HEAD + f"rows: [{{{STEP}}}]", ("source", "required")),
+        (HEAD + f"rows: [{{{STEP}}}]", ("source", "missing")),
         (HEAD + SOURCE + f"rows: [{{{STEP}, second: 1}}]", ("did you mean 'seconds'",)),
         (HEAD + SOURCE + f"rows: [{{{STEP}}}, {{{STEP}}}]", ("several for", "leave one")),
         (HEAD + SOURCE + "rows: [{operation: step, seconds: 1}]", ("needs width and height",)),
@@ -92,7 +92,7 @@ SIZE, OTHER = "{width: 64, height: 64}", "{width: 96, height: 96}"
         (HEAD + SOURCE + f"rows: [{{{STEP}, steps: 3}}]", ("only image does",)),
         (
             HEAD + SOURCE + "rows: [{operation: encode, seconds: 1, beside: [{width: 8}]}]",
-            ("rows.0.beside.0.height", "required"),
+            ("rows.0.beside.0.height", "missing"),
         ),
         (
             HEAD + SOURCE + f"rows: [{{operation: encode, seconds: 1, beside: [{SIZE}]}}]",
