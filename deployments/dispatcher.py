@@ -63,6 +63,7 @@ class Dispatcher:
         self._states = LeftStates(
             await asyncio.to_thread(BlobStore, config.storage.states),
             knows=core.knows,
+            note_kept=core.note_kept,
             wall_clock=time.time,
         )
         self._service = DispatchService(

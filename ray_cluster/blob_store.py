@@ -86,11 +86,11 @@ class BlobStore:
         except _FAILURES as error:
             raise BlobStoreError(f"{self.url} did not take {name}: {error}") from error
 
-    def get(self, name: str) -> bytes | None:
-        """Return the bytes under a name; None if there is no such entry."""
+    def get(self, name: str, num_bytes: int | None = None) -> bytes | None:
+        """Return the bytes under a name, or the first of them; None if there is no such entry."""
         path = self._path(name)
         try:
-            return bytes(self._fs.cat_file(path))
+            return bytes(self._fs.cat_file(path, start=0, end=num_bytes))
         except FileNotFoundError:
             return None
         except _FAILURES as error:

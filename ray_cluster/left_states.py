@@ -1,15 +1,16 @@
-"""What is left in the state store: states of requests that no replica was there to delete."""
+"""What is left in the state store: by a former life, and of requests that no replica deletes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ray_cluster.blob_store import Blob, BlobStore, BlobStoreError
 from ray_cluster.leases import Outcome
 from ray_cluster.requests import Failure, state_name
+from ray_cluster.state_envelope import HEAD_BYTES, steps_done_in
 
 logger = logging.getLogger(__name__)
 
@@ -20,19 +21,27 @@ _MAX_PART_AGE_S = 600.0
 
 
 class LeftStates:
-    """Deletes states of requests that were aborted or lost, and what is left all the same.
+    """Says what there is of open requests at the start, and deletes what nobody will go on from:
+    states of requests that were aborted or lost, and what is left all the same.
 
     Args:
         store: where the replicas of all pools keep states; other cells' may, too.
         knows: whether a request has not ended.
+        note_kept: told once of the requests with a state, by id, how many steps are done of each.
         wall_clock: Unix time in seconds.
     """
 
     def __init__(
-        self, store: BlobStore, *, knows: Callable[[str], bool], wall_clock: Callable[[], float]
+        self,
+        store: BlobStore,
+        *,
+        knows: Callable[[str], bool],
+        note_kept: Callable[[Mapping[str, int]], None],
+        wall_clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._knows = knows
+        self._note_kept = note_kept
         self._wall_clock = wall_clock
         self._ended: set[str] = set()
         self._has_ended = asyncio.Event()
@@ -55,6 +64,9 @@ class LeftStates:
             self._has_ended.set()
 
     async def _sweep_forever(self) -> None:
+        kept: dict[str, int] = {}
+        await self._try(self._look, kept)
+        self._note_kept(kept)
         while True:
             await self._try(self._sweep)
             with contextlib.suppress(TimeoutError):
@@ -69,6 +81,16 @@ class LeftStates:
             await asyncio.to_thread(work, *arguments)
         except (BlobStoreError, ValueError) as error:
             logger.warning("states of requests that ended are left for now: %s", error)
+
+    def _look(self, kept: dict[str, int]) -> None:
+        for blob in self._store.entries():
+            request_id, mark, part = blob.name.partition(state_name(""))
+            if mark and not part and self._knows(request_id):
+                head = self._store.get(blob.name, HEAD_BYTES)
+                if head is not None:
+                    # a damaged one is the replica's to tell
+                    with contextlib.suppress(ValueError):
+                        kept[request_id] = steps_done_in(head)
 
     def _take_ended(self) -> frozenset[str]:
         ended, self._ended = frozenset(self._ended), set()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from ray_cluster.blob_store import BlobStore, BlobStoreError
 from ray_cluster.leases import Outcome
 from ray_cluster.left_states import LeftStates
 from ray_cluster.requests import Failure
+from ray_cluster.state_envelope import wrapped
 from tests.fakes import completed, image_request
 from tests.jobs.cell import until
 
@@ -28,8 +33,33 @@ async def until_there_are(folder: Path, names: set[str]) -> None:
     await until(lambda: {path.name for path in folder.iterdir()} == names)
 
 
-def left_states(folder: Path) -> LeftStates:
-    return LeftStates(BlobStore(str(folder)), knows=lambda key: key == "open", wall_clock=time.time)
+def left_states(folder: Path, note_kept: Callable[[Mapping[str, int]], None] = dict) -> LeftStates:
+    return LeftStates(
+        BlobStore(str(folder)),
+        knows=lambda key: key.startswith("open"),
+        note_kept=note_kept,
+        wall_clock=time.time,
+    )
+
+
+def state_bytes(steps_done: int) -> bytes:
+    header = {"state": json.dumps({"step_index": steps_done, "prompt": "x" * 9000})}
+    return wrapped(save({"latents": np.zeros(100_000)}, metadata=header))
+
+
+async def test_what_is_done_of_open_requests_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "open-1.state").write_bytes(state_bytes(7))
+    (tmp_path / "open-2.state").write_bytes(state_bytes(123)[:100_000])
+    (tmp_path / "open-3.state").write_bytes(b"damaged")
+    (tmp_path / "open-4.state").write_bytes(state_bytes(5)[:3000])
+    (tmp_path / "open-5.state.0123456789abcdef.part").write_bytes(state_bytes(5))
+    (tmp_path / "another.state").write_bytes(state_bytes(3))
+    told: list[Mapping[str, int]] = []
+    left = left_states(tmp_path, told.append)
+    left.start()
+    await until(lambda: bool(told))
+    await left.close()
+    assert told == [{"open-1": 7, "open-2": 123}]
 
 
 async def test_old_states_go_unless_their_request_is_open(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ dispatcher and the simulator run the same decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.exchanges import Exchanges
+from ray_cluster.dispatch.kept import note_kept
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.queue_look import QueueLook
@@ -153,6 +154,10 @@ class DispatchCore:
         arrival_s = now_s - age_s
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
         self._ledger.restore(request, view, now_s)
+
+    def note_kept(self, steps_by_id: Mapping[str, int]) -> None:
+        """Take in how far requests of an earlier dispatcher are; see :func:`kept.note_kept`."""
+        note_kept(self._ledger, steps_by_id)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,9 +17,8 @@ from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
 from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
 from ray_cluster.requests import ImageRequest, OutputSpec
+from ray_cluster.state_envelope import header_of, unwrapped, wrapped
 
-_MAGIC = b"ray-cluster request state 3\n"
-_CHECKSUM_BYTES = 4
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
 
@@ -203,7 +201,7 @@ class RequestState:
         }
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         body = save_tensors(packed, metadata={"state": json.dumps(header)})
-        return _MAGIC + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+        return wrapped(body)
 
     @classmethod
     def from_bytes(
@@ -214,7 +212,7 @@ class RequestState:
         Raises:
             ValueError: the bytes are damaged, or not a request state of this version.
         """
-        body = _checked(data)
+        body = unwrapped(data)
         try:
             return cls._unpack(body, device, arrival_s, deadline_s)
         except _UNPACK_ERRORS as error:
@@ -224,7 +222,7 @@ class RequestState:
     def _unpack(
         cls, body: bytes, device: torch.device | str, arrival_s: float, deadline_s: float
     ) -> RequestState:
-        header = _read_header(body)
+        header = header_of(body)
         tensors = {name: tensor.to(device) for name, tensor in load_tensors(body).items()}
         generator = torch.Generator("cpu")
         generator.set_state(tensors.pop("generator").cpu())
@@ -255,22 +253,3 @@ class RequestState:
             denoise_s=header["denoise_s"],
             kept_steps=header["step_index"],
         )
-
-
-def _checked(data: bytes) -> bytes:
-    """Return the safetensors within, once nothing of them is missing or changed."""
-    start = len(_MAGIC) + _CHECKSUM_BYTES
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise ValueError(
-            f"not a request state: {len(data)} bytes that do not begin with {_MAGIC!r}"
-        )
-    body = data[start:]
-    if len(data) < start or zlib.crc32(body) != int.from_bytes(data[len(_MAGIC) : start], "little"):
-        raise ValueError(f"request state is damaged: {len(data)} bytes with a wrong checksum")
-    return body
-
-
-def _read_header(body: bytes) -> dict[str, Any]:
-    length = int.from_bytes(body[:8], "little")
-    state: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["state"])
-    return state

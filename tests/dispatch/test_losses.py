@@ -8,6 +8,7 @@ import pytest
 
 from ray_cluster.config import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.progress import Progress
 from ray_cluster.leases import Completed, Lease, Poll, Returned
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import Failure
@@ -219,6 +220,33 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
     assert leased is not None
     assert (leased.position, leased.attempts) == (None, 1)
     assert core.progress(["nobody"], 0.0, predicts=True)[0] is None
+
+
+def test_what_is_kept_of_restored_requests_counts_for_predictions(core: DispatchCore) -> None:
+    for name in ("far", "near"):
+        core.restore(image_request(name), age_s=1.0, slo_s=120.0, now_s=1.0)
+    (lease,) = core.poll(poll_of(num_free=1), 1.0).leases
+    assert lease.request.request_id == "far"
+    core.report("r", [Returned("far", lease.fence, 0)], 1.0)
+
+    def seen(name: str) -> Progress:
+        progress = core.progress([name], 1.0, predicts=True)[0]
+        assert progress is not None
+        return progress
+
+    before_s = seen("near").predicted_s
+    core.note_kept({"far": 8, "near": 9, "nobody": 3})
+    # who was leased since is told of by a replica
+    assert (seen("far").steps_done, seen("near").steps_done) == (0, 9)
+    after_s = seen("near").predicted_s
+    assert before_s is not None
+    assert after_s is not None
+    assert after_s < before_s
+    leases = {one.request.request_id: one for one in core.poll(poll_of(), 2.0).leases}
+    assert leases["near"].may_resume
+    assert seen("near").steps_done == 9
+    core.report("r", [finished(leases["near"]), finished(leases["far"])], 3.0)
+    assert core.progress(["near"], 3.0, predicts=False)[0] is None
 
 
 def test_places_of_a_client_whose_gateway_died_are_freed_by_silence() -> None:
