@@ -110,7 +110,10 @@ class CancelCell:
         self.cell = Cell(folder)
         self.link = Link(self.cell.dispatch)
         self.states = BlobStore(str(folder / "states"))
-        self._left = LeftStates(self.states, knows=self.cell.core.knows, wall_clock=time.time)
+        core = self.cell.core
+        self._left = LeftStates(
+            self.states, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time
+        )
         self.cell.dispatch._on_outcome = self._left.on_outcome
         app = create_app(self.cell, CONFIG, results=self.cell.results)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -261,7 +261,8 @@ async def test_fifty_requests_with_aborts_and_a_death_leave_nothing_behind(
 ) -> None:
     chance, store = random.Random(3), BlobStore(str(tmp_path))
     link = Link(new_service())
-    left = LeftStates(store, knows=link.service._core.knows, wall_clock=time.time)
+    core = link.service._core
+    left = LeftStates(store, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time)
     link.service._on_outcome = left.on_outcome
     left.start()
     # enough steps that some are on their way when the replica dies

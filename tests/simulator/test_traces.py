@@ -59,13 +59,13 @@ HEADER = "arrival_s,model,width,height,steps"
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("a.csv", f"{HEADER}\n1,m,64,64,0\n", ("line 2", "steps", "greater than", "given '0'")),
+        ("a.csv", f"{HEADER}\n1,m,64,64,0\n", ("line 2", "steps", "at least 1", "given '0'")),
         ("a.csv", f"{HEADER}\n1,m,64,64,5\n-1,m,64,64,5\n", ("line 3", "arrival_s")),
         ("a.csv", f"{HEADER}\nnan,m,64,64,5\n", ("line 2", "arrival_s", "finite")),
         ("a.csv", f"{HEADER},step\n1,m,64,64,5,5\n", ("step", "did you mean 'steps'")),
-        ("a.csv", f"{HEADER}\n1,m,64,64\n", ("steps", "required")),
+        ("a.csv", f"{HEADER}\n1,m,64,64\n", ("steps", "missing")),
         ("a.csv", f"{HEADER}\n1,m,64,64,5,6\n", ("line 2", "more cells than the header")),
-        ("a.csv", f"{HEADER}\n1.7e9,m,64,64,5\n", ("line 2", "arrival_s", "less than or equal")),
+        ("a.csv", f"{HEADER}\n1.7e9,m,64,64,5\n", ("line 2", "arrival_s", "at most")),
         ("a.csv", f"{HEADER},steps\n1,m,64,64,5,6\n", ("the header has a column twice",)),
         ("a.jsonl", '{"steps": 5, "steps": 6}\n', ("line 1", "a key twice")),
         ("a.jsonl", "[" * 200_000, ("line 1", "nested too deeply")),
@@ -76,7 +76,7 @@ HEADER = "arrival_s,model,width,height,steps"
             f"{HEADER},fewest_steps\n1,m,64,64,5,6\n",
             ("line 2", "fewest_steps must be at most steps, 5; given 6"),
         ),
-        ("a.jsonl", "{}\n", ("line 1", "arrival_s", "required")),
+        ("a.jsonl", "{}\n", ("line 1", "arrival_s", "missing")),
         ("a.jsonl", "\n[1]\n", ("line 2", "not an object")),
         ("a.jsonl", "{\n", ("line 1", "not JSON")),
         (
