@@ -89,8 +89,10 @@ class BlobStore:
     def get(self, name: str, num_bytes: int | None = None) -> bytes | None:
         """Return the bytes under a name, or the first of them; None if there is no such entry."""
         path = self._path(name)
+        # a part costs object stores a request more
+        part = {} if num_bytes is None else {"start": 0, "end": num_bytes}
         try:
-            return bytes(self._fs.cat_file(path, start=0, end=num_bytes))
+            return bytes(self._fs.cat_file(path, **part))
         except FileNotFoundError:
             return None
         except _FAILURES as error:

@@ -77,10 +77,12 @@ def _problem(item: ErrorDetails) -> InvalidRequest:
             param=name,
             code="missing_required_parameter",
         )
-    allowed = _SIZE if kind == "string_pattern_mismatch" else must_be(item)
+    allowed = _SIZE if kind == "string_pattern_mismatch" else must_be(item) or item["msg"]
     # only lists have places in them
     allowed = allowed if len(item["loc"]) == 1 else f"a list of {allowed}"
-    type_is_wrong = kind.endswith("_type") and not isinstance(item["input"], int)
+    # a whole number is a number, though it may be larger than any float
+    is_number = kind == "float_type" and type(item["input"]) is int
+    type_is_wrong = kind.endswith("_type") and not is_number
     message = f"The parameter {name!r} must be {allowed}; given {describe(item['input'])}."
     instead = _INSTEAD.get(name)
     return InvalidRequest(

@@ -223,6 +223,23 @@ async def test_what_does_not_fit_together_is_refused(
     assert fake.offered == []
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"prompt": 7}, "invalid_type"),
+        ({"guidance_scale": "2"}, "invalid_type"),
+        ({"guidance_scale": True}, "invalid_type"),
+        # a number, but none that there is a float for
+        ({"guidance_scale": 10**400}, "invalid_value"),
+    ],
+)
+async def test_a_wrong_type_is_told_from_a_wrong_value(
+    http: httpx.AsyncClient, body: dict[str, Any], code: str
+) -> None:
+    response = await http.post(URL, json={**RED, **body})
+    assert response.json()["error"]["code"] == code
+
+
 async def test_several_problems_are_told_at_once(http: httpx.AsyncClient) -> None:
     message = await refused(http, "style", prompt="", style="vivid", n=0, bogus=1)
     assert all(repr(name) in message for name in ("style", "prompt", "n", "bogus"))
