@@ -165,8 +165,9 @@ def ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
 def alone_s(group: Sequence[RequestView], queue: QueueView) -> float | None:
     """Return the seconds that a group can be promised in with nothing else there, if that is late.
 
-    Predictions are stretched as they would be for the group now, so that it is let in by whoever
-    has nothing else to do if, and only if, it has this long.
+    Predictions are made and stretched as they would be for the group now. So where all that is
+    there can be followed, it is let in by whoever has nothing else to do if, and only if, it has
+    this long.
 
     Returns:
         None if everybody who minds being late would be in time then.
