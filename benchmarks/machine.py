@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from ray_cluster.machine import cpu_model
+from ray_cluster.process.machine import cpu_model
 
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = (

@@ -8,8 +8,8 @@ from logging.handlers import MemoryHandler
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
-from ray_cluster.config import LogsConfig
-from ray_cluster.logs import set_up_logs
+from ray_cluster.config.sections import LogsConfig
+from ray_cluster.observability.logs import set_up_logs
 
 # while a request waits for nothing but its image
 _DELAY_S = 0.05

@@ -13,14 +13,15 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
-from ray_cluster.config import ClusterConfig, PoolConfig, load_config
+from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.deployments.actor_logs import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.gateway import Gateway
 from ray_cluster.deployments.links import DISPATCHER, FRONT
+from ray_cluster.deployments.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.errors import ConfigError
-from ray_cluster.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 
 # a replica hands its rows back at a step boundary, well within this
 _SHUTDOWN_S = 30.0

@@ -15,15 +15,16 @@ import time
 
 from ray import serve
 
-from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.node_watch import refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
-from ray_cluster.garbage import uncollected
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.metrics.snapshot import Snapshot
-from ray_cluster.termination import TerminationNotice
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.process.gc_freeze import uncollected
+from ray_cluster.process.sigterm import TerminationNotice
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class BaseModel:
         self._coder = ImageCoder()
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
-            from ray_cluster.replica_building import build_agent
+            from ray_cluster.replica.builder import build_agent
 
             self._agent = build_agent(
                 pool,

@@ -14,33 +14,25 @@ from collections.abc import Sequence
 
 from ray.util import get_node_ip_address
 
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
+from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.leases import (
-    Outcome,
-    Poll,
-    PollReply,
-    Registration,
-    ReplicaEvent,
-    Shown,
-    Sight,
-    Submission,
-)
-from ray_cluster.left_states import LeftStates
-from ray_cluster.metrics.book import MetricsBook
-from ray_cluster.metrics.roles import cell_snapshot
-from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.observability.metrics_book import MetricsBook
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.outcomes import Outcome, Sight, Submission
+from ray_cluster.protocol.rpc import Method, RpcAddress, RpcServer
 from ray_cluster.requests import ImageRequest, ModelProfile
-from ray_cluster.rpc import Method, RpcAddress, RpcServer
+from ray_cluster.storage.blob_store import BlobStore
 
 # of a process that tells its metrics every few seconds
 _SILENCE_S = 30.0
@@ -60,7 +52,7 @@ class Dispatcher:
             # an epoch must be new in every life of the dispatcher
             epoch=time.time_ns(),
         )
-        self._states = LeftStates(
+        self._states = StateSweeper(
             await asyncio.to_thread(BlobStore, config.storage.states),
             knows=core.knows,
             note_kept=core.note_kept,

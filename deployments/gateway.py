@@ -10,15 +10,15 @@ from fastapi import FastAPI
 from ray import serve
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.early_body import EarlyBodyReader
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import ClusterConfig
+from ray_cluster.api.gateway_metrics import GatewayMetrics
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.early_body import EarlyBodyReader
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
-from ray_cluster.metrics.roles import GatewayMetrics
-from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.storage.blob_store import BlobStore
 
 
 @serve.ingress()

@@ -13,21 +13,13 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
-from ray_cluster.leases import (
-    Outcome,
-    Poll,
-    PollReply,
-    Registration,
-    ReplicaEvent,
-    Shown,
-    Sight,
-    Submission,
-)
-from ray_cluster.metrics.snapshot import Snapshot
-from ray_cluster.patience import within
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.outcomes import Outcome, Sight, Submission
+from ray_cluster.protocol.rpc import RpcAddress, RpcClient, RpcFailed
+from ray_cluster.protocol.timeouts import within
 from ray_cluster.requests import ImageRequest, ModelProfile
-from ray_cluster.rpc import RpcAddress, RpcClient, RpcFailed
 
 # longer than any call is held
 _GRACE_S = 30.0

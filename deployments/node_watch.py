@@ -8,9 +8,9 @@ from contextvars import Context
 
 import ray
 
-from ray_cluster.config import StorageConfig
+from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.storage_check import check_storage
 from ray_cluster.errors import ConfigError
-from ray_cluster.storage_check import check_storage
 
 logger = logging.getLogger(__name__)
 

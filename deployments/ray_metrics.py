@@ -13,8 +13,8 @@ from contextvars import Context
 
 from ray.util.metrics import Counter, Gauge
 
-from ray_cluster.metrics.changes import Change, Changes
-from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.observability.metrics_changes import Change, Changes
+from ray_cluster.observability.metrics_snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from ray_cluster.config import ClusterConfig, RayConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actor_logs import serve_logging
 from ray_cluster.deployments.app import build_apps
 from ray_cluster.deployments.links import FRONT

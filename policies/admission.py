@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice, repeat
 
-from ray_cluster.policies.forecast import Scene, forecast_s
+from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.lateness import Outlook, alone_s, ends_of_group_s, minds, outlook_of
 from ray_cluster.policies.load import load_s
 from ray_cluster.policies.ordering import queue_key
@@ -141,7 +141,7 @@ def predict_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> f
     return _predict_s(group, queue, queue.scene(group, now_s))
 
 
-def _predict_s(group: Sequence[RequestView], queue: QueueView, scene: Scene | None) -> float:
+def _predict_s(group: Sequence[RequestView], queue: QueueView, scene: ForecastView | None) -> float:
     if scene is None:
         return float(ends_of_group_s(group, queue).max())
     ends_s = forecast_s(scene, group)

@@ -19,9 +19,9 @@ from ray_cluster.policies.allocation_problem import (
 )
 from ray_cluster.policies.allocation_variables import (
     THOUSAND,
-    Choice,
     Level,
     Linear,
+    ModeChoice,
     Requests,
     Solution,
     Term,
@@ -70,7 +70,7 @@ class AllocationModel:
         self._cp = cp_model.CpModel()
         self.terms: dict[str, list[Term]] = defaultdict(list)
         self.deferred: dict[str, cp_model.IntVar] = {}
-        self.choices: dict[str, list[Choice]] = {}
+        self.choices: dict[str, list[ModeChoice]] = {}
         self.unserved: list[tuple[Service, Stage, cp_model.IntVar]] = []
         self.is_refuted = False
         self._sums = _Sums()
@@ -91,7 +91,7 @@ class AllocationModel:
 
     def _add_service(self, service: Service) -> None:
         choices = [
-            Choice(mode, self._cp.new_bool_var(f"{service.name}.{number}"))
+            ModeChoice(mode, self._cp.new_bool_var(f"{service.name}.{number}"))
             for number, mode in enumerate(modes_of(service, self.problem))
         ]
         self.choices[service.name] = choices
@@ -168,7 +168,7 @@ class AllocationModel:
         fitting = self._gpus[pool.device] // pool.gpus_per_replica
         return fitting if pool.max_replicas is None else min(fitting, pool.max_replicas)
 
-    def _add_deferral(self, service: Service, choices: list[Choice]) -> cp_model.IntVar:
+    def _add_deferral(self, service: Service, choices: list[ModeChoice]) -> cp_model.IntVar:
         """The deferral rate, and the gain in quality that it allows."""
         points = gain_points(service)
         rate = self._cp.new_int_var(0, points[-1][0], f"{service.name}.rate")

@@ -85,7 +85,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModeChoice:
     """A mode of a service, with the variable that says whether it is the one."""
 
     mode: Mode

@@ -24,7 +24,7 @@ _MOST_LATER = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ForecastView:
     """All replicas of a model, and what comes to them.
 
     Attributes:
@@ -51,7 +51,7 @@ class Scene:
         return (*(one for replica in self.replicas for one in replica.requests), *self.line)
 
 
-def forecast_s(scene: Scene, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
+def forecast_s(scene: ForecastView, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
     """Return the seconds from now until each request that is there ends, by its id.
 
     Args:
@@ -64,7 +64,7 @@ def forecast_s(scene: Scene, wanted: Sequence[RequestView] = ()) -> Mapping[str,
 class _Course:
     """What happens from the replicas' last words on."""
 
-    def __init__(self, scene: Scene, wanted: Sequence[RequestView]) -> None:
+    def __init__(self, scene: ForecastView, wanted: Sequence[RequestView]) -> None:
         self._scene = scene
         self._replicas = [
             ReplicaCourse(one, now_s=scene.now_s, encode_s=scene.encode_s) for one in scene.replicas

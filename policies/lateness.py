@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ray_cluster.policies.forecast import Scene, forecast_s
+from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.load import Amounts, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.prediction import Floats, LineEnds, ends_s
@@ -71,7 +71,7 @@ def outlook_of(group: Sequence[RequestView], queue: QueueView) -> Outlook:
     return Outlook(late_s, is_followed=False, bearable=_bearable(ends_s, slacks_s))
 
 
-def _outlook_there(group: Sequence[RequestView], scene: Scene, queue: QueueView) -> Outlook:
+def _outlook_there(group: Sequence[RequestView], scene: ForecastView, queue: QueueView) -> Outlook:
     """The same where all that is there can be followed; who comes later can be refused then."""
     allowance = _followed_allowance(group[0].model, queue)
     there = _There(group, replace(scene, later=()), allowance)
@@ -93,14 +93,14 @@ class _There:
         allowance: what predictions are multiplied by.
     """
 
-    def __init__(self, group: Sequence[RequestView], scene: Scene, allowance: float) -> None:
+    def __init__(self, group: Sequence[RequestView], scene: ForecastView, allowance: float) -> None:
         self.scene = scene
         self._allowance = allowance
         self._own = {one.request_id for one in group}
         # a group that minds nothing is asked about for its own sake
         self._minding = [one.request_id for one in group if minds(one)] or list(self._own)
 
-    def late_s(self, scene: Scene) -> float:
+    def late_s(self, scene: ForecastView) -> float:
         """Seconds by which one of the group who minds is late in a scene, or who was not before."""
         late_by_id = self._lates_s(scene)
         found_s = max(late_by_id[one] for one in self._minding)
@@ -126,7 +126,7 @@ class _There:
         line = [one for one in self.scene.line if one.request_id not in self._own]
         return self._lates_s(replace(self.scene, line=line))
 
-    def _lates_s(self, scene: Scene) -> dict[str, float]:
+    def _lates_s(self, scene: ForecastView) -> dict[str, float]:
         """Seconds by which each request of a scene is late, negative for those in time."""
         ends_s = forecast_s(scene)
         return {

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ray_cluster.policies.forecast import Scene
+from ray_cluster.policies.forecast import ForecastView
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.replica_course import Leased, ReplicaScene
 from ray_cluster.policies.types import RequestView
@@ -38,10 +38,10 @@ class Exchange:
     """
 
     pairs: tuple[tuple[str, str], ...]
-    scene: Scene
+    scene: ForecastView
 
 
-def exchanges(group: Sequence[RequestView], scene: Scene) -> Iterator[Exchange]:
+def exchanges(group: Sequence[RequestView], scene: ForecastView) -> Iterator[Exchange]:
     """Ways to give each of a group a place, if there is none left: the gentlest first.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_cluster.policies.forecast import Scene
+from ray_cluster.policies.forecast import ForecastView
 from ray_cluster.policies.load import Amounts, Load
 from ray_cluster.policies.pool import PoolView
 from ray_cluster.policies.prediction import Floats
@@ -76,7 +76,7 @@ class QueueView(Protocol):
     def behind(self, request: RequestView) -> Line:
         """What waits of the request's model after it."""
 
-    def scene(self, group: Sequence[RequestView], now_s: float) -> Scene | None:
+    def scene(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
         """One replica that may get a group, or has it, with all that is there of it in the line.
 
         None where too much waits before it for all that to be followed, or nobody lives.

@@ -58,7 +58,7 @@ class ReplicaScene:
 
 
 @dataclass(slots=True, eq=False)
-class Row(Candidate):
+class CourseRow(Candidate):
     """A request on its way.
 
     Attributes:
@@ -103,19 +103,19 @@ class ReplicaCourse:
         ]
         self.num_free = own.max_in_flight - len(rows)
         # who can step, and who will; seconds of a step of all that can, if they are known
-        self._ready: list[Row] = []
+        self._ready: list[CourseRow] = []
         self._coming = rows
         self.at_s = self._coming_s = min([row.ready_s for row in rows], default=math.inf)
         self._all_s: float | None = None
         # the present run, and whether somebody is done after it
-        self._batch: Sequence[Row] = ()
+        self._batch: Sequence[CourseRow] = ()
         self._rounds = 0
         self._ends_one = False
         self._rounds_done = 0
 
-    def _row(self, request: RequestView, key: QueueKey, ready_s: float) -> Row:
+    def _row(self, request: RequestView, key: QueueKey, ready_s: float) -> CourseRow:
         cost = self._cost
-        return Row(
+        return CourseRow(
             key,
             request.remaining_steps,
             own_s(cost, request),
@@ -141,7 +141,7 @@ class ReplicaCourse:
         if self.at_s == math.inf:
             self.at_s = ready_s
 
-    def end_run(self) -> Sequence[Row]:
+    def end_run(self) -> Sequence[CourseRow]:
         """Count the steps of the run that ends now; return who is done, after their decoding."""
         rounds = self._rounds
         if rounds:
@@ -194,7 +194,7 @@ class ReplicaCourse:
         self._batch, self._rounds, self._ends_one = batch, rounds, rounds == least
         self.at_s += rounds * step_s
 
-    def _choose(self) -> tuple[Sequence[Row], float]:
+    def _choose(self) -> tuple[Sequence[CourseRow], float]:
         """Return who steps next, and the seconds of a step."""
         now_s, ready = self._now_s + self.at_s, self._ready
         num_batches = len(ready) * self._share
@@ -215,6 +215,6 @@ class ReplicaCourse:
         batch = choose_batch(ready, self._cost, now_s)
         return batch, self._step_s(batch)
 
-    def _step_s(self, batch: Sequence[Row]) -> float:
+    def _step_s(self, batch: Sequence[CourseRow]) -> float:
         further = len({row.size_px for row in batch}) - 1
         return self._cost.fixed_s + self._further_s * further + sum([row.own_s for row in batch])

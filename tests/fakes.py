@@ -7,23 +7,14 @@ import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ray_cluster.blob_store import BlobStore
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
-from ray_cluster.leases import (
-    Completed,
-    Failed,
-    Finished,
-    Lease,
-    Outcome,
-    Poll,
-    Registration,
-    Sight,
-    Submission,
-)
-from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
+from ray_cluster.protocol.outcomes import Completed, Outcome, Sight, Submission
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
+from ray_cluster.storage.blob_store import BlobStore
 
 T = TypeVar("T")
 

@@ -63,7 +63,7 @@ PLANTED = [
     ("policies/a.py", "import ray", "direction"),
     ("policies/a.py", "import pandas", "direction"),
     ("policies/a.py", "from ray_cluster.kernels.norm import x", "direction"),
-    ("policies/a.py", "from ray_cluster.config import Config", "direction"),
+    ("policies/a.py", "from ray_cluster.config.loading import Config", "direction"),
     ("policies/a.py", "from ray_cluster import engine", "direction"),
     ("policies/a.py", "def f(load):\n    load.import_module('torch')", "direction"),
     ("policies/a.py", "import time", "purity"),
@@ -91,37 +91,57 @@ PLANTED = [
     ("ray_cluster/api/a.py", "from fastapi import Request\nimport pydantic", None),
     ("ray_cluster/engine/a.py", "import torch\nfrom ray_cluster.policies.types import x", None),
     ("ray_cluster/simulator/a.py", "import ray_cluster.engine.step", "direction"),
+    ("ray_cluster/dispatch/a.py", "from ray_cluster.jobs.store import x", "direction"),
+    ("ray_cluster/replica/a.py", "from ray_cluster.dispatch.core import x", "direction"),
+    ("ray_cluster/protocol/a.py", "from ray_cluster.engine.step import x", "direction"),
+    ("ray_cluster/storage/a.py", "from ray_cluster.protocol.leases import x", "direction"),
+    ("ray_cluster/config/a.py", "from ray_cluster.models.sizes import x", "direction"),
+    ("ray_cluster/engine/a.py", "from ray_cluster.quality.edges import x", "direction"),
+    ("ray_cluster/quality/a.py", "from ray_cluster.training.runs import x", "direction"),
+    ("ray_cluster/training/a.py", "from ray_cluster.quality.edges import x", None),
+    ("ray_cluster/protocol/a.py", "from ray_cluster.observability.logs import x", None),
+    ("ray_cluster/blobs.py", "x = 1", "rooms"),
+    ("ray_cluster/attic/a.py", "x = 1", "rooms"),
+    ("ray_cluster/errors.py", "x = 1", None),
     ("ray_cluster/simulator/a.py", "from ray_cluster.dispatch.core import Dispatch", None),
-    ("ray_cluster/dispatch.py", "import ray.serve", "direction"),
+    ("ray_cluster/dispatch/a.py", "import ray.serve", "direction"),
     ("ray_cluster/quality/a.py", "from ray_cluster.cli import main", "direction"),
     ("ray_cluster/__init__.py", "from ray_cluster.deployments.app import x", "direction"),
     ("deployments/a.py", "from ray_cluster.cli import main", "direction"),
     ("deployments/a.py", "import ray\nfrom ray_cluster.engine.step import x", None),
-    ("ray_cluster/cli.py", "import ray\nfrom ray_cluster.deployments.app import x", None),
-    ("ray_cluster/__main__.py", "from ray_cluster.cli import main", None),
-    ("ray_cluster/metrics.py", "from . import config", "names"),
-    ("ray_cluster/metrics.py", "from policies.types import x", "names"),
+    ("ray_cluster/cli/a.py", "import ray\nfrom ray_cluster.deployments.app import x", None),
+    ("ray_cluster/cli/__main__.py", "from ray_cluster.cli import main", None),
+    ("ray_cluster/observability/a.py", "from . import config", "names"),
+    ("ray_cluster/observability/a.py", "from policies.types import x", "names"),
     ("tests/test_a.py", "import kernels", "names"),
     ("benchmarks/a.py", "from deployments.app import x", "names"),
-    ("ray_cluster/metrics.py", "import os\nx = os.environ.get('A')", "environment"),
+    ("ray_cluster/observability/a.py", "import os\nx = os.environ.get('A')", "environment"),
     ("deployments/a.py", "import os\nos.environ['A'] = '1'", "environment"),
     ("kernels/norm/a.py", "from os import getenv", "environment"),
-    ("ray_cluster/config.py", "import os\nx = os.environ.get('A')", None),
+    ("ray_cluster/config/loading.py", "import os\nx = os.environ.get('A')", None),
     ("tests/test_a.py", "import os\nos.environ['A'] = '1'", None),
-    ("ray_cluster/metrics.py", "x = 1\n" * 301, "sizes"),
-    ("tests/test_a.py", "x = 1\n" * 301, "sizes"),
-    ("ray_cluster/metrics.py", "x = 1\n" * 300, None),
-    ("ray_cluster/metrics.py", "def f():\n" + "    x = 1\n" * 60, "sizes"),
-    ("ray_cluster/metrics.py", "async def f():\n" + "    x = 1\n" * 59, None),
-    ("ray_cluster/metrics.py", "try:\n    f()\nexcept Exception:\n    pass", "swallowing"),
-    ("ray_cluster/metrics.py", "try:\n    f()\nexcept (OSError, Exception): ...", "swallowing"),
+    ("ray_cluster/observability/a.py", "x = 1\n" * 401, "sizes"),
+    ("tests/test_a.py", "x = 1\n" * 401, "sizes"),
+    ("ray_cluster/observability/a.py", "x = 1\n" * 400, None),
+    ("ray_cluster/observability/a.py", "def f():\n" + "    x = 1\n" * 60, "sizes"),
+    ("ray_cluster/observability/a.py", "async def f():\n" + "    x = 1\n" * 59, None),
+    ("ray_cluster/observability/a.py", "try:\n    f()\nexcept Exception:\n    pass", "swallowing"),
+    (
+        "ray_cluster/observability/a.py",
+        "try:\n    f()\nexcept (OSError, Exception): ...",
+        "swallowing",
+    ),
     ("tests/test_a.py", "try:\n    f()\nexcept:\n    pass", "swallowing"),
-    ("ray_cluster/metrics.py", "try:\n    f()\nexcept OSError:\n    pass", None),
-    ("ray_cluster/metrics.py", "try:\n    f()\nexcept Exception:\n    log()\n    raise", None),
-    ("ray_cluster/metrics.py", "cache = {}", "state"),
-    ("ray_cluster/metrics.py", "cache: dict[str, int] = dict()", "state"),
-    ("ray_cluster/metrics.py", "def f():\n    global x\n    x = 1", "state"),
-    ("ray_cluster/metrics.py", "NAMES = {'a': 1}\nORDER = ['a']", None),
+    ("ray_cluster/observability/a.py", "try:\n    f()\nexcept OSError:\n    pass", None),
+    (
+        "ray_cluster/observability/a.py",
+        "try:\n    f()\nexcept Exception:\n    log()\n    raise",
+        None,
+    ),
+    ("ray_cluster/observability/a.py", "cache = {}", "state"),
+    ("ray_cluster/observability/a.py", "cache: dict[str, int] = dict()", "state"),
+    ("ray_cluster/observability/a.py", "def f():\n    global x\n    x = 1", "state"),
+    ("ray_cluster/observability/a.py", "NAMES = {'a': 1}\nORDER = ['a']", None),
 ]
 
 
@@ -140,14 +160,14 @@ def test_rule_fires_on_a_planted_breach(
 
 
 def test_indirect_imports_are_followed(tmp_path: Path) -> None:
-    plant(tmp_path, "ray_cluster/simulator/run.py", "from ray_cluster.profiles import rows")
-    plant(tmp_path, "ray_cluster/profiles/__init__.py", "from ray_cluster.profiles import rows")
-    plant(tmp_path, "ray_cluster/profiles/rows.py", "import ray_cluster.engine.step as step")
+    plant(tmp_path, "ray_cluster/simulator/run.py", "from ray_cluster.models import rows")
+    plant(tmp_path, "ray_cluster/models/__init__.py", "from ray_cluster.models import rows")
+    plant(tmp_path, "ray_cluster/models/rows.py", "import ray_cluster.engine.step as step")
     plant(tmp_path, "ray_cluster/engine/step.py", "import torch")
     sources = [load(tmp_path, path) for path in files(tmp_path)]
     assert route(sources, "simulator", "engine") == [
         "ray_cluster.simulator.run",
-        "ray_cluster.profiles.rows",
+        "ray_cluster.models.rows",
         "ray_cluster.engine.step",
     ]
     assert route(sources, "simulator", "torch")[-1] == "torch"

@@ -20,7 +20,7 @@ from ray.serve.config import BackpressureConfig
 from benchmarks.baselines.batcher import Batcher, Batching, Dropped
 from benchmarks.baselines.pipeline import BaselinePipeline, Call
 from benchmarks.baselines.settings import BaselineSettings
-from ray_cluster.image_coding import Pixels, encode_image
+from ray_cluster.imaging.encoder import Pixels, encode_image
 from ray_cluster.requests import OutputSpec, SamplerName
 
 DROPPED = "deadline_missed"

@@ -20,7 +20,7 @@ from diffusers import (
 from benchmarks.baselines.settings import shape_name
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.image_coding import Pixels
+from ray_cluster.imaging.encoder import Pixels
 from ray_cluster.requests import SamplerName
 
 _SCHEDULERS: dict[SamplerName, tuple[Any, dict[str, Any]]] = {

@@ -9,8 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from benchmarks.settings import MODEL
-from ray_cluster.config import RayConfig
-from ray_cluster.config_sections import Section
+from ray_cluster.config.sections import RayConfig, Section
 
 Batching = Literal["one-by-one", "static"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.settings import MODEL
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.jobs.records import Job
 from ray_cluster.jobs.service import JobService
-from ray_cluster.leases import Finished, Lease, Poll, Registration
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.jobs import Job
+from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.requests import ImageRequest, ImageResult, ModelProfile, OutputSpec, Timing
 
 NUM_STEPS = 20

@@ -19,12 +19,12 @@ from benchmarks.dispatcher.fakes import (
     counter,
 )
 from benchmarks.settings import MODEL, Report, Settings
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.storage.blob_store import BlobStore
 
 Kind = Literal["attached", "durable"]
 KINDS: tuple[Kind, ...] = ("attached", "durable")

@@ -15,13 +15,13 @@ from benchmarks.engine.subject import Subject, make_requests
 from benchmarks.settings import GUIDANCE, Report, Settings
 from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import Stopwatch
-from ray_cluster.blob_store import BlobStore
 from ray_cluster.engine.building import build_engine
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.policies.checkpointing import steps_between_exports
-from ray_cluster.state_writer import StateWriter
+from ray_cluster.replica.state_writer import StateWriter
+from ray_cluster.storage.blob_store import BlobStore
 
 _TIMES_AS_OFTEN = 4
 _BATCH = 8

@@ -9,9 +9,9 @@ import torch
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import in_turns
-from ray_cluster.reference_models.evaluate import load_pipeline, options_for
-from ray_cluster.reference_models.registry import weights_folder
-from ray_cluster.reference_models.suite import suite_prompts
+from ray_cluster.models.builtin import weights_folder
+from ray_cluster.training.evaluate import load_pipeline, options_for
+from ray_cluster.training.suite import suite_prompts
 
 HEAVY, LIGHT = "shapes-sd", "shapes-sd-light"
 _PX = 64

@@ -27,7 +27,7 @@ _BARE_CALLS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SpeedCell:
     """One size with or without guidance."""
 
     px: int
@@ -71,7 +71,7 @@ class SpeedBenchmark:
         self._pipeline = PipelineContender(subject.pipeline)
         self._engine = EngineContender(subject)
         self._cells = [
-            Cell(px, guidance_scale, settings.num_steps)
+            SpeedCell(px, guidance_scale, settings.num_steps)
             for px in settings.sizes_px
             for guidance_scale in settings.guidance_scales
         ]
@@ -98,20 +98,20 @@ class SpeedBenchmark:
             "cells": [_cell_result(cell, self._records[cell]) for cell in self._cells],
         }
 
-    def _visits(self) -> list[Cell]:
+    def _visits(self) -> list[SpeedCell]:
         """The cells of one round; those that an aim is set for come three times."""
         aims = [cell for cell in self._cells if cell.px == self._settings.aim_px]
         again = aims if self._settings.max_rounds > 1 else []
         half = len(self._cells) // 2
         return [*self._cells[:half], *again, *self._cells[half:], *again]
 
-    def _warm_up(self, cell: Cell) -> None:
+    def _warm_up(self, cell: SpeedCell) -> None:
         requests = self._requests(cell, max(self._settings.in_flight), num_steps=2)
         for in_flight in self._settings.in_flight:
             self._pipeline.serve(requests[:in_flight], in_flight)
             self._engine.serve(requests[:in_flight], in_flight)
 
-    def _measure(self, cell: Cell, record: Record, *, reverse: bool) -> None:
+    def _measure(self, cell: SpeedCell, record: Record, *, reverse: bool) -> None:
         order = list(self._settings.in_flight)
         if reverse:
             order.reverse()
@@ -129,7 +129,7 @@ class SpeedBenchmark:
             record.differences[name] = max(difference, record.differences.get(name, 0))
 
     def _blocks(
-        self, cell: Cell, in_flight: int, made: dict[str, Served]
+        self, cell: SpeedCell, in_flight: int, made: dict[str, Served]
     ) -> Iterator[tuple[str, Cost]]:
         """Serve requests in each way; yield names and costs per image, put images in ``made``."""
         requests = self._requests(cell, max(2, in_flight))
@@ -144,7 +144,7 @@ class SpeedBenchmark:
             yield name, watch.cost.per(len(requests))
         yield f"bare {in_flight}", self._bare_call(cell, in_flight).per(in_flight)
 
-    def _bare_call(self, cell: Cell, in_flight: int) -> Cost:
+    def _bare_call(self, cell: SpeedCell, in_flight: int) -> Cost:
         """Return the cost of the model calls of a whole run of a full batch, and nothing else."""
         with torch.inference_mode():
             states = self._subject.start(self._requests(cell, in_flight))
@@ -158,7 +158,7 @@ class SpeedBenchmark:
         steps = cell.num_steps
         return Cost(cost.cpu_s * steps, cost.wall_s * steps, cost.process_s * steps)
 
-    def _baseline(self, cell: Cell, record: Record) -> Cost:
+    def _baseline(self, cell: SpeedCell, record: Record) -> Cost:
         """Make the next image on its own; return its cost."""
         requests = self._requests(cell, max(self._settings.in_flight))
         request = requests[record.num_baselines % len(requests)]
@@ -168,7 +168,7 @@ class SpeedBenchmark:
         record.one_by_one |= served.images
         return watch.cost
 
-    def _requests(self, cell: Cell, count: int, num_steps: int | None = None) -> list[Any]:
+    def _requests(self, cell: SpeedCell, count: int, num_steps: int | None = None) -> list[Any]:
         return make_requests(
             count,
             px=cell.px,
@@ -177,7 +177,7 @@ class SpeedBenchmark:
         )
 
 
-def _cell_result(cell: Cell, record: Record) -> dict[str, Any]:
+def _cell_result(cell: SpeedCell, record: Record) -> dict[str, Any]:
     return {
         "px": cell.px,
         "guidance": cell.guidance_scale > 1,

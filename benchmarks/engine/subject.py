@@ -13,7 +13,7 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
 from benchmarks.settings import MODEL
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.loading import LoadedModel, load_model

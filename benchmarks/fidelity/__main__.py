@@ -21,8 +21,8 @@ from benchmarks.fidelity.choosing import choose
 from benchmarks.fidelity.fewer_steps import Study
 from benchmarks.fidelity.plan import (
     MODELS,
+    FidelityRun,
     Grid,
-    Run,
     held_out_runs,
     quick_grid,
     tuning_runs,
@@ -79,7 +79,7 @@ def _fewer_steps(options: argparse.Namespace, until_s: float) -> None:
         write_fewer_steps(grids, options.work, options.report, header)
 
 
-def make_missing(wanted: Sequence[Run], work: Path, until_s: float) -> None:
+def make_missing(wanted: Sequence[FidelityRun], work: Path, until_s: float) -> None:
     """Make the runs that have no file yet, in their order, until the time is up."""
     missing = [run for run in wanted if not (work / f"{run.name}.npz").exists()]
     if not missing or time.monotonic() > until_s:

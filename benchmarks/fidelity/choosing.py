@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.fidelity.fewer_plan import BARS
 from benchmarks.fidelity.frontier import Frontier, Point
-from benchmarks.fidelity.plan import EXACT, Finalists, Grid, Run, schedules
+from benchmarks.fidelity.plan import EXACT, FidelityRun, Finalists, Grid, schedules
 from benchmarks.fidelity.work import Made
 
 
@@ -17,7 +17,7 @@ def num_tests(grid: Grid) -> int:
     return len(grid.base_steps) * max(len(schedules(model)) for model in grid.models)
 
 
-def choose(grid: Grid, tuning: Mapping[Run, Made]) -> Finalists:
+def choose(grid: Grid, tuning: Mapping[FidelityRun, Made]) -> Finalists:
     """Return what is reported, of each model at each size: variants, and steps to hold them to.
 
     At each number of steps these are the variant with the largest gain over fewer steps and the

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.fidelity.plan import Run
+from benchmarks.fidelity.plan import FidelityRun
 
 Mode = Literal["balanced", "fast"]
 Chosen = Mapping[int, Mapping[Mode, int]]
@@ -74,27 +74,27 @@ def model_grids(*, quick: bool) -> tuple[ModelGrid, ...]:
     )
 
 
-def tuning_runs(grid: ModelGrid) -> Iterator[Run]:
+def tuning_runs(grid: ModelGrid) -> Iterator[FidelityRun]:
     """Return what the numbers of steps are chosen by: even batches of prompts."""
     for index in range(grid.num_tuning):
         for steps in sorted({*grid.base_steps, *grid.tried_steps}):
-            yield Run(grid.model, _PX, 2 * index, steps)
+            yield FidelityRun(grid.model, _PX, 2 * index, steps)
 
 
-def held_out_runs(grid: ModelGrid, chosen: Chosen) -> Iterator[Run]:
+def held_out_runs(grid: ModelGrid, chosen: Chosen) -> Iterator[FidelityRun]:
     """Return what is reported: odd batches of prompts, of which nothing was chosen.
 
     The images of a mode's steps serve all numbers of steps that share them.
     """
-    runs: dict[Run, None] = {}
+    runs: dict[FidelityRun, None] = {}
     for base in sorted(grid.base_steps, key=lambda steps: steps != grid.main_base):
         for batch in held_out_batches(grid, base):
             for steps in (base, *chosen.get(base, {}).values()):
-                runs[Run(grid.model, _PX, batch, steps)] = None
+                runs[FidelityRun(grid.model, _PX, batch, steps)] = None
     for check in grid.checks:
         for batch in check_batches(grid):
             for steps in (grid.main_base, *chosen.get(grid.main_base, {}).values()):
-                run = Run(grid.model, check.px, batch, steps, guidance=check.guidance)
+                run = FidelityRun(grid.model, check.px, batch, steps, guidance=check.guidance)
                 runs[run] = None
     yield from runs
 

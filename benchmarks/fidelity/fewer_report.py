@@ -20,13 +20,13 @@ from benchmarks.fidelity.fewer_plan import (
     held_out_runs,
     tuning_runs,
 )
-from benchmarks.fidelity.fewer_steps import Outcome, Study
-from benchmarks.fidelity.plan import Run
+from benchmarks.fidelity.fewer_steps import FewerStepsOutcome, Study
+from benchmarks.fidelity.plan import FidelityRun
 from benchmarks.fidelity.work import Made, load_made
 from benchmarks.plots import save_figure, with_pyplot
-from ray_cluster.reference_models.card import folder_hashes
-from ray_cluster.reference_models.evaluate import contact_sheet
-from ray_cluster.reference_models.registry import builtin_folder, builtin_sampling
+from ray_cluster.models.builtin import builtin_folder, builtin_sampling
+from ray_cluster.training.card import folder_hashes
+from ray_cluster.training.evaluate import contact_sheet
 
 _MAIN = Check(64)
 _COLUMNS = (
@@ -41,7 +41,7 @@ def write_fewer_steps(
     """Write ``results.json``, ``report.md`` and figures on the runs that are there.
 
     Beside them is ``<model>.json`` for each model of which something may be promised: what the
-    package has of it in ``ray_cluster/reference_models/fewer_steps``.
+    package has of it in ``ray_cluster/models/fewer_steps``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     studies = [_study(grid, work) for grid in grids]
@@ -77,12 +77,12 @@ def _study(grid: ModelGrid, work: Path) -> Study:
     return Study(grid, tuning | load_made(held_out_runs(grid, chosen), work))
 
 
-def _all_runs(study: Study) -> Iterator[Run]:
+def _all_runs(study: Study) -> Iterator[FidelityRun]:
     yield from tuning_runs(study.grid)
     yield from held_out_runs(study.grid, study.chosen())
 
 
-def step_table(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+def step_table(study: Study, outcomes: Sequence[FewerStepsOutcome]) -> dict[str, Any] | None:
     """Return a model's table for the package; None if nothing may be promised of it.
 
     A mode that the held-out images break at a number of steps has all of these there, and no fewer
@@ -186,7 +186,7 @@ def _section(study: Study) -> Iterator[str]:
         yield from (_row(one) for one in some)
 
 
-def _row(one: Outcome) -> str:
+def _row(one: FewerStepsOutcome) -> str:
     tuning = "" if one.tuning_worst is None else f"{one.tuning_worst:.3f}"
     worst = f"{one.worst:.3f}" if one.is_kept else f"**{one.worst:.3f}**"
     return (
@@ -218,7 +218,7 @@ def _plot(studies: Sequence[Study]) -> Any:
     return figure
 
 
-def _sheet(study: Study, made: dict[Run, Made]) -> Any:
+def _sheet(study: Study, made: dict[FidelityRun, Made]) -> Any:
     """Return held-out images: exact ones, and below them the same balanced and fast."""
     modes = study.chosen().get(study.grid.main_base)
     if modes is None:
@@ -226,7 +226,7 @@ def _sheet(study: Study, made: dict[Run, Made]) -> Any:
     rows = []
     for batch in (1, 3, 5):
         for steps in (study.grid.main_base, *modes.values()):
-            run = Run(study.grid.model, 64, batch, steps)
+            run = FidelityRun(study.grid.model, 64, batch, steps)
             if run in made:
                 rows += list(made[run].images)
     if not rows:

@@ -20,12 +20,12 @@ from benchmarks.fidelity.fewer_plan import (
     tuning_runs,
 )
 from benchmarks.fidelity.frontier import Frontier
-from benchmarks.fidelity.plan import Run
+from benchmarks.fidelity.plan import FidelityRun
 from benchmarks.fidelity.work import Made
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FewerStepsOutcome:
     """A mode at a number of steps asked for, on held-out prompts.
 
     Attributes:
@@ -66,7 +66,7 @@ class Outcome:
 class Study:
     """All runs of one model that are there."""
 
-    def __init__(self, grid: ModelGrid, made: Mapping[Run, Made]) -> None:
+    def __init__(self, grid: ModelGrid, made: Mapping[FidelityRun, Made]) -> None:
         self.grid = grid
         self._made = made
         self._frontier = Frontier(made)
@@ -102,7 +102,7 @@ class Study:
             found[base] = dict(least)
         return found
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[FewerStepsOutcome]:
         """Return how the chosen steps do on the other half, checks last."""
         chosen, main = self.chosen(), Check(64)
         found = [
@@ -119,9 +119,10 @@ class Study:
 
     def _outcome(
         self, mode: Mode, asked: int, steps: int, check: Check, batches: Sequence[int]
-    ) -> Outcome | None:
+    ) -> FewerStepsOutcome | None:
         own = [
-            Run(self.grid.model, check.px, one, steps, guidance=check.guidance) for one in batches
+            FidelityRun(self.grid.model, check.px, one, steps, guidance=check.guidance)
+            for one in batches
         ]
         exact = [replace(run, num_steps=asked) for run in own]
         pairs = [
@@ -132,7 +133,7 @@ class Study:
         own, exact = [one for one, _ in pairs], [other for _, other in pairs]
         similar = np.concatenate([self._frontier.ssim(*pair) for pair in pairs])
         tuning = self.tuning_worst(asked).get(steps) if check == Check(64) else None
-        return Outcome(
+        return FewerStepsOutcome(
             model=self.grid.model,
             mode=mode,
             asked=asked,
@@ -148,10 +149,10 @@ class Study:
             wall_share=self._median(own, "whole_wall_s") / self._median(exact, "whole_wall_s"),
         )
 
-    def _right(self, runs: Iterable[Run]) -> float:
+    def _right(self, runs: Iterable[FidelityRun]) -> float:
         return float(np.concatenate([self._frontier.right(run) for run in runs]).mean())
 
-    def _median(self, runs: Iterable[Run], clock: str) -> float:
+    def _median(self, runs: Iterable[FidelityRun], clock: str) -> float:
         return float(np.median([getattr(self._made[run], clock) for run in runs]))
 
 

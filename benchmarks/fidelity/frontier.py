@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.fidelity.plan import Half, Run
+from benchmarks.fidelity.plan import FidelityRun, Half
 from benchmarks.fidelity.work import Made, prompts_of
 from ray_cluster.quality.classifier import load_classifier, read_pictures
 from ray_cluster.quality.distances import similarity
-from ray_cluster.reference_models.scoring import Drawn
+from ray_cluster.training.scoring import Drawn
 
 Values = npt.NDArray[np.float64]
 Clock = Literal["cpu_s", "wall_s"]
@@ -87,11 +87,11 @@ class Frontier:
         made: by run.
     """
 
-    def __init__(self, made: Mapping[Run, Made]) -> None:
+    def __init__(self, made: Mapping[FidelityRun, Made]) -> None:
         self._made = made
         self._classifier = load_classifier()
-        self._right: dict[Run, Values] = {}
-        self._ssim: dict[tuple[Run, Run], Values] = {}
+        self._right: dict[FidelityRun, Values] = {}
+        self._ssim: dict[tuple[FidelityRun, FidelityRun], Values] = {}
 
     @cached_property
     def step_costs(self) -> dict[tuple[str, int, str, int], dict[Clock, float]]:
@@ -106,7 +106,7 @@ class Frontier:
             for kind, (cpu_s, wall_s) in medians.items()
         }
 
-    def num_steps_alike(self, runs: Sequence[Run], clock: Clock) -> float:
+    def num_steps_alike(self, runs: Sequence[FidelityRun], clock: Clock) -> float:
         """Return how many exact steps take as long as runs of one variant do, in the mean."""
         model, px = runs[0].model, runs[0].px
         full_s = self.step_costs[model, px, "", 0][clock]
@@ -122,7 +122,7 @@ class Frontier:
         Args:
             num_variants: of a model, for the correction of intervals.
         """
-        groups: dict[tuple[str, int, int, str], list[Run]] = defaultdict(list)
+        groups: dict[tuple[str, int, int, str], list[FidelityRun]] = defaultdict(list)
         for run in self._made:
             if not run.is_exact and self._exact(run, run.num_steps) in self._made:
                 groups[run.model, run.px, run.num_steps, run.variant].append(run)
@@ -132,9 +132,9 @@ class Frontier:
         ]
 
     def _point(
-        self, key: tuple[str, int, int, str], runs: Sequence[Run], num_variants: int
+        self, key: tuple[str, int, int, str], runs: Sequence[FidelityRun], num_variants: int
     ) -> Point:
-        halves: dict[Half, list[Run]] = defaultdict(list)
+        halves: dict[Half, list[FidelityRun]] = defaultdict(list)
         for run in runs:
             halves[run.half].append(run)
         cost = self.num_steps_alike(runs, "cpu_s")
@@ -143,7 +143,7 @@ class Frontier:
         wall = self.num_steps_alike(runs, "wall_s")
         return Point(*key, cost, wall, float(np.mean(reused)), quality)
 
-    def _quality(self, runs: Sequence[Run], cost: float, num_variants: int) -> Quality:
+    def _quality(self, runs: Sequence[FidelityRun], cost: float, num_variants: int) -> Quality:
         own, right, control, control_right = [], [], [], []
         for run in runs:
             exact = self._exact(run, run.num_steps)
@@ -167,7 +167,7 @@ class Frontier:
             gain_high=high,
         )
 
-    def _controls(self, run: Run, cost: float) -> list[tuple[Run, float]]:
+    def _controls(self, run: FidelityRun, cost: float) -> list[tuple[FidelityRun, float]]:
         """Return the exact runs around a cost in steps, weighted so that they cost as much.
 
         Where even the shortest run costs more, it is the control.
@@ -184,17 +184,17 @@ class Frontier:
         ]
 
     @staticmethod
-    def _exact(run: Run, num_steps: int) -> Run:
-        return Run(run.model, run.px, run.batch, num_steps)
+    def _exact(run: FidelityRun, num_steps: int) -> FidelityRun:
+        return FidelityRun(run.model, run.px, run.batch, num_steps)
 
-    def ssim(self, run: Run, other: Run) -> Values:
+    def ssim(self, run: FidelityRun, other: FidelityRun) -> Values:
         """Return the structural similarity of a run's images to another's."""
         if (run, other) not in self._ssim:
             pair = (_as_tensor(self._made[one].images) for one in (run, other))
             self._ssim[run, other] = similarity(*pair).double().numpy()
         return self._ssim[run, other]
 
-    def right(self, run: Run) -> Values:
+    def right(self, run: FidelityRun) -> Values:
         """Return per image whether it shows all that its prompt says."""
         if run not in self._right:
             pixels = _as_tensor(self._made[run].images)
@@ -223,12 +223,12 @@ def mean_interval(values: Values, *, alpha: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _kind(run: Run, num_reused: int) -> tuple[str, int, str, int]:
+def _kind(run: FidelityRun, num_reused: int) -> tuple[str, int, str, int]:
     cut = run.variant.partition("-")[0] if num_reused else ""
     return (run.model, run.px, cut, num_reused)
 
 
-def _batch(run: Run) -> int:
+def _batch(run: FidelityRun) -> int:
     return run.batch
 
 

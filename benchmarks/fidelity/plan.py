@@ -65,7 +65,7 @@ def quick_grid() -> Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FidelityRun:
     """One batch of prompts, made in one way.
 
     Attributes:
@@ -134,7 +134,7 @@ Finalists = Mapping[tuple[str, int], Collection[tuple[int, str]]]
 """By model and size the numbers of steps and variants (or ``exact``) that are reported."""
 
 
-def tuning_runs(grid: Grid) -> Iterator[Run]:
+def tuning_runs(grid: Grid) -> Iterator[FidelityRun]:
     """Return what variants are chosen by: all of them on even batches of prompts."""
     every = [(steps, EXACT) for steps in grid.control_steps]
     for model, px, batch in _cells(grid, "tuning"):
@@ -142,7 +142,7 @@ def tuning_runs(grid: Grid) -> Iterator[Run]:
         yield from _cell(model, px, batch, every + variants)
 
 
-def held_out_runs(grid: Grid, finalists: Finalists) -> Iterator[Run]:
+def held_out_runs(grid: Grid, finalists: Finalists) -> Iterator[FidelityRun]:
     """Return what is reported: odd batches of prompts, of which nothing was chosen."""
     for model, px, batch in _cells(grid, "held-out"):
         yield from _cell(model, px, batch, finalists.get((model, px), ()))
@@ -156,8 +156,10 @@ def _cells(grid: Grid, half: Half) -> Iterator[tuple[str, int, int]]:
                 yield from ((model, px, 2 * index + (half == "held-out")) for model in grid.models)
 
 
-def _cell(model: str, px: int, batch: int, wanted: Collection[tuple[int, str]]) -> list[Run]:
+def _cell(
+    model: str, px: int, batch: int, wanted: Collection[tuple[int, str]]
+) -> list[FidelityRun]:
     """Runs in a random order, so that what else the machine does hits all variants alike."""
-    found = [Run(model, px, batch, *one) for one in sorted(wanted)]
+    found = [FidelityRun(model, px, batch, *one) for one in sorted(wanted)]
     random.Random(f"{model} {px} {batch}").shuffle(found)
     return found

@@ -12,10 +12,10 @@ import torch
 from benchmarks.fidelity.choosing import cheapest_reuse, choose, fewest_steps, num_tests
 from benchmarks.fidelity.fewer_plan import BARS
 from benchmarks.fidelity.frontier import Frontier, Point, Quality
-from benchmarks.fidelity.plan import Grid, Half, Run, held_out_runs, tuning_runs
+from benchmarks.fidelity.plan import FidelityRun, Grid, Half, held_out_runs, tuning_runs
 from benchmarks.fidelity.work import Made, load_made
 from benchmarks.plots import save_figure, with_pyplot
-from ray_cluster.reference_models.evaluate import contact_sheet
+from ray_cluster.training.evaluate import contact_sheet
 
 _SHOWN = 8
 
@@ -179,7 +179,7 @@ def _plot(points: Sequence[Point], frontier: Frontier) -> Any:
     return figure
 
 
-def _sheet(points: Sequence[Point], made: dict[Run, Made]) -> Any:
+def _sheet(points: Sequence[Point], made: dict[FidelityRun, Made]) -> Any:
     """Return images of one batch: exact ones, then every variant and its control, row by row."""
     base = 20 if any(one.base_steps == 20 for one in points) else points[0].base_steps
     some = [one for one in points if one.base_steps == base]
@@ -187,11 +187,11 @@ def _sheet(points: Sequence[Point], made: dict[Run, Made]) -> Any:
     there = [run for run in made if (run.model, run.px) == (first.model, first.px)]
     batches = [run.batch for run in there if run.variant == first.variant]
     batch = max(batches, key=lambda one: (one % 2, -one))
-    rows = [Run(first.model, first.px, batch, base)]
+    rows = [FidelityRun(first.model, first.px, batch, base)]
     for one in some:
         exact = [run for run in there if run.is_exact and run.batch == batch]
         nearest = min(exact, key=lambda run: abs(run.num_steps - one.cost_steps))
-        rows += [Run(first.model, first.px, batch, base, one.variant), nearest]
+        rows += [FidelityRun(first.model, first.px, batch, base, one.variant), nearest]
     pictures = [
         torch.from_numpy(image).permute(2, 0, 1).float() / 255
         for run in rows

@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.fidelity.plan import BATCH, Run
+from benchmarks.fidelity.plan import BATCH, FidelityRun
 from benchmarks.stopwatch import Stopwatch
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.starting import start_states
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.reference_models.registry import BUILTIN_MODELS
-from ray_cluster.reference_models.suite import SuitePrompt, suite_prompts
+from ray_cluster.models.builtin import BUILTIN_MODELS
 from ray_cluster.requests import ImageRequest
+from ray_cluster.training.suite import SuitePrompt, suite_prompts
 
 _WARM_STEPS = 2
 _TIMES = ("wall_s", "cpu_s", "num_reused", "whole_wall_s", "whole_cpu_s")
@@ -66,7 +66,7 @@ class Made:
             return cls(file["images"], **json.loads(str(file["times"])))
 
 
-def load_made(runs: Iterable[Run], work: Path) -> dict[Run, Made]:
+def load_made(runs: Iterable[FidelityRun], work: Path) -> dict[FidelityRun, Made]:
     """Return the finished ones of some runs."""
     files = {run: work / f"{run.name}.npz" for run in runs}
     return {run: Made.load(file) for run, file in files.items() if file.exists()}
@@ -91,7 +91,7 @@ class Workshop:
         self._models: dict[str, LoadedModel] = {}
 
     @torch.inference_mode()
-    def make(self, run: Run) -> Made:
+    def make(self, run: FidelityRun) -> Made:
         """Make the images of a run."""
         if run.model not in self._models:
             self._models[run.model] = self._load(run.model)
@@ -113,10 +113,10 @@ class Workshop:
         model = load_model(PoolConfig(name=name, model=name, max_px=self._max_px))
         # the first steps of a process are slower
         for px in {64, self._max_px}:
-            _drive(model, self._states(model, Run(name, px, 0, _WARM_STEPS)))
+            _drive(model, self._states(model, FidelityRun(name, px, 0, _WARM_STEPS)))
         return model
 
-    def _states(self, model: LoadedModel, run: Run) -> list[RequestState]:
+    def _states(self, model: LoadedModel, run: FidelityRun) -> list[RequestState]:
         profile = model.profile
         guidance = profile.default_guidance_scale if run.guidance is None else run.guidance
         requests = [

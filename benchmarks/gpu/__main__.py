@@ -90,7 +90,7 @@ def describe_device(kind: str) -> dict[str, Any]:
     import torch
 
     if kind == "cpu":
-        from ray_cluster.machine import cpu_model
+        from ray_cluster.process.machine import cpu_model
 
         return {"name": cpu_model(), "kind": "cpu"}
     properties = torch.cuda.get_device_properties(0)

@@ -41,7 +41,7 @@ def save_profiles(
         The files' names by family, and why those that are missing are.
     """
     # needs pydantic, which a machine that only measures may not have
-    from ray_cluster.profiles.files import save_profile
+    from ray_cluster.models.profiles import save_profile
 
     written, problems = {}, []
     for name, part in result["parts"].items():

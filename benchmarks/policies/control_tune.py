@@ -12,14 +12,14 @@ from fnmatch import fnmatch
 from multiprocessing import Pool
 from pathlib import Path
 
+from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.simulator import autoscaling_policies, cascade_policies
 from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment
 from ray_cluster.simulator.cascade_experiment import CascadeExperiment
 from ray_cluster.simulator.choice_files import load_choices, save_choices
-from ray_cluster.simulator.control_choices import COMMAND, Choice, choice_of
+from ray_cluster.simulator.control_choices import COMMAND, TunedSettings, choice_of
 from ray_cluster.simulator.control_experiment import policy_named
 from ray_cluster.simulator.task_files import validated
-from ray_cluster.yaml_files import read_mapping
 
 FOLDER = Path(__file__).parent
 CHOICES = FOLDER / "control_choices.json"
@@ -33,7 +33,7 @@ def names() -> list[tuple[str, str]]:
     ]
 
 
-def search(task: tuple[str, str]) -> Choice:
+def search(task: tuple[str, str]) -> TunedSettings:
     kind, name = task
     path = FOLDER / f"{kind}.yaml"
     content = read_mapping(path, "experiment")
@@ -58,13 +58,13 @@ def main() -> None:
     if not tasks or options.processes < 1:
         parser.error("--only names no search" if not tasks else "--processes must be at least 1")
     # what can't be read is said before the search
-    kept = load_choices(options.out, Choice, command=COMMAND) if options.out.exists() else []
+    kept = load_choices(options.out, TunedSettings, command=COMMAND) if options.out.exists() else []
     with Pool(options.processes) as pool:
         found = pool.map(search, tasks, chunksize=1)
     save_choices(options.out, merged(kept, found))
 
 
-def merged(kept: Sequence[Choice], found: Sequence[Choice]) -> list[Choice]:
+def merged(kept: Sequence[TunedSettings], found: Sequence[TunedSettings]) -> list[TunedSettings]:
     """Return all choices in the order of :func:`names`, new ones instead of old ones."""
     choices = {(one.kind, one.policy): one for one in (*kept, *found)}
     return [choices[name] for name in names() if name in choices]

@@ -12,12 +12,12 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from ray_cluster.simulator.choice_files import save_choices
-from ray_cluster.simulator.sp_experiment import TUNING_SEEDS, Cell, SpExperiment
+from ray_cluster.simulator.sp_experiment import TUNING_SEEDS, SpCondition, SpExperiment
 from ray_cluster.simulator.sp_tuning import (
     BEST_FIXED,
     BEST_KNAPSACK,
     BEST_STATIC,
-    Choice,
+    TunedPolicy,
     choose,
 )
 
@@ -34,7 +34,7 @@ KNAPSACK_SEEDS = TUNING_SEEDS[:4]
 KNAPSACK_RATES = (12.0, 18.0)
 
 
-def tasks() -> Iterator[tuple[SpExperiment, Cell, str]]:
+def tasks() -> Iterator[tuple[SpExperiment, SpCondition, str]]:
     """All searches: where, and of what family."""
     for experiment in (A, B):
         for cell in experiment.cells():
@@ -44,7 +44,7 @@ def tasks() -> Iterator[tuple[SpExperiment, Cell, str]]:
                 yield replace(experiment, seeds=KNAPSACK_SEEDS), cell, BEST_KNAPSACK
 
 
-def search(task: tuple[SpExperiment, Cell, str]) -> Choice:
+def search(task: tuple[SpExperiment, SpCondition, str]) -> TunedPolicy:
     return choose(*task)
 
 

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from benchmarks.prediction.summary import Fared, Summary, summarise
 from benchmarks.prediction.traces import Mix, Planned, draw_trace
 from benchmarks.settings import MODEL
-from ray_cluster.config import DispatchConfig, LimitsConfig, PoolConfig, StorageConfig
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.timing import OperationTimer
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Completed
+from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.policies.types import WhenLate
-from ray_cluster.replica_building import build_agent
+from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.replica.builder import build_agent
 from ray_cluster.requests import ImageRequest
 
 _GUIDANCE = 2.0

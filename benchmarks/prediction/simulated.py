@@ -9,7 +9,7 @@ from benchmarks.prediction.summary import Fared, Summary, summarise
 from benchmarks.prediction.traces import Mix, Planned, draw_trace
 from ray_cluster.policies.cost_model import StepWork, decode_s, step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
-from ray_cluster.simulator.cell import Cell, CellSpec, PoolSpec
+from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
 
@@ -85,7 +85,7 @@ def _run(
         Arrival(one.at_s, _MODEL, one.side_px, one.side_px, one.num_steps, slo_s=one.slo_s)
         for one in trace
     ]
-    result = Cell(CellSpec((spec,), seed=seed, when_late=when_late)).run(arrivals)
+    result = SimulatedCell(CellSpec((spec,), seed=seed, when_late=when_late)).run(arrivals)
     return [
         Fared(
             fate.end != "refused",

@@ -11,7 +11,7 @@ from benchmarks.serving.processes import cpu_s_by_role
 from benchmarks.serving.running import base_url, image_body, post_image
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import percentile, summarise
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 
 _ENGINE_PARTS = ("encode_s", "denoise_s", "decode_s")
 _WARM_UP = 3
@@ -126,7 +126,7 @@ def _time_coding(count: int) -> dict[str, list[float]]:
 
     import numpy as np
 
-    from ray_cluster.image_coding import ImageCoder, encode_image
+    from ray_cluster.imaging.encoder import ImageCoder, encode_image
     from ray_cluster.requests import OutputSpec
 
     pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)

@@ -18,7 +18,7 @@ _ROLES = (
     ("Gateway", "gateway"),
     ("ProxyActor", "Serve proxy"),
     ("ServeController", "Serve controller"),
-    ("ray_cluster.coder_process", "image coder"),
+    ("ray_cluster.imaging.worker_process", "image coder"),
     ("gcs_server", "Ray: gcs"),
     ("raylet/raylet", "Ray: raylet"),
     ("RuntimeEnvAgent", "Ray: runtime-env agent"),

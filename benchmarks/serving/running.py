@@ -15,8 +15,8 @@ import httpx
 
 from benchmarks.machine import ROOT
 from benchmarks.settings import GUIDANCE, MODEL
-from ray_cluster.config import ClusterConfig, load_config
-from ray_cluster.ray_environment import apply_ray_environment
+from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.deployments.ray_environment import apply_ray_environment
 
 _FIRST_PORT = 18700
 _START_TIMEOUT_S = 600.0

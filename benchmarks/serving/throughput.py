@@ -14,7 +14,7 @@ from benchmarks.engine.subject import Subject, make_requests
 from benchmarks.serving.running import base_url, image_body, post_image
 from benchmarks.settings import GUIDANCE, NUM_STEPS, Report, Settings
 from benchmarks.stats import paired_ratio, summarise
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.engine.building import build_engine
 from ray_cluster.engine.events import Broken, Decoded, RunnerEvent
 from ray_cluster.engine.runner import EngineRunner

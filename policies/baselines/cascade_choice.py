@@ -43,7 +43,7 @@ def two_models(fleet: Fleet) -> TwoModels:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CascadeSizing:
     """Replicas and batches of both models; a threshold, or a share of requests for the heavy one.
 
     Attributes:
@@ -65,7 +65,7 @@ def highest_threshold(
     demand_per_s: float,
     rate_at: Callable[[float], float],
     thresholds: Sequence[float] = THRESHOLDS,
-) -> Choice | None:
+) -> CascadeSizing | None:
     """Return the choice with the highest threshold that demand leaves room for.
 
     DiffServe, section 3.3, equations 2 to 5; the latency (equation 1) is in the pairs.
@@ -79,7 +79,7 @@ def highest_threshold(
         None if even the lowest is too much.
     """
     rates = [rate_at(threshold) for threshold in thresholds]
-    best: Choice | None = None
+    best: CascadeSizing | None = None
     for light, heavy in pairs:
         num_light = max(1, math.ceil(demand_per_s / light.rate_per_s - _EPSILON))
         num_heavy = num_gpus - num_light
@@ -89,15 +89,17 @@ def highest_threshold(
         fitting = [n for n, rate in enumerate(rates) if rate <= room + _EPSILON]
         if fitting and (best is None or thresholds[fitting[-1]] > best.threshold):
             at = fitting[-1]
-            best = Choice(num_light, num_heavy, light.batch, heavy.batch, thresholds[at], rates[at])
+            best = CascadeSizing(
+                num_light, num_heavy, light.batch, heavy.batch, thresholds[at], rates[at]
+            )
     return best
 
 
 def highest_share(
     pairs: Iterable[tuple[BatchOption, BatchOption]], *, num_gpus: int, demand_per_s: float
-) -> Choice | None:
+) -> CascadeSizing | None:
     """Return the choice that sends most requests to the heavy model instead of the light one."""
-    best: Choice | None = None
+    best: CascadeSizing | None = None
     for light, heavy in pairs:
         for num_heavy in range(num_gpus + 1):
             num_light = num_gpus - num_heavy
@@ -106,14 +108,14 @@ def highest_share(
             rest = (1 - share) * demand_per_s
             fits = rest <= num_light * light.rate_per_s + _EPSILON
             if fits and (best is None or share > best.rate + _EPSILON):
-                best = Choice(num_light, num_heavy, light.batch, heavy.batch, 0.0, share)
+                best = CascadeSizing(num_light, num_heavy, light.batch, heavy.batch, 0.0, share)
     return best
 
 
-def light_alone(models: TwoModels, num_gpus: int) -> Choice:
+def light_alone(models: TwoModels, num_gpus: int) -> CascadeSizing:
     """Return the choice that is left where a deadline or a demand has room for nothing else."""
     batch = models.light.options[0]
     for option in models.light.options:
         if option.seconds <= models.service.slo_s and option.rate_per_s > batch.rate_per_s:
             batch = option
-    return Choice(num_gpus, 0, batch.batch, 1, threshold=0.0, rate=0.0)
+    return CascadeSizing(num_gpus, 0, batch.batch, 1, threshold=0.0, rate=0.0)

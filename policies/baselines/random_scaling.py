@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ray_cluster.policies.baselines.cascade_choice import (
-    Choice,
+    CascadeSizing,
     highest_share,
     light_alone,
     two_models,
@@ -26,7 +26,7 @@ class RandomMemory:
     seen_s: float
     num_arrived: int
     demand_per_s: float | None = None
-    choice: Choice | None = None
+    choice: CascadeSizing | None = None
 
 
 @dataclass(frozen=True, slots=True)

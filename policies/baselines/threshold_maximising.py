@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.baselines.cascade_choice import (
     THRESHOLDS,
-    Choice,
+    CascadeSizing,
     TwoModels,
     highest_threshold,
     light_alone,
@@ -51,7 +51,7 @@ class ThresholdMemory:
     num_missed: int
     confidences: ConfidenceWindow
     demand_per_s: float | None = None
-    choice: Choice | None = None
+    choice: CascadeSizing | None = None
     batches: AimdBatches = AimdBatches()
 
 
@@ -157,7 +157,7 @@ class ThresholdPlanner:
         return first_s + (num_deferred / deferred if deferred > 0 else 0.0)
 
 
-def plan_of(choice: Choice, models: TwoModels, *, drops: bool) -> Plan:
+def plan_of(choice: CascadeSizing, models: TwoModels, *, drops: bool) -> Plan:
     """Return a choice as the plan of a cascade."""
     cascade = CascadePlan(
         models.service.name,

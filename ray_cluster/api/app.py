@@ -13,8 +13,8 @@ from starlette.responses import Response
 from ray_cluster.api.auth import key_guard
 from ray_cluster.api.call import CallReader
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.files import PATH, FilesEndpoint
+from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.api.handlers import install
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
@@ -27,9 +27,9 @@ from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
 from ray_cluster.api.request_schema import event_stream, request_schema
 from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import ClusterConfig
-from ray_cluster.metrics.roles import GatewayMetrics
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.storage.blob_store import BlobStore
 
 DESCRIPTION = """\
 Makes images from text on diffusion models, through the OpenAI Images API with extensions.

@@ -15,7 +15,7 @@ from ray_cluster.api.request_id import request_id_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.validate import describe, validate
-from ray_cluster.config import LimitsConfig
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest
 

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable
 from contextvars import Context
 
-from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import model_not_found, model_not_ready
-from ray_cluster.config import ClusterConfig, DefaultsConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
-from ray_cluster.blob_store import BlobStore, BlobStoreError
-from ray_cluster.leases import LATE_WRITE_S
+from ray_cluster.protocol.leases import LATE_WRITE_S
 from ray_cluster.requests import ImageRequest
+from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import from_failure
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.leases import Completed, Outcome, Preview, Sight
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.outcomes import Completed, Outcome, Preview, Sight
 from ray_cluster.requests import Failure, ImageRequest
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError, from_unavailable
 from ray_cluster.api.group import while_connected
-from ray_cluster.api.reply import MadeImage, append_base64, deadline_of, details_of
+from ray_cluster.api.reply import RepliedImage, append_base64, deadline_of, details_of
 from ray_cluster.errors import Unavailable
-from ray_cluster.leases import Preview
+from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import ImageRequest
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 PARTIAL = "image_generation.partial_image"
 COMPLETED = "image_generation.completed"
 
-Sights = AsyncGenerator[Preview | MadeImage | None]
+Sights = AsyncGenerator[Preview | RepliedImage | None]
 """What there is to see of one image: previews, at last the image; None says that it still lasts."""
 
 _KEEP_ALIVE = b": still there\n\n"
@@ -81,7 +81,7 @@ async def _events(
                     yield _KEEP_ALIVE
                 case Preview():
                     yield await _partial(request, sight, int(clock()))
-                case MadeImage():
+                case RepliedImage():
                     yield await _completed(sight, int(clock()))
     except ApiError as error:
         yield _failure(error)
@@ -99,7 +99,7 @@ async def _partial(request: ImageRequest, preview: Preview, created_s: int) -> b
     return await _event(PARTIAL, head, preview.data)
 
 
-async def _completed(image: MadeImage, created_s: int) -> bytes:
+async def _completed(image: RepliedImage, created_s: int) -> bytes:
     head = _head(image.request, COMPLETED, created_s) | {
         "usage": _NO_USAGE,
         "model": image.request.model,

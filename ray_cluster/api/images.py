@@ -13,16 +13,16 @@ from starlette.responses import Response
 from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import Call, CallReader
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import ApiError, from_failure
 from ray_cluster.api.files import FilesEndpoint, url_maker
 from ray_cluster.api.group import GroupRunner, while_connected
 from ray_cluster.api.image_stream import ImageStream, Sights
 from ray_cluster.api.jobs import JobCreator
-from ray_cluster.api.reply import MadeImage, write_reply
-from ray_cluster.config import ClusterConfig
-from ray_cluster.jobs.records import Job
-from ray_cluster.leases import Completed, Preview
+from ray_cluster.api.reply import RepliedImage, write_reply
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.jobs import Job
+from ray_cluster.protocol.outcomes import Completed, Preview
 from ray_cluster.requests import ImageRequest
 
 
@@ -88,7 +88,7 @@ class ImagesEndpoint:
     async def _attached_sights(self, wanted: ImageRequest, client: str) -> Sights:
         async with aclosing(self._runner.watch(wanted, self._catalog.known, client)) as sights:
             async for sight in sights:
-                yield MadeImage.of(wanted, sight) if isinstance(sight, Completed) else sight
+                yield RepliedImage.of(wanted, sight) if isinstance(sight, Completed) else sight
 
     async def _durable_sights(self, call: Call, request: Request) -> Sights:
         client = client_of(request)
@@ -118,13 +118,14 @@ class ImagesEndpoint:
         # without it, the image itself may yet be there
         return None if data is None else replace(preview, data=data)
 
-    async def _attached(self, requests: Sequence[ImageRequest], client: str) -> list[MadeImage]:
+    async def _attached(self, requests: Sequence[ImageRequest], client: str) -> list[RepliedImage]:
         completed = await self._runner.run(requests, self._catalog.known, client)
         return [
-            MadeImage.of(request, item) for request, item in zip(requests, completed, strict=True)
+            RepliedImage.of(request, item)
+            for request, item in zip(requests, completed, strict=True)
         ]
 
-    async def _durable(self, call: Call, request: Request) -> list[MadeImage]:
+    async def _durable(self, call: Call, request: Request) -> list[RepliedImage]:
         client = client_of(request)
         view, _ = await self._creator.create(call, request)
         while not view.job.is_final:
@@ -137,7 +138,7 @@ class ImagesEndpoint:
             return made
         return [await self._with_data(image, view.job) for image in made]
 
-    async def _with_data(self, image: MadeImage, job: Job) -> MadeImage:
+    async def _with_data(self, image: RepliedImage, job: Job) -> RepliedImage:
         data = await self._files.read(image.request.file_id)
         if data is None:
             raise ApiError(
@@ -149,7 +150,7 @@ class ImagesEndpoint:
         return image.with_data(data)
 
 
-def _images_of(job: Job) -> list[MadeImage]:
+def _images_of(job: Job) -> list[RepliedImage]:
     if job.error is not None:
         error = from_failure(job.error)
         if error.retry_after_s is None:
@@ -167,7 +168,7 @@ def _images_of(job: Job) -> list[MadeImage]:
         raise _gone(job)
     elapsed_s = job.finished_s - job.created_s
     return [
-        MadeImage(
+        RepliedImage(
             request,
             b"",
             timing=image.timing,

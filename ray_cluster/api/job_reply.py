@@ -8,7 +8,7 @@ from ray_cluster.api.errors import from_failure
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
 from ray_cluster.api.schema import ImageTiming
-from ray_cluster.jobs.records import Job, JobView, StoredImage
+from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.requests import ImageRequest
 
 UrlOf = Callable[[str], str]

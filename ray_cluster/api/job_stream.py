@@ -18,10 +18,10 @@ from http import HTTPStatus
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import ApiError
 from ray_cluster.errors import Unavailable
-from ray_cluster.jobs.records import JobView
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.jobs import JobView
 
 logger = logging.getLogger(__name__)
 

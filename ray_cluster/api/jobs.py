@@ -17,15 +17,15 @@ from starlette.responses import Response
 from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import IDEMPOTENCY_KEY, Call, CallReader
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.client import DispatcherClient
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.files import url_maker
 from ray_cluster.api.job_reply import job_reply
 from ray_cluster.api.job_stream import JobStream, StreamLimits, StreamPlaces
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.api.replies import JobList, JobResponse
-from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.jobs.records import Job, JobQuery, JobState, JobView
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.jobs import Job, JobQuery, JobState, JobView
 
 MAX_PAGE = 100
 _LIST_PARAMETERS = ("state", "limit", "after")

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError
-from ray_cluster.config import LimitsConfig
+from ray_cluster.config.sections import LimitsConfig
 
 logger = logging.getLogger(__name__)
 

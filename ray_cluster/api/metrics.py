@@ -14,11 +14,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ray_cluster.api.client import DispatcherClient
+from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.logs import LogFields, log_event
-from ray_cluster.metrics.roles import GatewayMetrics
-from ray_cluster.metrics.snapshot import render
+from ray_cluster.observability.logs import LogFields, log_event
+from ray_cluster.observability.metrics_snapshot import render
+from ray_cluster.protocol.dispatcher_client import DispatcherClient
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from ray_cluster.api.schema import ImageFidelity, ImageTiming
-from ray_cluster.jobs.records import JobState
+from ray_cluster.protocol.jobs import JobState
 from ray_cluster.requests import SamplerName
 
 

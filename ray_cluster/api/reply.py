@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_cluster.api.fidelity import fidelity_of
-from ray_cluster.leases import Completed
+from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import ImageRequest, Timing
 
 # a multiple of 3, so that the codes of slices join; about 1 ms of work
@@ -23,7 +23,7 @@ SLICE_BYTES = 3 * 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class MadeImage:
+class RepliedImage:
     """A finished image as a reply tells of it.
 
     Attributes:
@@ -41,18 +41,18 @@ class MadeImage:
     elapsed_s: float
 
     @classmethod
-    def of(cls, request: ImageRequest, item: Completed) -> MadeImage:
+    def of(cls, request: ImageRequest, item: Completed) -> RepliedImage:
         """Return the image of an attached request."""
         result, made = item.result, replace(request, num_steps=item.num_steps)
         return cls(made, result.data, result.timing, item.slo_s, item.elapsed_s)
 
-    def with_data(self, data: bytes) -> MadeImage:
+    def with_data(self, data: bytes) -> RepliedImage:
         """Return it with the image itself."""
         return replace(self, data=data)
 
 
 async def write_reply(
-    images: Sequence[MadeImage], created_s: int, url_of: Callable[[str], str] | None = None
+    images: Sequence[RepliedImage], created_s: int, url_of: Callable[[str], str] | None = None
 ) -> bytes:
     """Return the JSON of :class:`~ray_cluster.api.schema.ImagesResponse`.
 
@@ -82,7 +82,7 @@ async def write_reply(
     return b"".join(parts)
 
 
-def deadline_of(images: Sequence[MadeImage]) -> dict[str, Any]:
+def deadline_of(images: Sequence[RepliedImage]) -> dict[str, Any]:
     """Return the JSON of :class:`~ray_cluster.api.schema.Deadline`."""
     return {
         "slo_s": images[0].slo_s,
@@ -100,7 +100,7 @@ async def append_base64(parts: list[bytes], data: bytes) -> None:
             await asyncio.sleep(0)
 
 
-def details_of(image: MadeImage) -> dict[str, Any]:
+def details_of(image: RepliedImage) -> dict[str, Any]:
     """Return what there is to say of one image beside the image itself."""
     request = image.request
     details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.num_steps}

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ray_cluster.logs import bound
+from ray_cluster.observability.logs import bound
 
 HEADER = "X-Request-ID"
 # whether the reply's header is written here or by a proxy in front (Ray Serve's writes it on

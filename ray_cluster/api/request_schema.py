@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ray_cluster.api.schema import ImageGenerationRequest
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 
 
 def request_schema(config: ClusterConfig) -> dict[str, Any]:

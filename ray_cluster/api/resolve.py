@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from ray_cluster.api.fidelity import Setting, resolve_effort
 from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.validate import describe
-from ray_cluster.config import DefaultsConfig, LimitsConfig
+from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName
 

@@ -11,8 +11,8 @@ from pydantic_core import ErrorDetails
 
 from ray_cluster.api.body import is_text
 from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
+from ray_cluster.config.pydantic_messages import must_be
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.must_be import must_be
 
 MAX_PROBLEMS = 5
 

@@ -41,7 +41,7 @@ def recipe_values(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read.
         InvalidRequest: it carries no recipe, or one that this version does not understand.
     """
-    from ray_cluster.image_coding import read_recipe
+    from ray_cluster.imaging.encoder import read_recipe
 
     try:
         data = path.read_bytes()

@@ -9,11 +9,12 @@ from typing import Any
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.validate import validate
-from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.local_models import LocalModel, local_model
-from ray_cluster.model_sizes import ModelSizes
-from ray_cluster.reference_models.registry import BUILTIN_MODELS
+from ray_cluster.models.builtin import BUILTIN_MODELS
+from ray_cluster.models.local import LocalModel, local_model
+from ray_cluster.models.sizes import ModelSizes
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile
 
 # where nothing is known before the model is downloaded, or it is damaged, everything passes

@@ -33,9 +33,9 @@ def config(
     import yaml
 
     from ray_cluster.cli.output import plain_errors
-    from ray_cluster.config import load_config
-    from ray_cluster.config_reference import reference
-    from ray_cluster.local_models import local_model
+    from ray_cluster.config.loading import load_config
+    from ray_cluster.config.reference_docs import reference
+    from ray_cluster.models.local import local_model
 
     if with_reference:
         typer.echo(reference(), nl=False)

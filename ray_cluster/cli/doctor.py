@@ -49,7 +49,8 @@ def examine(path: Path | None) -> list[Finding]:
     from ray_cluster.cli.checks.processor import check_processor
     from ray_cluster.cli.checks.service import check_service
     from ray_cluster.cli.checks.software import check_software
-    from ray_cluster.config import RayConfig, default_config_path, load_config
+    from ray_cluster.config.loading import default_config_path, load_config
+    from ray_cluster.config.sections import RayConfig
     from ray_cluster.errors import ConfigError
 
     findings = list(check_software())

@@ -13,7 +13,7 @@ from ray_cluster.cli.made import MadeImages
 from ray_cluster.cli.output import stderr
 from ray_cluster.cli.preview_files import PreviewFiles
 from ray_cluster.cli.saving import save
-from ray_cluster.config import load_config
+from ray_cluster.config.loading import load_config
 from ray_cluster.errors import ConfigError
 from ray_cluster.requests import ImageFormat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ray_cluster.api.replies import JobImage, JobResponse
-from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages, effort_words
+from ray_cluster.cli.made import GeneratedFile, GenerateFailed, MadeImages, effort_words
 from ray_cluster.cli.remote_service import error_from
 
 
@@ -33,6 +33,6 @@ def images_of(job: JobResponse, load: Callable[[JobImage], bytes]) -> MadeImages
     )
 
 
-def _image(image: JobImage, load: Callable[[JobImage], bytes]) -> MadeImage:
+def _image(image: JobImage, load: Callable[[JobImage], bytes]) -> GeneratedFile:
     timing = {} if image.timing is None else image.timing.model_dump()
-    return MadeImage(load(image), image.seed, timing, effort_words(image.fidelity))
+    return GeneratedFile(load(image), image.seed, timing, effort_words(image.fidelity))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ray_cluster.api.replies import JobResponse
 from ray_cluster.cli.made import effort_words
-from ray_cluster.jobs.records import JobState
+from ray_cluster.protocol.jobs import JobState
 
 _STYLE_BY_STATE: dict[JobState, str] = {
     "queued": "dim",

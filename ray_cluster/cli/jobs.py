@@ -9,7 +9,7 @@ import typer
 
 from ray_cluster.cli.commands import DEFAULT_URL
 from ray_cluster.cli.output import plain_errors
-from ray_cluster.jobs.records import JobState
+from ray_cluster.protocol.jobs import JobState
 
 jobs = typer.Typer(
     help="The durable jobs of a running service: list, watch and cancel them, fetch their images."

@@ -18,9 +18,9 @@ from ray_cluster.cli.job_watch import follow, open_job_ids
 from ray_cluster.cli.output import complain, print_table, stderr, stdout
 from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
 from ray_cluster.cli.saving import save
-from ray_cluster.config import load_config
+from ray_cluster.config.loading import load_config
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.jobs.records import JobState
+from ray_cluster.protocol.jobs import JobState
 
 
 def service_at(url: str, api_key: str | None, config: Path | None) -> RemoteService:

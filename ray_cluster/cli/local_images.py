@@ -15,18 +15,19 @@ from rich.progress import Progress
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.cli.call_check import CheckedCall
-from ray_cluster.cli.made import GenerateFailed, MadeImage, MadeImages, effort_words
+from ray_cluster.cli.made import GeneratedFile, GenerateFailed, MadeImages, effort_words
 from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.preview_files import PreviewFiles
 from ray_cluster.cli.step_bar import step_progress
-from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Broken, Decoded, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.image_coding import encode_image
+from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import ImageRequest
 
 _WAKE_S = 1.0
@@ -135,8 +136,8 @@ def _show(event: Previewed, image: int, previews: PreviewFiles, progress: Progre
     progress.console.print(f"step {event.steps_done}: preview in {path}", markup=False)
 
 
-def _code(event: Decoded) -> MadeImage:
+def _code(event: Decoded) -> GeneratedFile:
     request = event.request
     data = encode_image(event.pixels, request.output, request.recipe())
     effort = effort_words(fidelity_of(request))
-    return MadeImage(data, request.seed, event.timing.as_dict(), effort)
+    return GeneratedFile(data, request.seed, event.timing.as_dict(), effort)

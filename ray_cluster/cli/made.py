@@ -14,7 +14,7 @@ class GenerateFailed(RayClusterError):
 
 
 @dataclass(frozen=True, slots=True)
-class MadeImage:
+class GeneratedFile:
     """One coded image.
 
     Attributes:
@@ -47,6 +47,6 @@ class MadeImages:
 
     model: str
     size: str
-    images: tuple[MadeImage, ...]
+    images: tuple[GeneratedFile, ...]
     elapsed_s: float
     deadline_met: bool | None

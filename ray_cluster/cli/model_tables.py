@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 
 from ray_cluster.cli.remote_service import RemoteService
-from ray_cluster.config import load_config
-from ray_cluster.reference_models.registry import builtin_kinds, weights_folder
+from ray_cluster.config.loading import load_config
+from ray_cluster.models.builtin import builtin_kinds, weights_folder
 
 _CARD = "README.md"
 _LICENCE = re.compile(r"[Ll]icen[cs]e[:d]?\s+(?:under\s+)?\W*([A-Za-z]+-[\w.-]*\w)")

@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ray_cluster.cli.commands import command
 from ray_cluster.cli.output import stdout
 from ray_cluster.errors import ConfigError
-from ray_cluster.reference_models.registry import (
-    BUILTIN_MODELS,
-    builtin_folder,
-    builtin_kinds,
-    weights_folder,
-)
+from ray_cluster.models.builtin import BUILTIN_MODELS, builtin_folder, builtin_kinds, weights_folder
 
 if TYPE_CHECKING:
     import torch
 
-    from ray_cluster.reference_models.stages import Stage
+    from ray_cluster.training.stages import Stage
 
 _PAUSE = "PAUSE"
 _FIRST_MODEL = "shapes-sd"
@@ -57,9 +52,9 @@ def train_model(options: TrainingOptions) -> str:
     Raises:
         ConfigError: there is no such model or stage, or a stage lacks the one before it.
     """
-    from ray_cluster.reference_models.export import export
-    from ray_cluster.reference_models.runs import is_run, open_run
-    from ray_cluster.reference_models.stages import MODEL_STAGES, train
+    from ray_cluster.training.export import export
+    from ray_cluster.training.runs import is_run, open_run
+    from ray_cluster.training.stages import MODEL_STAGES, train
 
     folder = run_folder(options.name, options.out)
     stages = _stages(options.stages, MODEL_STAGES[options.name])
@@ -89,7 +84,7 @@ def steer(name: str, out: Path | None, *, wait: bool) -> str:
     Raises:
         ConfigError: there is no such model, or no run in the folder.
     """
-    from ray_cluster.reference_models.runs import is_run
+    from ray_cluster.training.runs import is_run
 
     run = run_folder(name, out)
     if not is_run(run):
@@ -108,8 +103,8 @@ def publish_model(name: str, run: Path | None, target: Path | None) -> None:
     Raises:
         ConfigError: there is no such model, or no finished run in the folder.
     """
-    from ray_cluster.reference_models.publish import publish
-    from ray_cluster.reference_models.runs import is_run, open_run
+    from ray_cluster.training.publish import publish
+    from ray_cluster.training.runs import is_run, open_run
 
     folder = run_folder(name, run)
     if not is_run(folder):
@@ -126,7 +121,7 @@ def evaluate_model(name: str, options: Mapping[str, Any], report: Path | None) -
     Raises:
         ConfigError: there is no such model.
     """
-    from ray_cluster.reference_models.publish import measure
+    from ray_cluster.training.publish import measure
 
     folder = weights_folder() / name
     if name not in builtin_kinds():
@@ -148,7 +143,7 @@ def evaluate_model(name: str, options: Mapping[str, Any], report: Path | None) -
 
 def run_folder(name: str, out: Path | None) -> Path:
     """Return the working folder of a run; ConfigError if the model cannot be trained."""
-    from ray_cluster.reference_models.stages import MODEL_STAGES
+    from ray_cluster.training.stages import MODEL_STAGES
 
     if name not in MODEL_STAGES:
         raise ConfigError(f"{name!r} cannot be trained here; what can: {', '.join(MODEL_STAGES)}")

@@ -21,7 +21,7 @@ from ray_cluster.simulator.cascade_sizing import (
     size_cascade,
 )
 from ray_cluster.simulator.control_choices import checked_choices, runs_of
-from ray_cluster.simulator.control_course import Run
+from ray_cluster.simulator.control_course import ControlResult
 from ray_cluster.simulator.task_files import validated
 
 _BINDS = {
@@ -48,7 +48,7 @@ def plan_cascade(
         raise ConfigError(f"the task {path}: {error}") from None
     with Workers(num_processes) as workers:
 
-        def evaluate(experiment: CascadeExperiment) -> Sequence[Run[CascadeRow]]:
+        def evaluate(experiment: CascadeExperiment) -> Sequence[ControlResult[CascadeRow]]:
             runs = runs_of(experiment, choices)
             parts = [partial(cascade_policies.run_part, experiment, run) for run in runs]
             return workers.run(parts, f"{experiment.num_gpus} GPUs")

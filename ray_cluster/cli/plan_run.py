@@ -13,12 +13,12 @@ from rich.table import Table
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.plan_cascade import plan_cascade
 from ray_cluster.cli.workers import Workers
+from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import CellRow, run_cell
 from ray_cluster.simulator.sizing import Sizing, SizingTask, size_device
 from ray_cluster.simulator.task_files import validated
-from ray_cluster.yaml_files import read_mapping
 
 _BINDS = {
     "latency": "latency: an image alone takes longer than its deadline allows",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import MODEL_ERRORS, RayClusterError
-from ray_cluster.garbage import uncollected
 from ray_cluster.policies.memory import MemoryPlan
+from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.requests import ModelProfile
 
 # what a thread hands on; a model's own files may be damaged in any way

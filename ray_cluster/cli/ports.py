@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import ConfigError
 
 # a raylet's command line has thousands

@@ -17,15 +17,16 @@ from rich.table import Table
 from ray_cluster.cli.call_check import choose_pool
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.plans import profile_of
-from ray_cluster.config import PoolConfig, load_config
+from ray_cluster.config.loading import load_config
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.profiling import ProfilingPlan, describe_key, measure_rows
 from ray_cluster.engine.timing import SizePx
 from ray_cluster.engine.warmup import other_size, prepare_threads
 from ray_cluster.errors import ConfigError
-from ray_cluster.machine import cpu_model
+from ray_cluster.models.profiles import check_name, save_profile
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
-from ray_cluster.profiles.files import check_name, save_profile
+from ray_cluster.process.machine import cpu_model
 from ray_cluster.requests import ModelProfile
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")

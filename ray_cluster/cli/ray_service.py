@@ -17,7 +17,7 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from ray_cluster.cli.commands import command
 from ray_cluster.cli.failure_text import own_error, short_reason
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.deployments.links import DISPATCHER, FRONT
 from ray_cluster.deployments.service import (
     ApplicationState,

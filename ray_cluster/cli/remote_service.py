@@ -20,9 +20,9 @@ from ray_cluster.api.replies import (
     ModelList,
 )
 from ray_cluster.cli.commands import command
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
-from ray_cluster.jobs.records import JobState
+from ray_cluster.protocol.jobs import JobState
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 

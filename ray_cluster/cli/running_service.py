@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from ray_cluster.cli.report import base_url, url_of
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 
 _ANSWER_S = 3.0
 # as the API's own description and Ray's page name themselves

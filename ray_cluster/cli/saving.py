@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ray_cluster.cli.image_files import write_image
-from ray_cluster.cli.made import MadeImage, MadeImages
+from ray_cluster.cli.made import GeneratedFile, MadeImages
 from ray_cluster.cli.output import stdout
 
 
@@ -18,7 +18,7 @@ def save(made: MadeImages, paths: Sequence[Path], *, force: bool) -> None:
     stdout().print(_summary(made), markup=False)
 
 
-def _line(path: Path, image: MadeImage, made: MadeImages) -> str:
+def _line(path: Path, image: GeneratedFile, made: MadeImages) -> str:
     stages = ", ".join(
         f"{name.removesuffix('_s')} {seconds:.2f} s"
         for name, seconds in image.timing.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ray_cluster.config import ClusterConfig
+    from ray_cluster.config.loading import ClusterConfig
 
 
 def serve(
@@ -41,7 +41,7 @@ def serve(
       ray-cluster serve my.yaml --host 0.0.0.0
     """
     from ray_cluster.cli.output import plain_errors
-    from ray_cluster.config import load_config
+    from ray_cluster.config.loading import load_config
 
     with plain_errors():
         changes: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def with_options(
         changes: new values by section and key; None leaves a value alone.
         replicas: for the first pool.
     """
-    from ray_cluster.config import load_config
+    from ray_cluster.config.loading import load_config
 
     content = config.model_dump()
     for section, values in changes.items():

@@ -17,9 +17,9 @@ from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.signals import StopSignals
 from ray_cluster.cli.state_screen import StateScreen
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.deployments.ray_environment import apply_ray_environment
 from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.ray_environment import apply_ray_environment
 
 if TYPE_CHECKING:
     from ray_cluster.cli.ray_service import RayService

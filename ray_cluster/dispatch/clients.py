@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
-from ray_cluster.leases import Outcome
+from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import Failure
 
 

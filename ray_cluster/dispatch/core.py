@@ -10,28 +10,19 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.exchanges import Exchanges
-from ray_cluster.dispatch.kept import note_kept
 from ray_cluster.dispatch.ledger import Ledger
-from ray_cluster.dispatch.progress import Progress
-from ray_cluster.dispatch.queue_look import QueueLook
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord
-from ray_cluster.leases import (
-    Outcome,
-    Poll,
-    PollReply,
-    Preview,
-    Registration,
-    ReplicaEvent,
-    Shown,
-)
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.queue_view import ClientView
 from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.outcomes import Outcome, Preview, Progress
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 # polls within which a replica must name a lease, and a peer is expected to poll
@@ -78,7 +69,7 @@ class DispatchCore:
         self._ledger = Ledger(config, epoch=epoch)
         self.replicas = Replicas()
         self._attached = Attached(self._ledger, self.replicas, config.attached_timeout_s)
-        self.queue = QueueLook(
+        self.queue = AdmissionView(
             self._ledger,
             self.replicas,
             max_waiting=limits.max_queued_images,
@@ -156,8 +147,8 @@ class DispatchCore:
         self._ledger.restore(request, view, now_s)
 
     def note_kept(self, steps_by_id: Mapping[str, int]) -> None:
-        """Take in how far requests of an earlier dispatcher are; see :func:`kept.note_kept`."""
-        note_kept(self._ledger, steps_by_id)
+        """Take in how far requests of an earlier dispatcher are; see :meth:`Ledger.note_kept`."""
+        self._ledger.note_kept(steps_by_id)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""

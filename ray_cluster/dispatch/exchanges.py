@@ -8,7 +8,7 @@ from dataclasses import replace
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.state import ReplicaRecord
-from ray_cluster.leases import Lease
+from ray_cluster.protocol.leases import Lease
 
 
 class Exchanges:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import PollReply
+from ray_cluster.protocol.leases import PollReply
 
 
 class _HeldPoll:

@@ -8,25 +8,24 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from ray_cluster.config import DispatchConfig
-from ray_cluster.dispatch.learnt import Learnt
+from ray_cluster.config.sections import DispatchConfig
+from ray_cluster.dispatch.counters import CALLERS_OWN, OutcomeCounters
+from ray_cluster.dispatch.log import tell, tell_end, tell_refused
+from ray_cluster.dispatch.prediction_stats import PredictionStats
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
-from ray_cluster.dispatch.tally import CALLERS_OWN, Tally
-from ray_cluster.dispatch.trail import tell, tell_end, tell_refused
 from ray_cluster.dispatch.waiting import WaitingQueue
-from ray_cluster.leases import (
-    Completed,
+from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
+from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.leases import (
     Failed,
     Fence,
     Finished,
     Lease,
-    Outcome,
     ReplicaEvent,
     Returned,
     Shown,
 )
-from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
-from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import Failure, ImageRequest
 
 # ended requests whose ageing is remembered, beside as many as there are others
@@ -49,8 +48,8 @@ class Ledger:
     def __init__(self, config: DispatchConfig, *, epoch: int) -> None:
         self.queue = WaitingQueue()
         self.totals: Counter[str] = Counter()
-        self.learnt = Learnt()
-        self.tally = Tally(self.learnt)
+        self.learnt = PredictionStats()
+        self.tally = OutcomeCounters(self.learnt)
         self._epoch = epoch
         self._max_attempts = config.max_attempts
         self._starvation_s = config.starvation_s
@@ -107,6 +106,20 @@ class Ledger:
         record.since_s = now_s
         self.totals["restored"] += 1
         tell("image_restored", record)
+
+    def note_kept(self, steps_by_id: Mapping[str, int]) -> None:
+        """Take in how many steps of requests are in the state store.
+
+        Only of those that nobody has had since: of others a replica has reported, or will.
+        """
+        for request_id, steps_done in steps_by_id.items():
+            record = self._records.get(request_id)
+            if record is None or record.num_leases or record.holder is not None:
+                continue
+            self.queue.remove(request_id)
+            record.kept_steps = steps_done
+            record.make_progress(steps_done)
+            self.queue.add(record.view)
 
     def refuse(
         self, requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer

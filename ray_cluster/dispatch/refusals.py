@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import Literal
 
-from ray_cluster.dispatch.learnt import Learnt
+from ray_cluster.dispatch.prediction_stats import PredictionStats
 from ray_cluster.policies.prediction_error import RECENT
 from ray_cluster.policies.types import Offer, RequestView
 
@@ -34,7 +34,7 @@ class Refusals:
         verdicts: those of them that were refused as too late, by model and verdict.
     """
 
-    def __init__(self, learnt: Learnt) -> None:
+    def __init__(self, learnt: PredictionStats) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.verdicts: Counter[tuple[str, Verdict]] = Counter()
         self._learnt = learnt

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from ray_cluster.dispatch.replica_rows import ReplicaRows
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
-from ray_cluster.leases import Poll
 from ray_cluster.policies.cost_model import differs
 from ray_cluster.policies.load import NO_LOAD, Load
 from ray_cluster.policies.pool import PoolView, pool_of
 from ray_cluster.policies.routing import choose_leases, soonest_first
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.leases import Poll
 from ray_cluster.requests import ModelProfile
 
 # share by which a replica's cost may have moved since it was pooled with the others'

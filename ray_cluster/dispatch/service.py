@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from ray_cluster.config import DispatchConfig
+from ray_cluster.config.sections import DispatchConfig
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
-from ray_cluster.dispatch.progress import Progress
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.leases import (
-    Outcome,
-    Poll,
-    PollReply,
-    Registration,
-    ReplicaEvent,
-    Returned,
-    Shown,
-    Sight,
-    Submission,
-)
-from ray_cluster.patience import sleep_and_read
 from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Returned, Shown
+from ray_cluster.protocol.outcomes import Outcome, Progress, Sight, Submission
+from ray_cluster.protocol.timeouts import sleep_and_read
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 Keeper = Callable[[Outcome], None]

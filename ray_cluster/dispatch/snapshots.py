@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ray_cluster.dispatch.counters import Ratios
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.refusals import Verdict
 from ray_cluster.dispatch.state import ReplicaRecord
-from ray_cluster.dispatch.tally import Ratios
 from ray_cluster.policies.types import StepCost
 
 

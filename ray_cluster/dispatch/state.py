@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 
-from ray_cluster.leases import Fence, Poll, Preview, Registration
 from ray_cluster.policies.cost_model import share_cost
 from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.protocol.leases import Fence, Poll, Registration
+from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import ImageRequest, granted
 
 

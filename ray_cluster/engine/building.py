@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel

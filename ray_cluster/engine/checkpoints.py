@@ -13,7 +13,7 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import MODEL_ERRORS
-from ray_cluster.logs import bound, fields_of, without_prompts
+from ray_cluster.observability.logs import bound, fields_of, without_prompts
 
 logger = logging.getLogger(__name__)
 

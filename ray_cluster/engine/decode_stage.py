@@ -13,7 +13,7 @@ from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.step_engine import PreviewLatents
 from ray_cluster.engine.tickets import LiveTickets, Ticket
-from ray_cluster.logs import bound, fields_of, without_prompts
+from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.requests import Timing
 
 logger = logging.getLogger(__name__)

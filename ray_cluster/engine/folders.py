@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.local_models import no_such_model
-from ray_cluster.reference_models.registry import builtin_folder
+from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.models.local import no_such_model
 
 
 def resolve_folder(model: str) -> Path:

@@ -11,7 +11,7 @@ import torch
 from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
 
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.denoisers import (
     build_executor,
@@ -33,12 +33,12 @@ from ray_cluster.engine.memory import offload_weights, plan_model_memory
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
-from ray_cluster.local_models import check_sampler
-from ray_cluster.model_sizes import model_sizes
+from ray_cluster.models.builtin import builtin_sampling
+from ray_cluster.models.fidelity_tables import step_table
+from ray_cluster.models.local import check_sampler
+from ray_cluster.models.sizes import model_sizes
 from ray_cluster.policies.memory import MemoryPlan
-from ray_cluster.reference_models.registry import builtin_sampling
 from ray_cluster.requests import GuidanceKind, ModelProfile, SamplerName
-from ray_cluster.step_tables import step_table
 
 logger = logging.getLogger(__name__)
 

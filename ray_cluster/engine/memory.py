@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.denoisers import (
     build_executor,
     denoiser_name,
@@ -36,7 +36,7 @@ from ray_cluster.engine.image_decoder import decode_batch
 from ray_cluster.engine.memory_format import in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
-from ray_cluster.model_sizes import vae_scale_factor
+from ray_cluster.models.sizes import vae_scale_factor
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
 _CPU = torch.device("cpu")

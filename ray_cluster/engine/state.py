@@ -17,7 +17,7 @@ from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
 from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
 from ray_cluster.requests import ImageRequest, OutputSpec
-from ray_cluster.state_envelope import header_of, unwrapped, wrapped
+from ray_cluster.storage.state_format import header_of, unwrapped, wrapped
 
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Unpack
 
-from ray_cluster.jobs.records import Job
-from ray_cluster.logs import LogEvent, LogFields, log_event
+from ray_cluster.observability.logs import LogEvent, LogFields, log_event
+from ray_cluster.protocol.jobs import Job
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ray_cluster.jobs.records import Job, StoredImage
-from ray_cluster.leases import Completed, Outcome
+from ray_cluster.protocol.jobs import Job, StoredImage
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import Failure, ImageRequest
 
 

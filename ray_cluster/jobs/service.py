@@ -17,20 +17,20 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import StorageConfig
+from ray_cluster.config.sections import StorageConfig
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.job_log import tell, tell_end
 from ray_cluster.jobs.open_job import OpenJob
-from ray_cluster.jobs.records import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.jobs.store import JobStore, JobStoreError
 from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
 from ray_cluster.jobs.sweeper import JobSweeper
 from ray_cluster.jobs.watchers import JobWatchers
-from ray_cluster.leases import Outcome
 from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.jobs import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
+from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import granted
+from ray_cluster.storage.blob_store import BlobStore
 
 logger = logging.getLogger(__name__)
 

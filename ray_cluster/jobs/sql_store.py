@@ -14,8 +14,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ray_cluster.jobs.migration import MigrationFailed, migrate
-from ray_cluster.jobs.records import FINAL_STATES, Job, JobQuery, StoredImage
 from ray_cluster.jobs.store import JobStoreError
+from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery, StoredImage
 from ray_cluster.requests import Failure, ImageRequest
 
 _REQUESTS = TypeAdapter(tuple[ImageRequest, ...])

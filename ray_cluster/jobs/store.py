@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ray_cluster.errors import RayClusterError
-from ray_cluster.jobs.records import Job, JobQuery
+from ray_cluster.protocol.jobs import Job, JobQuery
 
 
 class JobStoreError(RayClusterError):

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from ray_cluster.blob_store import BlobStore, BlobStoreError
-from ray_cluster.config import StorageConfig
-from ray_cluster.jobs.records import Job
+from ray_cluster.config.sections import StorageConfig
 from ray_cluster.jobs.store import JobStore, JobStoreError
 from ray_cluster.jobs.store_threads import StoreThreads
-from ray_cluster.leases import LATE_WRITE_S
+from ray_cluster.protocol.jobs import Job
+from ray_cluster.protocol.leases import LATE_WRITE_S
+from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 
 logger = logging.getLogger(__name__)
 

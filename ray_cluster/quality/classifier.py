@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ray_cluster.reference_models.render import ANCHOR_OFFSET
-from ray_cluster.reference_models.scenes import (
+from ray_cluster.quality.render import ANCHOR_OFFSET
+from ray_cluster.quality.scenes import (
     BACKGROUNDS,
     COLOURS,
     POSITIONS,
@@ -28,9 +28,7 @@ from ray_cluster.reference_models.scenes import (
 
 READING_SIZE = 64
 CONFIDENT = 0.5
-CLASSIFIER_FOLDER = (
-    Path(__file__).parents[1] / "reference_models" / "weights" / "attribute-classifier"
-)
+CLASSIFIER_FOLDER = Path(__file__).parents[1] / "models" / "weights" / "attribute-classifier"
 _FILE = "model.safetensors"
 # points a side at which the features around a position are read, and how far the outer ones are
 # from its middle, in shorter sides of the picture

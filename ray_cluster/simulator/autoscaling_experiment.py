@@ -16,16 +16,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.plan import Plan, PoolPlan, knobs_of
 from ray_cluster.policies.planner import Planner
-from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
 from ray_cluster.simulator.batch_tables import image_options, step_options
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.control_course import Run, course_of
+from ray_cluster.simulator.control_course import ControlResult, course_of
 from ray_cluster.simulator.control_experiment import (
     ControlExperiment,
     GapCv,
@@ -37,8 +37,8 @@ from ray_cluster.simulator.control_experiment import (
 )
 from ray_cluster.simulator.controlled import Round, num_plan_changes, run_controlled
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
-from ray_cluster.simulator.outcomes import Faults, Outcome
+from ray_cluster.simulator.jobs import SimulatedRequest
+from ray_cluster.simulator.outcomes import Faults, SimulatedOutcome
 
 # of what is shown over time
 BIN_S = 60.0
@@ -171,7 +171,7 @@ class AutoscalingExperiment(ControlExperiment):
         """A service's rate over the day."""
         return daily_rate(workload.low_per_s, workload.high_per_s, self.duration_s)
 
-    def jobs(self, seed: int) -> list[Job]:
+    def jobs(self, seed: int) -> list[SimulatedRequest]:
         """The requests of a seed, in the order of arrival."""
         found = []
         for stream, one in enumerate(self.workloads):
@@ -179,7 +179,7 @@ class AutoscalingExperiment(ControlExperiment):
             arrivals = draw_arrivals(self.curve(one), rng, cv=self.cv)
             found += [(at_s, one.service, one.slo_s) for at_s in arrivals.tolist()]
         return [
-            Job(number, service, at_s, at_s + slo_s, confidence=1.0, coin=0.0)
+            SimulatedRequest(number, service, at_s, at_s + slo_s, confidence=1.0, coin=0.0)
             for number, (at_s, service, slo_s) in enumerate(sorted(found))
         ]
 
@@ -213,7 +213,7 @@ class AutoscalingRow:
 
 def run_day(
     experiment: AutoscalingExperiment, policy: str, planner: Planner[Any], seed: int
-) -> Run[AutoscalingRow]:
+) -> ControlResult[AutoscalingRow]:
     """Simulate one policy on one seed, from a few replicas that are loaded already."""
     events = EventQueue()
     fleet = experiment.fleet()
@@ -250,14 +250,14 @@ def run_day(
     assert len(cluster.outcomes) + cluster.num_running == len(jobs)
     row = _row(policy, seed, jobs, cluster.outcomes, rounds)
     course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_of(experiment), bin_s=BIN_S)
-    return Run(replace(row, gpu_hours=cluster.gpu_hours - hours_before), course)
+    return ControlResult(replace(row, gpu_hours=cluster.gpu_hours - hours_before), course)
 
 
 def _row(
     policy: str,
     seed: int,
-    jobs: Sequence[Job],
-    outcomes: Sequence[Outcome],
+    jobs: Sequence[SimulatedRequest],
+    outcomes: Sequence[SimulatedOutcome],
     rounds: Sequence[Round],
 ) -> AutoscalingRow:
     """All but the GPU-hours."""

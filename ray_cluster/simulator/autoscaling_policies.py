@@ -23,7 +23,7 @@ from ray_cluster.simulator.autoscaling_experiment import (
     run_day,
 )
 from ray_cluster.simulator.clairvoyant import ClairvoyantPlanner
-from ray_cluster.simulator.control_course import Run
+from ray_cluster.simulator.control_course import ControlResult
 from ray_cluster.simulator.control_experiment import (
     TUNING_SEEDS,
     ControlPolicy,
@@ -80,13 +80,13 @@ POLICIES: tuple[AutoscalingPolicy, ...] = (
 
 def run_one(
     experiment: AutoscalingExperiment, policy: AutoscalingPolicy, settings: Settings, seed: int
-) -> Run[AutoscalingRow]:
+) -> ControlResult[AutoscalingRow]:
     """Simulate a policy on a seed."""
     planner = policy.build(experiment.fleet(), experiment, settings)
     return run_day(experiment, policy.name, planner, seed)
 
 
-def run_part(experiment: AutoscalingExperiment, run: ControlRun) -> Run[AutoscalingRow]:
+def run_part(experiment: AutoscalingExperiment, run: ControlRun) -> ControlResult[AutoscalingRow]:
     """Simulate a run of an experiment's file."""
     found = run_one(experiment, policy_named(POLICIES, run.policy), run.settings, run.seed)
     return found if experiment.shows(run.policy, run.seed) else replace(found, course=None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.leases import Registration
 from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView
+from ray_cluster.protocol.leases import Registration
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Device, Hardware
-from ray_cluster.simulator.replica import Report, Row, Run, SimulatedReplica, ViewOf
+from ray_cluster.simulator.replica import Report, SimulatedReplica, SimulatedRow, StepRun, ViewOf
 
 
 class BatchDevice(Device):
@@ -63,7 +63,7 @@ class BatchReplica(SimulatedReplica):
         view_of: ViewOf,
         tells: Tells,
         cap: int,
-        watch: Callable[[str, Run], None] | None = None,
+        watch: Callable[[str, StepRun], None] | None = None,
     ) -> None:
         super().__init__(
             registration, device, policy, events, view_of=view_of, report=tells.report, watch=watch
@@ -115,7 +115,7 @@ class BatchReplica(SimulatedReplica):
         super()._drop(request_ids)
         self._leave_if_empty()
 
-    def _hand_out(self, done: Sequence[Row]) -> None:
+    def _hand_out(self, done: Sequence[SimulatedRow]) -> None:
         super()._hand_out(done)
         self._leave_if_empty()
 

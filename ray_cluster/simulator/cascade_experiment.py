@@ -15,16 +15,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.plan import Plan, PoolPlan, knobs_of
 from ray_cluster.policies.planner import Planner
-from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.arrivals import daily_rate, draw_arrivals
 from ray_cluster.simulator.batch_tables import image_options
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.control_course import Course, Run, course_of
+from ray_cluster.simulator.control_course import ControlResult, Course, course_of
 from ray_cluster.simulator.control_experiment import (
     ControlExperiment,
     GapCv,
@@ -36,8 +36,8 @@ from ray_cluster.simulator.control_experiment import (
 )
 from ray_cluster.simulator.controlled import Round, num_plan_changes, run_controlled
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
-from ray_cluster.simulator.outcomes import Outcome
+from ray_cluster.simulator.jobs import SimulatedRequest
+from ray_cluster.simulator.outcomes import SimulatedOutcome
 
 SERVICE = "images"
 DEVICE = "A100"
@@ -140,7 +140,7 @@ class CascadeExperiment(ControlExperiment):
             raise ValueError(f"{name}_profile: {error}") from None
         return PoolSpec(name, profile.model, DEVICE, options, load_s=self.load_s)
 
-    def jobs(self, seed: int) -> list[Job]:
+    def jobs(self, seed: int) -> list[SimulatedRequest]:
         """The requests of a seed."""
         instants, confidences, coins = (np.random.default_rng([seed, n]) for n in range(3))
         curve = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
@@ -150,7 +150,7 @@ class CascadeExperiment(ControlExperiment):
         seen = seen**self.confidence_power
         flips = coins.random(len(arrivals))
         return [
-            Job(number, SERVICE, at_s, at_s + self.slo_s, confidence, coin)
+            SimulatedRequest(number, SERVICE, at_s, at_s + self.slo_s, confidence, coin)
             for number, (at_s, confidence, coin) in enumerate(
                 zip(arrivals.tolist(), seen.tolist(), flips.tolist(), strict=True)
             )
@@ -187,7 +187,7 @@ def run_cascade(
     planner: Planner[Any],
     seed: int,
     initial: Plan,
-) -> Run[CascadeRow]:
+) -> ControlResult[CascadeRow]:
     """Simulate one policy on one seed, from replicas that are loaded already."""
     events = EventQueue()
     fleet = experiment.fleet()
@@ -218,13 +218,13 @@ def run_cascade(
     # what nobody serves to the end is late as well
     assert len(jobs) - len(cluster.outcomes) == cluster.num_running
     course = course_of(jobs, cluster.outcomes, rounds, begin_s=begin_s, bin_s=experiment.bin_s)
-    return Run(_row(policy, seed, cluster.outcomes, rounds, course), course)
+    return ControlResult(_row(policy, seed, cluster.outcomes, rounds, course), course)
 
 
 def _row(
     policy: str,
     seed: int,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[SimulatedOutcome],
     rounds: Sequence[Round],
     course: Course,
 ) -> CascadeRow:

@@ -28,7 +28,7 @@ from ray_cluster.simulator.cascade_experiment import (
     run_cascade,
     two_pools,
 )
-from ray_cluster.simulator.control_course import Run
+from ray_cluster.simulator.control_course import ControlResult
 from ray_cluster.simulator.control_experiment import (
     TUNING_SEEDS,
     ControlPolicy,
@@ -110,14 +110,14 @@ POLICIES: tuple[CascadePolicy, ...] = (
 
 def run_one(
     experiment: CascadeExperiment, policy: CascadePolicy, settings: Settings, seed: int
-) -> Run[CascadeRow]:
+) -> ControlResult[CascadeRow]:
     """Simulate a policy on a seed, begun with replicas that suit it."""
     planner = policy.build(experiment.fleet(), experiment, settings)
     initial = planner.fixed if isinstance(planner, FixedPlanner) else _initial(experiment)
     return run_cascade(experiment, policy.name, planner, seed, initial)
 
 
-def run_part(experiment: CascadeExperiment, run: ControlRun) -> Run[CascadeRow]:
+def run_part(experiment: CascadeExperiment, run: ControlRun) -> ControlResult[CascadeRow]:
     """Simulate a run of an experiment's file."""
     found = run_one(experiment, policy_named(POLICIES, run.policy), run.settings, run.seed)
     return found if experiment.shows(run.policy, run.seed) else replace(found, course=None)

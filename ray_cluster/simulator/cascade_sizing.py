@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from ray_cluster.simulator.cascade_experiment import CascadeExperiment, CascadeRow
-from ray_cluster.simulator.control_course import Course, Run
+from ray_cluster.simulator.control_course import ControlResult, Course
 from ray_cluster.simulator.intervals import Mean, mean_of
 from ray_cluster.simulator.sizing import fewest
 
@@ -22,7 +22,7 @@ Binds = Literal["throughput", "deadlines", "quality"]
 """What keeps a smaller number from being enough: GPUs that never idle would not do; too many
 requests would be late; or they would be in time, but with worse images."""
 
-Evaluate = Callable[[CascadeExperiment], Sequence[Run[CascadeRow]]]
+Evaluate = Callable[[CascadeExperiment], Sequence[ControlResult[CascadeRow]]]
 """Runs an experiment's only policy with all its seeds."""
 
 

@@ -10,18 +10,19 @@ from functools import partial
 
 import numpy as np
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Completed, Outcome, Registration, ReplicaEvent, Returned
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
+from ray_cluster.protocol.leases import Registration, ReplicaEvent, Returned
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest, ModelProfile
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.fates import CellResult, End, Fate
 from ray_cluster.simulator.noise import Device, Hardware
-from ray_cluster.simulator.replica import Run, SimulatedReplica
+from ray_cluster.simulator.replica import SimulatedReplica, StepRun
 from ray_cluster.simulator.workload import Arrival
 
 # a deadline that never matters
@@ -79,7 +80,7 @@ class CellSpec:
     has_preemption: bool = False
 
 
-class Cell:
+class SimulatedCell:
     """Runs a workload through the dispatch core and its replicas.
 
     Args:
@@ -87,7 +88,7 @@ class Cell:
         watch: told of every run of steps when it is over.
     """
 
-    def __init__(self, spec: CellSpec, watch: Callable[[str, Run], None] | None = None) -> None:
+    def __init__(self, spec: CellSpec, watch: Callable[[str, StepRun], None] | None = None) -> None:
         self._spec = spec
         self._watch = watch
         self.events = EventQueue()

@@ -13,7 +13,7 @@ from ray_cluster.simulator.arrivals import Floats
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
 from ray_cluster.simulator.cell_runs import Setting, simulate_cell
 from ray_cluster.simulator.fates import Fate
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.reports import Bar, Line, Plot, Timeline
 from ray_cluster.simulator.workload import Arrival
 
@@ -75,9 +75,9 @@ class Notes:
         self.replicas = replicas
         self.begin_s, self.end_s = begin_s, begin_s + SHOWN_S
         self.began_s: dict[str, float] = {}
-        self.shown: list[tuple[str, Run]] = []
+        self.shown: list[tuple[str, StepRun]] = []
 
-    def __call__(self, name: str, run: Run) -> None:
+    def __call__(self, name: str, run: StepRun) -> None:
         for request_id in run.request_ids:
             self.began_s.setdefault(request_id, run.start_s)
         if name in self.replicas and run.ends_s[-1] > self.begin_s and run.start_s < self.end_s:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.errors import ConfigError
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.cost_fit import FittedCost, fit_step_cost
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellPool
 
 

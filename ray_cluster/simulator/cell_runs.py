@@ -10,7 +10,7 @@ from pathlib import Path
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView
 from ray_cluster.simulator.add_ons import AddOnCost, mean_step_factor
-from ray_cluster.simulator.cell import Cell, CellSpec, PoolSpec
+from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun, SizeShare
 from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
 from ray_cluster.simulator.cell_pools import PricedPool, priced_pools, times
@@ -23,10 +23,10 @@ from ray_cluster.simulator.cell_workload import (
 )
 from ray_cluster.simulator.fates import CellResult
 from ray_cluster.simulator.noise import Hardware
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival
 
-Watch = Callable[[str, Run], None]
+Watch = Callable[[str, StepRun], None]
 _HERE = Path()
 
 
@@ -67,7 +67,7 @@ def run_cell(experiment: CellExperiment, run: CellRun, folder: Path = _HERE) -> 
 def simulate_cell(setting: Setting, run: CellRun, watch: Watch | None = None) -> CellResult:
     """Simulate one policy, load and seed; `watch` is told of every run of steps."""
     workload = setting.workload(run.load, run.seed)
-    return Cell(setting.spec(run.policy, run.seed, workload), watch).run(workload)
+    return SimulatedCell(setting.spec(run.policy, run.seed, workload), watch).run(workload)
 
 
 def _row(run: CellRun, result: CellResult) -> CellRow:

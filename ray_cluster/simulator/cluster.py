@@ -15,8 +15,8 @@ from ray_cluster.policies.cluster_state import ClusterState, ModelState, Service
 from ray_cluster.policies.fleet import Fleet
 from ray_cluster.policies.plan import CascadePlan, Knobs
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
-from ray_cluster.simulator.outcomes import Answer, Faults, Outcome
+from ray_cluster.simulator.jobs import SimulatedRequest
+from ray_cluster.simulator.outcomes import Answer, Faults, SimulatedOutcome
 from ray_cluster.simulator.scaling import Scaling, Watch
 from ray_cluster.simulator.serving import Serving
 
@@ -76,7 +76,7 @@ class SimulatedCluster:
         self._num_direct: dict[str, int] = defaultdict(int)
         self._num_missed: dict[str, int] = defaultdict(int)
         self._confidences: dict[str, list[float]] = defaultdict(list)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[SimulatedOutcome] = []
 
     # the control loop's protocol
 
@@ -140,7 +140,7 @@ class SimulatedCluster:
 
     # requests
 
-    def offer(self, job: Job) -> None:
+    def offer(self, job: SimulatedRequest) -> None:
         """Take in a request at its arrival."""
         service = self._services[job.service]
         self._num_arrived[service.name] += 1
@@ -151,7 +151,7 @@ class SimulatedCluster:
         else:
             self.serving.offer(service.model, job)
 
-    def on_made(self, model: str, job: Job) -> None:
+    def on_made(self, model: str, job: SimulatedRequest) -> None:
         """An image is done: it is the answer, or is deferred to the heavy model."""
         service = self._services[job.service]
         if service.cascade is None or model == service.cascade.heavy_model:
@@ -167,7 +167,7 @@ class SimulatedCluster:
         else:
             self._finish(job, "light", kept=is_wanted)
 
-    def on_hopeless(self, job: Job) -> None:
+    def on_hopeless(self, job: SimulatedRequest) -> None:
         """An image won't come: the job gets the light answer if it has one and the plan says so."""
         plan = self._cascades.get(job.service, _NO_PLAN)
         may_answer = job.has_light_answer and plan.when_late == "light"
@@ -176,16 +176,16 @@ class SimulatedCluster:
         else:
             self._finish(job, "dropped")
 
-    def _threshold(self, plan: CascadePlan, job: Job, heavy: str) -> float:
+    def _threshold(self, plan: CascadePlan, job: SimulatedRequest, heavy: str) -> float:
         if plan.reserve_s is None:
             return plan.threshold
         finish_s = heavy_finish_s(self.serving.outlook(heavy))
         slack_s = job.deadline_s - self._events.now_s - finish_s
         return request_threshold(plan.threshold, slack_s, plan.reserve_s)
 
-    def _finish(self, job: Job, answer: Answer, *, kept: bool = False) -> None:
+    def _finish(self, job: SimulatedRequest, answer: Answer, *, kept: bool = False) -> None:
         on_time = answer != "dropped" and self._events.now_s <= job.deadline_s
         self._num_missed[job.service] += not on_time
         self.outcomes.append(
-            Outcome(job.service, job.arrival_s, self._events.now_s, answer, on_time, kept)
+            SimulatedOutcome(job.service, job.arrival_s, self._events.now_s, answer, on_time, kept)
         )

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
 
 
-class Row(Protocol):
+class ComparedRow(Protocol):
     """Figures of one policy on one seed."""
 
     @property
@@ -20,7 +20,7 @@ class Row(Protocol):
         """The seed."""
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=ComparedRow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ COMMAND = "python -m benchmarks.policies.control_tune"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TunedSettings:
     """Settings of a policy.
 
     Attributes:
@@ -41,15 +41,15 @@ def choice_of(
     policy: ControlPolicy[E],
     settings: Settings,
     chosen_by: Literal["search", "default"],
-) -> Choice:
+) -> TunedSettings:
     """Return settings with their names."""
     named = dict(zip(policy.knobs, settings, strict=True))
-    return Choice(kind, policy.name, named, chosen_by)
+    return TunedSettings(kind, policy.name, named, chosen_by)
 
 
 def checked_choices(
     experiment: E, policies: Sequence[ControlPolicy[E]], folder: Path
-) -> list[Choice]:
+) -> list[TunedSettings]:
     """Return the settings of an experiment's policies, if all of them can be run.
 
     Without a file of choices each policy has the first of its candidates.
@@ -67,7 +67,7 @@ def checked_choices(
     if experiment.choices is None:
         found = [choice_of(experiment.kind, one, one.candidates[0], "default") for one in wanted]
     else:
-        read = load_choices(folder / experiment.choices, Choice, command=COMMAND)
+        read = load_choices(folder / experiment.choices, TunedSettings, command=COMMAND)
         found = [_chosen(experiment, one, read) for one in wanted]
     fleet = experiment.fleet()
     for policy, choice in zip(wanted, found, strict=True):
@@ -78,7 +78,9 @@ def checked_choices(
     return found
 
 
-def _chosen(experiment: E, policy: ControlPolicy[E], read: Sequence[Choice]) -> Choice:
+def _chosen(
+    experiment: E, policy: ControlPolicy[E], read: Sequence[TunedSettings]
+) -> TunedSettings:
     """A policy's settings in the order of its knobs."""
     for one in read:
         if (one.kind, one.policy) == (experiment.kind, policy.name):
@@ -89,7 +91,7 @@ def _chosen(experiment: E, policy: ControlPolicy[E], read: Sequence[Choice]) -> 
     )
 
 
-def _settings(policy: ControlPolicy[E], choice: Choice) -> Settings:
+def _settings(policy: ControlPolicy[E], choice: TunedSettings) -> Settings:
     """Settings that a search could choose; ValueError for others."""
     for candidate in policy.candidates:
         if dict(zip(policy.knobs, candidate, strict=True)) == choice.settings:
@@ -100,7 +102,7 @@ def _settings(policy: ControlPolicy[E], choice: Choice) -> Settings:
     )
 
 
-def runs_of(experiment: ControlExperiment, choices: Sequence[Choice]) -> list[ControlRun]:
+def runs_of(experiment: ControlExperiment, choices: Sequence[TunedSettings]) -> list[ControlRun]:
     """Return every simulation of an experiment; those of one seed have equal requests."""
     return [
         ControlRun(one.policy, tuple(one.settings.values()), seed)

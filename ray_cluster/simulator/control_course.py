@@ -12,8 +12,8 @@ from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.simulator.arrivals import Floats
 from ray_cluster.simulator.comparison import R
 from ray_cluster.simulator.controlled import Round
-from ray_cluster.simulator.jobs import Job
-from ray_cluster.simulator.outcomes import Outcome
+from ray_cluster.simulator.jobs import SimulatedRequest
+from ray_cluster.simulator.outcomes import SimulatedOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Generic[R]):
+class ControlResult(Generic[R]):
     """What one run showed; its course only if it is to be seen."""
 
     row: R
@@ -77,8 +77,8 @@ class Run(Generic[R]):
 
 
 def course_of(
-    jobs: Sequence[Job],
-    outcomes: Sequence[Outcome],
+    jobs: Sequence[SimulatedRequest],
+    outcomes: Sequence[SimulatedOutcome],
     rounds: Sequence[Round],
     *,
     begin_s: float,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 from ray_cluster.simulator.comparison import Comparison, R
-from ray_cluster.simulator.control_choices import Choice
-from ray_cluster.simulator.control_course import Course, Run
+from ray_cluster.simulator.control_choices import TunedSettings
+from ray_cluster.simulator.control_course import ControlResult, Course
 from ray_cluster.simulator.control_experiment import ControlExperiment, E
 from ray_cluster.simulator.control_timeline import gpu_timeline
 from ray_cluster.simulator.reports import Line, Plot, Report, Stack, Table
@@ -58,7 +58,7 @@ class Form(Generic[E]):
 
 
 def report_control(
-    experiment: E, choices: Sequence[Choice], runs: Sequence[Run[R]], form: Form[E]
+    experiment: E, choices: Sequence[TunedSettings], runs: Sequence[ControlResult[R]], form: Form[E]
 ) -> Report:
     """Sum up all simulations of an experiment."""
     found = Comparison(tuple(run.row for run in runs))
@@ -95,7 +95,7 @@ def _preface(experiment: ControlExperiment, found: Comparison[R]) -> str:
 
 
 def _tables(
-    found: Comparison[R], figures: Sequence[Figure], choices: Sequence[Choice]
+    found: Comparison[R], figures: Sequence[Figure], choices: Sequence[TunedSettings]
 ) -> list[Table]:
     """The means of all policies, the first's less the others', and settings."""
     columns = [one.title for one in figures]
@@ -168,7 +168,7 @@ def _figures(
     experiment: ControlExperiment,
     found: Comparison[R],
     figures: Sequence[Figure],
-    choices: Sequence[Choice],
+    choices: Sequence[TunedSettings],
 ) -> dict[str, Any]:
     """Everything for machines: a sample for every seed, in their order."""
     keys = [*(one.key for one in figures), "num_requests"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ray_cluster.control_loop import ControlLoop, RoundReport
+from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.planner import Planner
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
+from ray_cluster.simulator.jobs import SimulatedRequest
 
 
 class Round(NamedTuple):
@@ -25,7 +25,7 @@ def run_controlled(
     events: EventQueue,
     cluster: SimulatedCluster,
     planner: Planner[Any],
-    jobs: Sequence[Job],
+    jobs: Sequence[SimulatedRequest],
     *,
     initial: Plan,
     period_s: float,

@@ -11,8 +11,9 @@ from functools import partial
 
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import says_something
-from ray_cluster.leases import Outcome, Poll, PollReply, ReplicaEvent
 from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.leases import Poll, PollReply, ReplicaEvent
+from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.replica import SimulatedReplica

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator import (
     autoscaling_policies,
@@ -24,7 +25,7 @@ from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_report import report_cells
 from ray_cluster.simulator.cell_runs import Setting, run_cell
 from ray_cluster.simulator.control_choices import checked_choices, runs_of
-from ray_cluster.simulator.control_course import Run
+from ray_cluster.simulator.control_course import ControlResult
 from ray_cluster.simulator.control_experiment import ControlPolicy, ControlRun, E
 from ray_cluster.simulator.control_report import Form, report_control
 from ray_cluster.simulator.reports import Report
@@ -35,11 +36,10 @@ from ray_cluster.simulator.sp_file import SpFile, checked_units
 from ray_cluster.simulator.sp_report import report_groups
 from ray_cluster.simulator.task_files import validated
 from ray_cluster.simulator.workload import Arrival
-from ray_cluster.yaml_files import read_mapping
 
 
 @dataclass(frozen=True)
-class Job:
+class ExperimentTask:
     """An experiment as independent parts, and what makes a report of their results.
 
     Attributes:
@@ -52,7 +52,7 @@ class Job:
     sum_up: Callable[[Sequence[Any]], Report]
 
 
-def load_experiment(path: Path, *, num_seeds: int | None = None) -> Job:
+def load_experiment(path: Path, *, num_seeds: int | None = None) -> ExperimentTask:
     """Read an experiment's file.
 
     Args:
@@ -80,7 +80,9 @@ def described(path: Path, *, num_seeds: int | None = None) -> dict[str, Any]:
     return dict(experiment.model_dump(mode="json"))
 
 
-def _checked(path: Path, num_seeds: int | None) -> tuple[Any, Callable[[Any, Path], Job]]:
+def _checked(
+    path: Path, num_seeds: int | None
+) -> tuple[Any, Callable[[Any, Path], ExperimentTask]]:
     """An experiment as its file says it, and what makes a job of it."""
     content, kind = _read(path)
     if num_seeds is not None:
@@ -120,7 +122,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     return content, kind
 
 
-def _cells(experiment: CellExperiment, folder: Path) -> Job:
+def _cells(experiment: CellExperiment, folder: Path) -> ExperimentTask:
     # says at once what is wrong with the profile, the gain or the trace
     setting = Setting.of(experiment, folder)
     runs = list(experiment.runs())
@@ -130,10 +132,10 @@ def _cells(experiment: CellExperiment, folder: Path) -> Job:
     def sum_up(results: Sequence[Any]) -> Report:
         return report_cells(setting, results[: len(runs)], results[len(runs) :])
 
-    return Job(experiment.name, parts, sum_up)
+    return ExperimentTask(experiment.name, parts, sum_up)
 
 
-def _groups(file: SpFile, folder: Path) -> Job:
+def _groups(file: SpFile, folder: Path) -> ExperimentTask:
     experiment = file.experiment()
     units = checked_units(experiment, file.read_choices(folder))
 
@@ -142,19 +144,21 @@ def _groups(file: SpFile, folder: Path) -> Job:
         return report_groups(file, units, list(chain.from_iterable(found)), excerpt)
 
     parts: list[Callable[[], Any]] = [partial(run_unit, unit) for unit in units]
-    return Job(file.name, [*parts, partial(sp_excerpt_of, shown_unit(experiment, units))], sum_up)
+    return ExperimentTask(
+        file.name, [*parts, partial(sp_excerpt_of, shown_unit(experiment, units))], sum_up
+    )
 
 
 def _controlled(
     policies: Sequence[ControlPolicy[E]],
-    run_part: Callable[[E, ControlRun], Run[Any]],
+    run_part: Callable[[E, ControlRun], ControlResult[Any]],
     form: Form[E],
-) -> Callable[[E, Path], Job]:
+) -> Callable[[E, Path], ExperimentTask]:
     """Return what makes jobs of experiments with a control loop."""
 
-    def job_of(experiment: E, folder: Path) -> Job:
+    def job_of(experiment: E, folder: Path) -> ExperimentTask:
         choices = checked_choices(experiment, policies, folder)
-        return Job(
+        return ExperimentTask(
             experiment.name,
             [partial(run_part, experiment, run) for run in runs_of(experiment, choices)],
             lambda runs: report_control(experiment, choices, runs, form),
@@ -163,7 +167,7 @@ def _controlled(
     return job_of
 
 
-_KINDS: dict[str, tuple[Any, Callable[[Any, Path], Job]]] = {
+_KINDS: dict[str, tuple[Any, Callable[[Any, Path], ExperimentTask]]] = {
     "cell": (CellExperiment, _cells),
     "sequence-parallel": (SpFile, _groups),
     "cascade": (

@@ -66,7 +66,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GroupOutcome:
     """How a request ended.
 
     Attributes:
@@ -132,7 +132,7 @@ class SimulatedGroup:
         *,
         num_gpus: int,
         switch_s: float,
-        on_end: Callable[[Outcome], None],
+        on_end: Callable[[GroupOutcome], None],
         steps_at_once: bool = True,
         records: bool = False,
     ) -> None:
@@ -292,4 +292,4 @@ class SimulatedGroup:
 
     def _close(self, job: _Job, finish_s: float | None) -> None:
         del self._jobs[job.task.request_id]
-        self._on_end(Outcome(job.task, finish_s, job.gpu_s, job.num_switches))
+        self._on_end(GroupOutcome(job.task, finish_s, job.gpu_s, job.num_switches))

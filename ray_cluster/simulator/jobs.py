@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedRequest:
     """One request on its way.
 
     Attributes:

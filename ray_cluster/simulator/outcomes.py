@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 Answer = Literal["light", "heavy", "dropped"]
 
 
-class Outcome(NamedTuple):
+class SimulatedOutcome(NamedTuple):
     """One request that has ended.
 
     Attributes:

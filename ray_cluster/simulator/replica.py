@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ray_cluster.leases import Failed, Finished, Lease, Registration, ReplicaEvent, Returned
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision, StepPolicy
 from ray_cluster.policies.types import RequestView, RowView
+from ray_cluster.protocol.leases import (
+    Failed,
+    Finished,
+    Lease,
+    Registration,
+    ReplicaEvent,
+    Returned,
+)
 from ray_cluster.requests import Failure, ImageResult, Timing
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.noise import Device
@@ -23,7 +30,7 @@ ViewOf = Callable[[str], RequestView]
 
 
 @dataclass(slots=True)
-class Row:
+class SimulatedRow:
     """A request that a replica holds.
 
     Attributes:
@@ -49,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StepRun:
     """Steps that a batch takes one after the other.
 
     Attributes:
@@ -83,7 +90,7 @@ class SimulatedReplica:
         *,
         view_of: ViewOf,
         report: Report,
-        watch: Callable[[str, Run], None] | None = None,
+        watch: Callable[[str, StepRun], None] | None = None,
         steps_singly: bool = False,
     ) -> None:
         self.registration = registration
@@ -94,8 +101,8 @@ class SimulatedReplica:
         self._report = report
         self._watch = watch
         self._steps_singly = steps_singly
-        self._rows: dict[str, Row] = {}
-        self._run: Run | None = None
+        self._rows: dict[str, SimulatedRow] = {}
+        self._run: StepRun | None = None
         # what the device is busy until, and what an idle one waits for
         self._timer: Timer | None = None
         self._alarm: Timer | None = None
@@ -125,7 +132,7 @@ class SimulatedReplica:
         for lease in leases:
             request_id = lease.request.request_id
             view = self._view_of(request_id)
-            self._rows[request_id] = Row(lease, view, view.steps_done)
+            self._rows[request_id] = SimulatedRow(lease, view, view.steps_done)
             prepare_s = self._device.prepare_s(request_id, self._events.now_s)
             self._events.after(prepare_s, partial(self._ready, lease))
 
@@ -145,10 +152,10 @@ class SimulatedReplica:
             elif not self._is_made(row):
                 self._hand_back([row])
 
-    def _is_made(self, row: Row) -> bool:
+    def _is_made(self, row: SimulatedRow) -> bool:
         return row.steps_done == row.view.num_steps
 
-    def _hand_back(self, rows: Sequence[Row]) -> None:
+    def _hand_back(self, rows: Sequence[SimulatedRow]) -> None:
         for row in rows:
             del self._rows[row.view.request_id]
         self._report([_returned(row) for row in rows])
@@ -228,7 +235,7 @@ class SimulatedReplica:
         num_rounds = 1 if self._steps_singly else decision.num_rounds
         start_s = self._events.now_s
         ends_s = self._device.step_ends_s(views, num_rounds, start_s=start_s)
-        self._run = Run(start_s, decision.request_ids, ends_s)
+        self._run = StepRun(start_s, decision.request_ids, ends_s)
         self._timer = self._events.at(ends_s[-1], self._end_run)
 
     def _end_run(self) -> None:
@@ -251,7 +258,7 @@ class SimulatedReplica:
         self.busy_s += self._events.now_s + decode_s - run.start_s
         self._timer = self._events.after(decode_s, partial(self._hand_out, done))
 
-    def _hand_out(self, done: Sequence[Row]) -> None:
+    def _hand_out(self, done: Sequence[SimulatedRow]) -> None:
         """Report what is finished and was not aborted meanwhile, and go on."""
         self._timer = None
         ended = [row for row in done if self._rows.get(row.view.request_id) is row]
@@ -262,16 +269,16 @@ class SimulatedReplica:
         self._decide_soon()
 
 
-def _returned(row: Row) -> Returned:
+def _returned(row: SimulatedRow) -> Returned:
     return Returned(row.view.request_id, row.lease.fence, row.steps_done)
 
 
-def _finished(row: Row) -> Finished:
+def _finished(row: SimulatedRow) -> Finished:
     result = ImageResult(row.view.request_id, b"", "png", Timing(), 0)
     return Finished(row.view.request_id, row.lease.fence, result)
 
 
-def _dropped(row: Row) -> Failed:
+def _dropped(row: SimulatedRow) -> Failed:
     request_id = row.view.request_id
     # nobody wants it late: as if its client had called it off
     failure = Failure(request_id, "aborted", "dropped: it would have been late", "denoise")

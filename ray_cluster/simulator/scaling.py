@@ -13,7 +13,7 @@ from ray_cluster.policies.fleet import Fleet, PoolSpec
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.gpu_time import GpuPool
 from ray_cluster.simulator.outcomes import Faults
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.serving import Serving
 
 # of a spread that is reported: what changes less changes no plan
@@ -39,7 +39,7 @@ class Holder:
     load: Timer | None = None
 
 
-Watch = Callable[[Holder, Run], None]
+Watch = Callable[[Holder, StepRun], None]
 
 
 class Scaling:

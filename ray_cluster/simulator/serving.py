@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Completed, Outcome, Registration
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import InTimeBatches
 from ray_cluster.policies.batch_times import BatchTimes, observe_batch
@@ -21,14 +20,16 @@ from ray_cluster.policies.cascade import HeavyOutlook
 from ray_cluster.policies.cost_fit import fit_image_cost
 from ray_cluster.policies.fleet import Fleet, PoolSpec
 from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest
 from ray_cluster.simulator.batch_replica import BatchDevice, BatchReplica, Tells
 from ray_cluster.simulator.cell import profile_of
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
+from ray_cluster.simulator.jobs import SimulatedRequest
 from ray_cluster.simulator.noise import Hardware
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 
 # one megapixel, whatever it really is: tables of whole images know one size
 _PX = 1000
@@ -40,10 +41,10 @@ _NUM_QUEUED = 10**7
 class ServingEvents(Protocol):
     """Who hears what became of images."""
 
-    def on_made(self, model: str, job: Job) -> None:
+    def on_made(self, model: str, job: SimulatedRequest) -> None:
         """An image of the model is done."""
 
-    def on_hopeless(self, job: Job) -> None:
+    def on_hopeless(self, job: SimulatedRequest) -> None:
         """There will be no image: it could not be in time, or too many replicas were lost."""
 
 
@@ -111,7 +112,7 @@ class Serving:
         self._pool_by_replica: dict[str, ServedPool] = {}
         self._live: dict[str, BatchReplica] = {}
         self._times = {name: BatchTimes() for name in self._pools}
-        self._jobs: dict[str, tuple[str, Job]] = {}
+        self._jobs: dict[str, tuple[str, SimulatedRequest]] = {}
         self._views: dict[str, RequestView] = {}
         # every model has been served before: requests wait for a replica instead of being refused
         for name, pool in self._pools.items():
@@ -120,7 +121,7 @@ class Serving:
 
     # requests
 
-    def offer(self, model: str, job: Job) -> None:
+    def offer(self, model: str, job: SimulatedRequest) -> None:
         """Take a job in for one of the models; a free replica begins at once."""
         request_id, now_s = f"{job.number}-{model}", self._events.now_s
         request = ImageRequest(
@@ -213,7 +214,7 @@ class Serving:
         pool: str,
         *,
         on_drained: Callable[[], None],
-        watch: Callable[[str, Run], None] | None = None,
+        watch: Callable[[str, StepRun], None] | None = None,
     ) -> None:
         """Have a replica serve that has loaded, under an id that no other had."""
         kind = self._pools[pool]
@@ -237,7 +238,7 @@ class Serving:
         self._dispatcher.register(replica)
 
     def _made(
-        self, pool: str, watch: Callable[[str, Run], None] | None, replica_id: str, run: Run
+        self, pool: str, watch: Callable[[str, StepRun], None] | None, replica_id: str, run: StepRun
     ) -> None:
         """A batch has ended."""
         expected_s = self._pools[pool].batch_s(len(run.request_ids))

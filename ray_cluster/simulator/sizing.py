@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ray_cluster.config_problems import describe
+from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cost_model import share_cost, step_s, work_of
 from ray_cluster.policies.types import RequestView

@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterable
 
 from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
-from ray_cluster.simulator.sp_experiment import Cell, Row
+from ray_cluster.simulator.sp_experiment import SpCondition, SpRow
 
 
-def mean_attainment(rows: Iterable[Row], policy: str, cells: Iterable[Cell]) -> Mean:
+def mean_attainment(rows: Iterable[SpRow], policy: str, cells: Iterable[SpCondition]) -> Mean:
     """Return a policy's attainment, mean over cells, over the seeds that it ran on in all."""
     by_seed = _by_seed(rows, policy, cells)
     return mean_of([by_seed[seed] for seed in sorted(by_seed)])
 
 
-def paired_gain(rows: Iterable[Row], first: str, second: str, cells: Iterable[Cell]) -> Mean:
+def paired_gain(
+    rows: Iterable[SpRow], first: str, second: str, cells: Iterable[SpCondition]
+) -> Mean:
     """Return by how much the first policy is above the second, paired by seed."""
     rows, cells = list(rows), list(cells)
     ours, theirs = _by_seed(rows, first, cells), _by_seed(rows, second, cells)
@@ -23,7 +25,7 @@ def paired_gain(rows: Iterable[Row], first: str, second: str, cells: Iterable[Ce
     return paired_difference([ours[one] for one in seeds], [theirs[one] for one in seeds])
 
 
-def class_attainment(rows: Iterable[Row], policy: str, cell: Cell) -> dict[str, Mean]:
+def class_attainment(rows: Iterable[SpRow], policy: str, cell: SpCondition) -> dict[str, Mean]:
     """Return a policy's attainment by class, over the seeds in which requests of it came."""
     shares: dict[str, list[float]] = {}
     for row in rows:
@@ -33,10 +35,10 @@ def class_attainment(rows: Iterable[Row], policy: str, cell: Cell) -> dict[str, 
     return {name: mean_of(values) for name, values in shares.items()}
 
 
-def _by_seed(rows: Iterable[Row], policy: str, cells: Iterable[Cell]) -> dict[int, float]:
+def _by_seed(rows: Iterable[SpRow], policy: str, cells: Iterable[SpCondition]) -> dict[int, float]:
     """Mean over cells by seed, of seeds that ran in all of them."""
     wanted = set(cells)
-    values: dict[int, dict[Cell, float]] = {}
+    values: dict[int, dict[SpCondition, float]] = {}
     for row in rows:
         if row.policy == policy and row.cell in wanted:
             values.setdefault(row.seed, {})[row.cell] = row.attainment

@@ -13,10 +13,10 @@ from itertools import product
 
 import numpy as np
 
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.sp_types import DegreeMenu, Planner
-from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.groups import GroupTask, Outcome, SimulatedGroup, Stretch
+from ray_cluster.simulator.groups import GroupOutcome, GroupTask, SimulatedGroup, Stretch
 from ray_cluster.simulator.sp_bound import bound_on_time
 from ray_cluster.simulator.sp_policies import planner_of
 from ray_cluster.simulator.sp_workload import (
@@ -37,7 +37,7 @@ REPORTING_SEEDS = tuple(range(1000, 1030))
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cell:
+class SpCondition:
     """One load, and one scale of the deadlines."""
 
     mix: MixName
@@ -74,17 +74,17 @@ class SpExperiment:
     cv: float = 1.0
     classes: tuple[SizeClass, ...] = FLUX_CLASSES
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[SpCondition]:
         """Return all combinations of mix, rate and scale."""
-        return [Cell(*one) for one in product(self.mixes, self.rates_per_min, self.scales)]
+        return [SpCondition(*one) for one in product(self.mixes, self.rates_per_min, self.scales)]
 
 
-Choices = Mapping[tuple[str, Cell], str]
+Choices = Mapping[tuple[str, SpCondition], str]
 """By a name of an experiment's and a cell: the policy that stands for it there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SpRow:
     """One policy on one workload.
 
     Attributes:
@@ -96,7 +96,7 @@ class Row:
     """
 
     policy: str
-    cell: Cell
+    cell: SpCondition
     seed: int
     attainment: float
     attainment_by_class: tuple[tuple[str, float], ...] = ()
@@ -105,10 +105,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SpRun:
     """Everything that happened to a workload in a group."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[GroupOutcome, ...]
     stretches: tuple[Stretch, ...]
     num_decisions: int
 
@@ -121,7 +121,7 @@ class Unit:
     """
 
     experiment: SpExperiment
-    cell: Cell
+    cell: SpCondition
     seed: int
     policies: tuple[tuple[str, str], ...]
 
@@ -135,7 +135,7 @@ def units_of(experiment: SpExperiment, choices: Choices) -> list[Unit]:
     ]
 
 
-def run_unit(unit: Unit) -> list[Row]:
+def run_unit(unit: Unit) -> list[SpRow]:
     """Run every policy on one workload."""
     experiment = unit.experiment
     menus, tasks = workload_of(experiment, unit.cell, unit.seed)
@@ -144,7 +144,7 @@ def run_unit(unit: Unit) -> list[Row]:
         if name == BOUND:
             bound = bound_on_time(tasks, experiment.num_gpus)
             share = bound.num_on_time / len(tasks)
-            rows.append(Row(label, unit.cell, unit.seed, share))
+            rows.append(SpRow(label, unit.cell, unit.seed, share))
         else:
             run = run_tasks(
                 tasks,
@@ -157,7 +157,7 @@ def run_unit(unit: Unit) -> list[Row]:
 
 
 def workload_of(
-    experiment: SpExperiment, cell: Cell, seed: int
+    experiment: SpExperiment, cell: SpCondition, seed: int
 ) -> tuple[dict[str, DegreeMenu], list[GroupTask]]:
     """Return the menus by class and the requests of one seed."""
     profile = load_profile(experiment.profile)
@@ -188,7 +188,7 @@ def run_tasks(
     switch_s: float,
     steps_at_once: bool = True,
     records: bool = False,
-) -> Run:
+) -> SpRun:
     """Run requests through one group to their ends.
 
     Args:
@@ -200,7 +200,7 @@ def run_tasks(
         records: whether to keep what ran where and when.
     """
     events = EventQueue()
-    outcomes: list[Outcome] = []
+    outcomes: list[GroupOutcome] = []
     group = SimulatedGroup(
         events,
         planner,
@@ -213,15 +213,17 @@ def run_tasks(
     for task in tasks:
         events.at(task.arrival_s, partial(group.add, task))
     events.run()
-    return Run(tuple(outcomes), tuple(group.stretches or ()), group.num_decisions)
+    return SpRun(tuple(outcomes), tuple(group.stretches or ()), group.num_decisions)
 
 
-def _resolved(experiment: SpExperiment, cell: Cell, choices: Choices) -> Iterator[tuple[str, str]]:
+def _resolved(
+    experiment: SpExperiment, cell: SpCondition, choices: Choices
+) -> Iterator[tuple[str, str]]:
     for label in experiment.policies:
         yield label, choices.get((label, cell), label)
 
 
-def _row(label: str, unit: Unit, outcomes: Sequence[Outcome]) -> Row:
+def _row(label: str, unit: Unit, outcomes: Sequence[GroupOutcome]) -> SpRow:
     count = len(outcomes)
     by_class = {
         str(one.side_px): [
@@ -231,7 +233,7 @@ def _row(label: str, unit: Unit, outcomes: Sequence[Outcome]) -> Row:
         ]
         for one in unit.experiment.classes
     }
-    return Row(
+    return SpRow(
         label,
         unit.cell,
         unit.seed,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ray_cluster.profiles.files import load_profile
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.simulator.sp_experiment import (
     BOUND,
     REPORTING_SEEDS,

@@ -12,7 +12,7 @@ from functools import partial
 
 from ray_cluster.policies.sp_types import GroupView, Planner, RoundDecision
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.groups import GroupTask, Outcome, SimulatedGroup
+from ray_cluster.simulator.groups import GroupOutcome, GroupTask, SimulatedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _Fleet:
         self._weigh(number)
         return decision
 
-    def _end(self, number: int, outcome: Outcome) -> None:
+    def _end(self, number: int, outcome: GroupOutcome) -> None:
         request_id, name = outcome.task.request_id, outcome.task.menu.slo_class
         del self._works_s[number][request_id]
         self._lost_s[number].pop(request_id, None)

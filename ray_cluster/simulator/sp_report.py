@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray_cluster.profiles.files import load_profile
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.simulator.reports import Report, Table
 from ray_cluster.simulator.sp_compare import class_attainment, mean_attainment, paired_gain
 from ray_cluster.simulator.sp_excerpt import Excerpt, timeline_of
-from ray_cluster.simulator.sp_experiment import Cell, Row, SpExperiment, Unit
+from ray_cluster.simulator.sp_experiment import SpCondition, SpExperiment, SpRow, Unit
 from ray_cluster.simulator.sp_file import SpFile
 from ray_cluster.simulator.sp_plots import over_classes, over_rates, over_scales
 from ray_cluster.simulator.sp_tuning import BEST_STATIC
@@ -23,12 +23,12 @@ class Load:
     """A mix and a rate: its cells, one for each scale, and what was found in them."""
 
     name: str
-    cells: Sequence[Cell]
-    rows: Sequence[Row]
+    cells: Sequence[SpCondition]
+    rows: Sequence[SpRow]
 
 
 def report_groups(
-    file: SpFile, units: Sequence[Unit], found: Sequence[Row], excerpt: Excerpt
+    file: SpFile, units: Sequence[Unit], found: Sequence[SpRow], excerpt: Excerpt
 ) -> Report:
     """Sum up all simulations of an experiment.
 
@@ -60,11 +60,11 @@ def report_groups(
     return Report(file.name, what, tables, plots, [timeline_of(excerpt)], figures)
 
 
-def _loads(experiment: SpExperiment, found: Sequence[Row]) -> list[Load]:
+def _loads(experiment: SpExperiment, found: Sequence[SpRow]) -> list[Load]:
     loads = []
     for mix in experiment.mixes:
         for rate in experiment.rates_per_min:
-            cells = [Cell(mix, rate, scale) for scale in experiment.scales]
+            cells = [SpCondition(mix, rate, scale) for scale in experiment.scales]
             rows = [row for row in found if (row.cell.mix, row.cell.rate_per_min) == (mix, rate)]
             loads.append(Load(f"{mix}, {rate:g} per minute", cells, rows))
     return loads
@@ -152,9 +152,9 @@ def _load_figures(experiment: SpExperiment, load: Load) -> list[dict[str, Any]]:
     ]
 
 
-def _cell_figures(units: Sequence[Unit], found: Sequence[Row]) -> list[dict[str, Any]]:
+def _cell_figures(units: Sequence[Unit], found: Sequence[SpRow]) -> list[dict[str, Any]]:
     """Every policy in every cell, with its samples in the order of the seeds."""
-    rows: dict[tuple[str, Cell], list[Row]] = {}
+    rows: dict[tuple[str, SpCondition], list[SpRow]] = {}
     for row in sorted(found, key=lambda one: one.seed):
         rows.setdefault((row.policy, row.cell), []).append(row)
     stands_for = {(label, unit.cell): name for unit in units for label, name in unit.policies}

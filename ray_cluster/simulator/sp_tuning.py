@@ -14,8 +14,8 @@ import numpy as np
 
 from ray_cluster.simulator import choice_files
 from ray_cluster.simulator.sp_experiment import (
-    Cell,
     Choices,
+    SpCondition,
     SpExperiment,
     Unit,
     run_unit,
@@ -30,7 +30,7 @@ FAMILIES = (BEST_STATIC, BEST_FIXED, BEST_KNAPSACK)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TunedPolicy:
     """The best of a family in one cell.
 
     Attributes:
@@ -42,13 +42,13 @@ class Choice:
 
     profile: str
     family: str
-    cell: Cell
+    cell: SpCondition
     policy: str
     attainment: float
     num_tried: int
 
 
-def candidates_of(experiment: SpExperiment, cell: Cell, family: str) -> list[str]:
+def candidates_of(experiment: SpExperiment, cell: SpCondition, family: str) -> list[str]:
     """Return the policies of a family that a cell may choose from."""
     menus, tasks = workload_of(experiment, cell, experiment.seeds[0])
     if family == BEST_KNAPSACK:
@@ -62,7 +62,7 @@ def candidates_of(experiment: SpExperiment, cell: Cell, family: str) -> list[str
     return static_names(menus, step_budget_s)
 
 
-def choose(experiment: SpExperiment, cell: Cell, family: str) -> Choice:
+def choose(experiment: SpExperiment, cell: SpCondition, family: str) -> TunedPolicy:
     """Return the best of a family in a cell, on the experiment's seeds."""
     names = tried = candidates_of(experiment, cell, family)
     means: dict[str, float] = {}
@@ -72,11 +72,11 @@ def choose(experiment: SpExperiment, cell: Cell, family: str) -> Choice:
         means = _means(experiment, cell, names, experiment.seeds[:num_seeds])
     best = max(names, key=lambda name: means[name])
     points = round(100 * means[best], 3)
-    return Choice(experiment.profile, family, cell, best, points, len(tried))
+    return TunedPolicy(experiment.profile, family, cell, best, points, len(tried))
 
 
 def _means(
-    experiment: SpExperiment, cell: Cell, names: Sequence[str], seeds: Sequence[int]
+    experiment: SpExperiment, cell: SpCondition, names: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, float]:
     policies = tuple((name, name) for name in names)
     rows = [row for seed in seeds for row in run_unit(Unit(experiment, cell, seed, policies))]
@@ -92,5 +92,7 @@ def load_choices(path: Path, profile: str) -> Choices:
     Raises:
         ConfigError: it can't be read, or holds something else.
     """
-    read = choice_files.load_choices(path, Choice, command="python -m benchmarks.policies.sp_tune")
+    read = choice_files.load_choices(
+        path, TunedPolicy, command="python -m benchmarks.policies.sp_tune"
+    )
     return {(one.family, one.cell): one.policy for one in read if one.profile == profile}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ray_cluster.config_problems import describe
+from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from ray_cluster.config_problems import describe
+from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.task_files import PrintedName
 from ray_cluster.simulator.workload import Arrival

@@ -10,7 +10,7 @@ import pytest
 
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.requests import ModelProfile
 from tests.api.conftest import shapes_profile

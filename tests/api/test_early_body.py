@@ -10,9 +10,9 @@ import pytest
 from ray._common.utils import import_attr
 from starlette.types import Message, Receive, Scope, Send
 
-from ray_cluster.api.early_body import EarlyBodyReader, EarlyBodySender
-from ray_cluster.config import RayConfig
-from ray_cluster.ray_environment import apply_ray_environment
+from ray_cluster.config.sections import RayConfig
+from ray_cluster.deployments.early_body import EarlyBodyReader, EarlyBodySender
+from ray_cluster.deployments.ray_environment import apply_ray_environment
 
 BODY = b'{"prompt": "a red circle"}'
 DISCONNECT = {"type": "http.disconnect"}

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from ray_cluster.api.app import create_app
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
 from tests.fakes import FakeDispatcherClient, memory_results
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
 from tests.fakes import FakeDispatcherClient, memory_results

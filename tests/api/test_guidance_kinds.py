@@ -8,7 +8,7 @@ import pytest
 
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.validate import validate
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import GuidanceKind
 from tests.fakes import model_profile

@@ -9,7 +9,8 @@ import pytest
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.schema import ImagesResponse
-from ray_cluster.config import ClusterConfig, DefaultsConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.api.checks import URL, refused
 from tests.api.conftest import NOW_S

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ray_cluster.api.job_reply import job_reply
-from ray_cluster.dispatch.progress import Progress
-from ray_cluster.jobs.records import JobView
+from ray_cluster.protocol.jobs import JobView
+from ray_cluster.protocol.outcomes import Progress
 from tests.jobs.cell import job
 
 

@@ -15,7 +15,8 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.config import ClusterConfig, HttpConfig, LimitsConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import HttpConfig, LimitsConfig
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import Serve
 from tests.fakes import FakeDispatcherClient, memory_results

@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ray_cluster.api.app import create_app
-from ray_cluster.config import ClusterConfig
-from ray_cluster.leases import Outcome
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from tests.api.conftest import shapes_profile
 from tests.fakes import FakeDispatcherClient, registration
-from tests.jobs.cell import Cell, Replica
+from tests.jobs.cell import Replica, TestedCell
 
 BODY = {"prompt": "a red circle", "seed": 7}
 
@@ -34,13 +34,15 @@ async def scrape(gateway: httpx.AsyncClient) -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
-    async with Cell(tmp_path) as running:
+async def cell(tmp_path: Path) -> AsyncIterator[TestedCell]:
+    async with TestedCell(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-async def gateways(cell: Cell, config: ClusterConfig) -> AsyncIterator[list[httpx.AsyncClient]]:
+async def gateways(
+    cell: TestedCell, config: ClusterConfig
+) -> AsyncIterator[list[httpx.AsyncClient]]:
     apps = [create_app(cell, config, results=cell.results) for _ in range(2)]
     clients = [
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
@@ -52,7 +54,7 @@ async def gateways(cell: Cell, config: ClusterConfig) -> AsyncIterator[list[http
 
 
 async def test_totals_are_exact_and_never_fall(
-    cell: Cell, gateways: list[httpx.AsyncClient]
+    cell: TestedCell, gateways: list[httpx.AsyncClient]
 ) -> None:
     replica = Replica(cell, model="shapes")
     replica.epoch = await cell.dispatch.register(

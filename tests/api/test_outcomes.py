@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest

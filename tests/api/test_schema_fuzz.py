@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
 from tests.api.fuzzing import CONFIG, FuzzedService, fuzzed_service, own_bytes
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from benchmarks.serving import processes
 from benchmarks.serving.compare.client import Answer, call_all
 from benchmarks.serving.compare.client_run import run_client
 from benchmarks.serving.compare.contenders import Counts
-from benchmarks.serving.compare.outcomes import Outcome, account, figures_of, outcome_of
+from benchmarks.serving.compare.outcomes import CallOutcome, account, figures_of, outcome_of
 from benchmarks.serving.compare.settings import Shape
 from benchmarks.serving.compare.traces import Planned
 from benchmarks.serving.processes import CpuMeter
@@ -88,14 +88,16 @@ def test_only_a_whole_image_by_the_deadline_is_no_miss(answer: Answer, fate: str
 
 
 def test_latencies_are_those_of_images_only() -> None:
-    outcomes = [Outcome("in time", 1.0), Outcome("late", 3.0), Outcome("refused", 0.01)]
+    outcomes = [CallOutcome("in time", 1.0), CallOutcome("late", 3.0), CallOutcome("refused", 0.01)]
     figures = figures_of([ASKED] * 3, outcomes)
     assert figures["latency_s"]["p50"] == pytest.approx(2.0)
     assert figures["attainment_by_size"] == {"64x64": pytest.approx(1 / 3)}
 
 
 def test_books_that_agree_lose_nothing() -> None:
-    outcomes = [Outcome(fate, 1.0) for fate in ("in time", "late", "refused", "dropped", "failed")]
+    outcomes = [
+        CallOutcome(fate, 1.0) for fate in ("in time", "late", "refused", "dropped", "failed")
+    ]
     books = account(outcomes, Counts(accepted=4, completed=2, dropped=1, failed=1))
     assert books["nothing_lost"]
     assert books["client_and_service"]["accepted"] == [4, 4]
@@ -110,12 +112,12 @@ def test_books_that_agree_lose_nothing() -> None:
     ],
 )
 def test_books_that_differ_are_found_out(counts: Counts) -> None:
-    outcomes = [Outcome("in time", 1.0), Outcome("late", 2.0), Outcome("failed", 1.0)]
+    outcomes = [CallOutcome("in time", 1.0), CallOutcome("late", 2.0), CallOutcome("failed", 1.0)]
     assert not account(outcomes, counts)["nothing_lost"]
 
 
 def test_answer_that_never_came_is_found_out_even_if_the_service_made_it() -> None:
-    outcomes = [Outcome("in time", 1.0), Outcome("lost", None)]
+    outcomes = [CallOutcome("in time", 1.0), CallOutcome("lost", None)]
     assert not account(outcomes, Counts(2, 2, 0, 0))["nothing_lost"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.serving.compare.__main__ import main
 from benchmarks.serving.compare.calibration import Calibration
-from benchmarks.serving.compare.cells import Cell, CellStore
+from benchmarks.serving.compare.cells import CellStore, ComparedCell
 from benchmarks.serving.compare.contenders import CONTENDERS, OwnContender, Site
 from benchmarks.serving.compare.images import Likeness
 from benchmarks.serving.compare.outcomes import FATES
@@ -16,7 +16,7 @@ from benchmarks.serving.compare.plot import save_plot
 from benchmarks.serving.compare.prediction import Prediction
 from benchmarks.serving.compare.report import write_markdown
 from benchmarks.serving.compare.summary import Summary, aims_of
-from ray_cluster.config import load_config
+from ray_cluster.config.loading import load_config
 from tests.benchmarks.comparing import ALONE_S, SETTINGS, traces
 
 COMPARED = replace(
@@ -48,9 +48,9 @@ def summed_up(
     for trace in drawn[:-1]:
         for name, found in {**SHARES, **(shares or {})}.items():
             for load, share in zip(COMPARED.loads, found, strict=True):
-                store.add(Cell(name, load, trace.name), figures(share))
+                store.add(ComparedCell(name, load, trace.name), figures(share))
     # the last one is not finished
-    store.add(Cell("ours", 0.5, drawn[-1].name), figures(0.0))
+    store.add(ComparedCell("ours", 0.5, drawn[-1].name), figures(0.0))
     simulated = [Prediction(load, one.name, 0.97, 0.03) for one in drawn for load in COMPARED.loads]
     slower = [replace(one, attainment=0.83) for one in simulated if one.load > 0.5]
     pace = LivePace(0.5, 1.2, tuple(slower))

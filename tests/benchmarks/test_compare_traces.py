@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.serving.compare.cells import Cell, CellStore, SettingsDiffer
+from benchmarks.serving.compare.cells import CellStore, ComparedCell, SettingsDiffer
 from benchmarks.serving.compare.experiment import missing_blocks
 from benchmarks.serving.compare.pace import mean_latency_s, predict_at_pace, times
 from benchmarks.serving.compare.prediction import Prediction, Simulated, predict
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Trace, draw_traces
+from ray_cluster.models.profiles import save_profile
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
-from ray_cluster.profiles.files import save_profile
 from tests.benchmarks.comparing import ALONE_S, SETTINGS, traces
 
 
@@ -55,14 +55,14 @@ def test_deadline_is_in_times_of_the_request_alone() -> None:
 
 
 def test_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    store, first = CellStore(tmp_path, SETTINGS), Cell("ours", 0.5, "poisson-0")
+    store, first = CellStore(tmp_path, SETTINGS), ComparedCell("ours", 0.5, "poisson-0")
     store.add(first, {"attainment": 0.5})
     with (tmp_path / "cells.jsonl").open("a") as file:
         file.write('{"contender": "ours", "load": 1.0, "tra')
     again = CellStore(tmp_path, SETTINGS)
     assert first in again
     assert again[first]["attainment"] == 0.5
-    second = Cell("ours", 1.0, "poisson-0")
+    second = ComparedCell("ours", 1.0, "poisson-0")
     assert second not in again
     again.add(second, {"attainment": 0.25})
     third = CellStore(tmp_path, SETTINGS)

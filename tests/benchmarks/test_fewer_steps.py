@@ -17,7 +17,7 @@ from benchmarks.fidelity.fewer_plan import (
 )
 from benchmarks.fidelity.fewer_report import step_table, write_fewer_steps
 from benchmarks.fidelity.fewer_steps import Study, _fewest
-from benchmarks.fidelity.plan import BATCH, Run
+from benchmarks.fidelity.plan import BATCH, FidelityRun
 from benchmarks.fidelity.work import Made
 from ray_cluster.policies.fidelity import LEAST_SSIM
 
@@ -26,7 +26,7 @@ GRID = ModelGrid("shapes-sd", (4, 10), 10, (2, 3, 6), 1, 2, 1, 1, (Check(96),))
 ERRORS = {2: 60.0, 3: 15.0, 4: 4.0, 6: 4.0, 10: 0.0}
 
 
-def made(run: Run, error: float) -> Made:
+def made(run: FidelityRun, error: float) -> Made:
     shape = (BATCH, run.px, run.px, 3)
     clean = np.random.default_rng(run.batch).uniform(60, 190, shape)
     noise = np.random.default_rng(1000 + run.num_steps).normal(0, 1, shape)

@@ -12,8 +12,8 @@ from benchmarks.fidelity.frontier import Frontier, mean_interval
 from benchmarks.fidelity.plan import (
     BATCH,
     EXACT,
+    FidelityRun,
     Grid,
-    Run,
     held_out_runs,
     quick_grid,
     schedules,
@@ -34,14 +34,14 @@ def made(error: float, num_reused: list[int], *, seed: int = 0) -> Made:
     return Made(images, seconds, seconds, tuple(num_reused))
 
 
-def cell(variant_error: float) -> dict[Run, Made]:
+def cell(variant_error: float) -> dict[FidelityRun, Made]:
     """Exact runs of 4, 6 and 10 steps, and one of 10 in which every other step reuses."""
     found = {}
     for batch in (0, 1):
         for steps, error in ((4, 30.0), (6, 20.0), (10, 0.0)):
-            run = Run("shapes-sd", 64, batch, steps)
+            run = FidelityRun("shapes-sd", 64, batch, steps)
             found[run] = made(error, [0] * steps, seed=batch)
-        run = Run("shapes-sd", 64, batch, 10, VARIANT)
+        run = FidelityRun("shapes-sd", 64, batch, 10, VARIANT)
         found[run] = made(variant_error, [0, BATCH] * 5, seed=batch)
     return found
 
@@ -57,8 +57,10 @@ def test_a_variant_is_held_against_as_many_steps_as_it_costs(error: float, sign:
     assert set(point.quality) == {"tuning", "held-out"}
     found = point.quality["held-out"]
     assert found.num_images == BATCH
-    exact = Run("shapes-sd", 64, 1, 10)
-    by_steps = {steps: frontier.ssim(Run("shapes-sd", 64, 1, steps), exact) for steps in (6, 10)}
+    exact = FidelityRun("shapes-sd", 64, 1, 10)
+    by_steps = {
+        steps: frontier.ssim(FidelityRun("shapes-sd", 64, 1, steps), exact) for steps in (6, 10)
+    }
     control = 5 / 6 * by_steps[6] + 1 / 6 * by_steps[10]
     assert found.control_mean == pytest.approx(float(control.mean()))
     assert sign * found.gain_low > 0
@@ -115,7 +117,7 @@ def test_what_did_best_is_reported_beside_as_many_steps_as_it_costs() -> None:
     grid = Grid(base_steps=(10,), control_steps=(4, 6, 10), sizes_px=(64,), models=("shapes-sd",))
     some = cell(2.0)
     # it costs half as much as the other, and is far off
-    cheap = Run("shapes-sd", 64, 0, 10, "outer2-every5")
+    cheap = FidelityRun("shapes-sd", 64, 0, 10, "outer2-every5")
     some[cheap] = made(80.0, [0, *[BATCH] * 9])
     tuning = {run: one for run, one in some.items() if run.half == "tuning"}
     [(where, kept)] = choose(grid, tuning).items()

@@ -26,7 +26,7 @@ from benchmarks.gpu.steps import COMPILED, EAGER, OURS, measure_compiled
 from benchmarks.gpu.subject import Contest, executor_of
 from ray_cluster.engine import packed_weights
 from ray_cluster.engine.unet import parts as unet_parts
-from ray_cluster.profiles.files import load_profile
+from ray_cluster.models.profiles import load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 # as the models' cards and configurations have them

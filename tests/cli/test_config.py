@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ray_cluster.config import load_config
-from ray_cluster.config_reference import reference
+from ray_cluster.config.loading import load_config
+from ray_cluster.config.reference_docs import reference
 from tests.cli.conftest import Cli
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -17,7 +17,9 @@ from ray_cluster.cli.checks.machine import check_machine
 from ray_cluster.cli.checks.processor import check_processor
 from ray_cluster.cli.checks.service import check_service
 from ray_cluster.cli.checks.software import check_software
-from ray_cluster.config import ClusterConfig, PoolConfig, RayConfig, load_config
+from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import RayConfig
 from ray_cluster.engine.memory import model_need
 from tests.cli.conftest import Cli
 

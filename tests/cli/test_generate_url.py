@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from ray_cluster.cli.remote_service import RemoteService
-from ray_cluster.config import load_config
-from ray_cluster.image_coding import encode_image
+from ray_cluster.config.loading import load_config
+from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import OutputSpec
 from tests.cli.conftest import Cli
 from tests.cli.served import PATIENCE_S, Served

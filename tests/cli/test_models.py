@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ray_cluster.cli.model_tables import card_lines
-from ray_cluster.reference_models import export, stages
-from ray_cluster.reference_models.registry import builtin_folder
-from ray_cluster.reference_models.runs import Run, open_run
-from ray_cluster.reference_models.stages import Stage
+from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.training import export, stages
+from ray_cluster.training.runs import TrainingRun, open_run
+from ray_cluster.training.stages import Stage
 from tests.cli.conftest import Cli
 
 
@@ -62,11 +62,11 @@ class Training:
         self.is_finished = is_finished
         self.asked: dict[str, Any] = {}
 
-    def train(self, run: Run, chosen: Sequence[Stage], minutes: float | None) -> bool:
+    def train(self, run: TrainingRun, chosen: Sequence[Stage], minutes: float | None) -> bool:
         self.asked = {"run": run, "stages": [stage.name for stage in chosen], "minutes": minutes}
         return self.is_finished
 
-    def export(self, model: str, run: Run, target: Path) -> Path:
+    def export(self, model: str, run: TrainingRun, target: Path) -> Path:
         self.asked["exported"] = (model, target)
         return target
 

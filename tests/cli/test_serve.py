@@ -28,7 +28,9 @@ from ray_cluster.cli.report import (
     print_report,
 )
 from ray_cluster.cli.serve import with_options
-from ray_cluster.config import ClusterConfig, HttpConfig, PoolConfig, load_config
+from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import HttpConfig
 from ray_cluster.errors import ConfigError
 from tests.cli.conftest import Cli
 

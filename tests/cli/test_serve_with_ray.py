@@ -19,7 +19,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from ray_cluster.image_coding import read_recipe
+from ray_cluster.imaging.encoder import read_recipe
 from tests.cli.conftest import Cli
 
 ROOT = Path(__file__).parents[2]

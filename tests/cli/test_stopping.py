@@ -14,7 +14,7 @@ from ray_cluster.cli.drain import drain
 from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.ray_service import RayService
 from ray_cluster.cli.state_screen import StateScreen
-from ray_cluster.config import load_config
+from ray_cluster.config.loading import load_config
 
 
 class FakeService:

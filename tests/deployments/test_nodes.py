@@ -14,7 +14,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions
 
-from ray_cluster.config import load_config
+from ray_cluster.config.loading import load_config
 from ray_cluster.deployments.app import build_app
 from ray_cluster.deployments.links import FRONT
 

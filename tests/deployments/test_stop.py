@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray import serve
 
-from ray_cluster.config import ClusterConfig, load_config
+from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.deployments.service import Owned, stop
 
 CONFIG = {"pools": [{"name": name, "model": "shapes-sd"} for name in ("a", "b")]}

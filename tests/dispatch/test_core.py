@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Completed, Fence, Finished, Lease
+from ray_cluster.protocol.leases import Fence, Finished, Lease
+from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import Failure
 from tests.fakes import failed, finished, image_request, poll_of, registration
 

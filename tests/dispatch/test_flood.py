@@ -7,10 +7,11 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.leases import Completed, Lease, Outcome, Poll, PollReply
+from ray_cluster.protocol.leases import Lease, Poll, PollReply
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from tests.fakes import finished, image_request, registration, run_virtually
 
 # a reply that gets lost costs an attempt, and many do here

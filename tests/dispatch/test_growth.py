@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import pytest
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Lease, Poll
 from ray_cluster.policies.types import Offer, WhenLate
+from ray_cluster.protocol.leases import Lease, Poll
 from tests.fakes import finished, image_request, registration
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ray_cluster.config import LimitsConfig
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.leases import PollReply, Registration
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.leases import PollReply, Registration
 from tests.dispatch.virtual_service import CONFIG, held, make_service, now
 from tests.fakes import image_request, model_profile, poll_of, registration, run_virtually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.prediction_error import PRIOR_RATIO, WINDOW
 from tests.fakes import finished, image_request, poll_of, registration

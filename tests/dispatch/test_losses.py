@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.progress import Progress
-from ray_cluster.leases import Completed, Lease, Poll, Returned
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.leases import Lease, Poll, Returned
+from ray_cluster.protocol.outcomes import Completed, Progress
 from ray_cluster.requests import Failure
 from tests.fakes import finished, image_request, poll_of, registration
 

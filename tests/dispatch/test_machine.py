@@ -10,10 +10,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Completed, Lease, Outcome, PollReply, Returned
 from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.protocol.leases import Lease, PollReply, Returned
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest
 from tests.fakes import failed, finished, image_request, poll_of, registration
 

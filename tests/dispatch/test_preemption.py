@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Lease, PollReply, Returned
 from ray_cluster.policies.ordering import AGED_PRIORITY
 from ray_cluster.policies.preemption import MOST_PREEMPTIONS
+from ray_cluster.protocol.leases import Lease, PollReply, Returned
 from tests.fakes import finished, image_request, poll_of, registration
 
 CONFIG = DispatchConfig(poll_s=1.0, replica_timeout_s=6.0, starvation_s=100.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.metrics.roles import cell_snapshot
+from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.policies.prediction_error import RECENT
 from tests.fakes import finished, image_request, poll_of, registration
 

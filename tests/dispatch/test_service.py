@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ray_cluster.leases import Poll, PollReply, Returned
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.leases import Poll, PollReply, Returned
 from ray_cluster.requests import Failure
 from tests.dispatch.virtual_service import held, lease_one, make_service, now
 from tests.fakes import VirtualLoop, finished, image_request, poll_of, run_virtually

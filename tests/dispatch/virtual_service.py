@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.leases import Lease, PollReply
+from ray_cluster.protocol.leases import Lease, PollReply
 from tests.fakes import poll_of, registration
 
 CONFIG = DispatchConfig(

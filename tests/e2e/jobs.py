@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cluster.blob_store import BlobStore
 from ray_cluster.engine.state import RequestState
+from ray_cluster.storage.blob_store import BlobStore
 from tests.e2e.service import HEADERS, REPLICA_PROCESS, Service, image_request
 
 PATIENCE_S = 120.0

@@ -19,7 +19,7 @@ import psutil
 import yaml
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.reference_models.registry import builtin_folder
+from ray_cluster.models.builtin import builtin_folder
 
 API_KEY = "key-of-the-tests"
 REPLICA_PROCESS = "ray::ServeReplica:shapes-sd:BaseModel"

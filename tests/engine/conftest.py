@@ -11,7 +11,7 @@ import pytest
 
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.reference_models.registry import builtin_folder
+from ray_cluster.models.builtin import builtin_folder
 from tests.engine.dits import DiTReference
 from tests.engine.failing import requests_with_a_bad_one
 from tests.engine.harness import pool

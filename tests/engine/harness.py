@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.state import Conditioning, RequestState
@@ -119,7 +119,7 @@ def engine_of(model: LoadedModel, policy: Any = all_rows, executor: Any = None) 
 
 
 @dataclass(slots=True)
-class Run:
+class EngineRun:
     """What came out of an engine, by request id."""
 
     finished: dict[str, RequestState] = field(default_factory=dict)
@@ -135,9 +135,9 @@ def drive(
     joining: Mapping[int, Sequence[RequestState]],
     leaving: Mapping[int, Sequence[str]] | None = None,
     until: Callable[[StepEngine], bool] = lambda engine: len(engine) == 0,
-) -> Run:
+) -> EngineRun:
     """Step until all is done; rows join and are aborted before the step of that number."""
-    run, index = Run(), 0
+    run, index = EngineRun(), 0
     with torch.inference_mode():
         while index <= max(joining) or not until(engine):
             for state in joining.get(index, ()):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ray_cluster.engine.state import Conditioning
 from tests.engine.dits import DiTReference
-from tests.engine.two_steps import SCALE, Row, timestep_of
+from tests.engine.two_steps import SCALE, StepRow, timestep_of
 
 _OF_IMAGES, _OF_PROMPTS = ("to_k", "to_v"), ("add_k_proj", "add_v_proj")
 
@@ -50,7 +50,9 @@ class PartialReference:
         self._kept: dict[Any, Tensor] = {}
         self._before: tuple[Tensor, Tensor] | None = None
 
-    def predict(self, row: Row, embeds: tuple[Tensor, Tensor], *, is_first: bool = False) -> Tensor:
+    def predict(
+        self, row: StepRow, embeds: tuple[Tensor, Tensor], *, is_first: bool = False
+    ) -> Tensor:
         step = 0 if is_first else 1
         self._is_first = is_first
         with self._hooked(), torch.inference_mode():
@@ -107,7 +109,7 @@ class PartialReference:
 
 
 def expected(
-    reference: DiTReference, row: Row, owned: Conditioning, is_active: Tensor, **changes: Any
+    reference: DiTReference, row: StepRow, owned: Conditioning, is_active: Tensor, **changes: Any
 ) -> Tensor:
     """What a partial step predicts for a request, ``[C, h, w]``, guided."""
     assert row.cut is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ray_cluster.engine.state import Conditioning
 from tests.engine.reference import Reference
-from tests.engine.two_steps import SCALE, Row, timestep_of
+from tests.engine.two_steps import SCALE, StepRow, timestep_of
 
 Control = Literal["none", "nothing kept", "norms of active pixels"]
 
@@ -29,7 +29,7 @@ class PartialUNet:
         control: what is done wrong on purpose.
     """
 
-    def __init__(self, reference: Reference, row: Row, control: Control) -> None:
+    def __init__(self, reference: Reference, row: StepRow, control: Control) -> None:
         self._unet: Any = reference.pipeline.unet
         self._row, self._control = row, control
         self._kept: dict[Any, Tensor] = {}
@@ -146,7 +146,7 @@ def _pairs(block: Any) -> list[list[Any]]:
 
 
 def expected_of_unet(
-    reference: Reference, row: Row, owned: Conditioning, control: Control = "none"
+    reference: Reference, row: StepRow, owned: Conditioning, control: Control = "none"
 ) -> Tensor:
     """What a partial step predicts for a request, ``[C, h, w]``, guided."""
     found = []

@@ -34,7 +34,7 @@ DIFFUSERS_BY_SAMPLER: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReferenceOutcome:
     """What diffusers makes of a request: latents ``[C, H, W]`` and pixels ``[H, W, 3]``."""
 
     latents: Tensor
@@ -50,16 +50,16 @@ class Reference:
         self.pipeline.set_progress_bar_config(disable=True)
         self.scheduler_config = self.pipeline.scheduler.config
         self._double: Any = None
-        self._outcomes: dict[ImageRequest, Outcome] = {}
+        self._outcomes: dict[ImageRequest, ReferenceOutcome] = {}
 
-    def outcome(self, one: ImageRequest) -> Outcome:
+    def outcome(self, one: ImageRequest) -> ReferenceOutcome:
         """Run the pipeline for the request alone; kept."""
         key = replace(one, request_id="", priority=0, slo_s=None)
         if key not in self._outcomes:
             latents = self._latents([one])
             with torch.inference_mode():
                 pixels = np.asarray(self._decode(latents)[0])
-            self._outcomes[key] = Outcome(latents[0], pixels)
+            self._outcomes[key] = ReferenceOutcome(latents[0], pixels)
         return self._outcomes[key]
 
     def own_spread(self, one: ImageRequest) -> float:

@@ -17,7 +17,15 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest, SamplerName
-from tests.engine.harness import RUN_TOLERANCE, Run, all_rows, difference, drive, request, start
+from tests.engine.harness import (
+    RUN_TOLERANCE,
+    EngineRun,
+    all_rows,
+    difference,
+    drive,
+    request,
+    start,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ class Company:
 
     def run(
         self, visits: Sequence[Visit], store: ActivationStore | None = None, layout: Any = None
-    ) -> Run:
+    ) -> EngineRun:
         joining: dict[int, list[RequestState]] = {0: []}
         leaving: dict[int, list[str]] = {}
         for visit in visits:

@@ -18,7 +18,7 @@ from tests.engine.harness import (
     CONTROL_FACTOR,
     PIXEL_TOLERANCE,
     RUN_TOLERANCE,
-    Run,
+    EngineRun,
     difference,
     drive,
     engine_of,
@@ -49,7 +49,7 @@ def requests_of_all_kinds() -> list[ImageRequest]:
     ]
 
 
-def check_all(zoo: Zoo, name: str, requests: list[ImageRequest], run: Run) -> float:
+def check_all(zoo: Zoo, name: str, requests: list[ImageRequest], run: EngineRun) -> float:
     """Hold the latents and the image of each against the pipeline's; return the worst error."""
     model, reference, errors = zoo.model(name), zoo.reference(name), []
     for one in requests:

@@ -32,7 +32,7 @@ from tests.engine.harness import (
 from tests.engine.partial_reference import expected
 from tests.engine.reusing import Company, Visit, visits
 from tests.engine.test_activations import Swapped
-from tests.engine.two_steps import SCALE, Row, call
+from tests.engine.two_steps import SCALE, StepRow, call
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 64), (128, 128))
@@ -54,7 +54,7 @@ def patches_of(latents: Tensor, every: int, *, has_prompt: bool) -> ActivePatche
     return ActivePatches(PATCH, tuple(i % every == 0 for i in range(count)), has_prompt)
 
 
-def rows_of(company: Company) -> tuple[list[Row], list[Conditioning]]:
+def rows_of(company: Company) -> tuple[list[StepRow], list[Conditioning]]:
     """Rows of two sizes, cut at different depths, an exact one and one of whole blocks too."""
     executor: Any = company.model.executor
     is_flux = company.model.profile.guidance != "rows"
@@ -73,7 +73,7 @@ def rows_of(company: Company) -> tuple[list[Row], list[Conditioning]]:
         second = torch.randn(first.shape, generator=generator)
         own = state.conditioning
         cut = (0, executor.num_outer[-1], None, 0, 1, 0)[index]
-        row = Row(executor.prepare(own), own.is_guided, cut, [first, second])
+        row = StepRow(executor.prepare(own), own.is_guided, cut, [first, second])
         if index not in (2, 3):
             row.active = patches_of(first, 2 + index % 2, has_prompt=index == 4)
         rows.append(row)

@@ -13,14 +13,14 @@ from ray_cluster.engine.executor import Residuals
 from ray_cluster.policies.reuse import ActivePatches
 from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
 from tests.engine.reusing import Company
-from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
+from tests.engine.two_steps import SCALE, StepRow, batch_of, predict_batch
 
 # r0 and r1 leave at different skip connections, r2 never does
 _CUTS = (2, 4, None)
 _Cuts = tuple[int | None, ...]
 
 
-def rows_of(company: Company, *, by_patch: bool = False, cuts: _Cuts = _CUTS) -> list[Row]:
+def rows_of(company: Company, *, by_patch: bool = False, cuts: _Cuts = _CUTS) -> list[StepRow]:
     requests = [
         request("r0", guidance_scale=SCALE),
         request("r1", guidance_scale=1.0, prompt="a blue square"),
@@ -33,7 +33,7 @@ def rows_of(company: Company, *, by_patch: bool = False, cuts: _Cuts = _CUTS) ->
         shape = state.latents.shape
         latents = [torch.randn(shape, generator=generator) for _ in range(2)]
         owned = state.conditioning
-        row = Row(executor.prepare(owned), owned.is_guided, cut, latents)
+        row = StepRow(executor.prepare(owned), owned.is_guided, cut, latents)
         if by_patch and cut is not None:
             row.active = ActivePatches(4, (True, False, False, True) * 4)
         num_rows = 1 + owned.is_guided
@@ -47,7 +47,9 @@ def rows_of(company: Company, *, by_patch: bool = False, cuts: _Cuts = _CUTS) ->
     return found
 
 
-def predict(executor: Any, rows: Sequence[Row], step: int, *, adds: bool = True) -> list[Tensor]:
+def predict(
+    executor: Any, rows: Sequence[StepRow], step: int, *, adds: bool = True
+) -> list[Tensor]:
     """What is predicted for each row in a step, with its residuals; what it keeps is noted."""
     batch = batch_of(executor, rows, step)
     layout = batch.layout

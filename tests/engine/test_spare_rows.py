@@ -15,7 +15,7 @@ from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.unet.grids import Grid, rounded_rows
 from tests.engine.conftest import Zoo
 from tests.engine.harness import CALL_TOLERANCE, difference, request, start_all
-from tests.engine.two_steps import SCALE, Row, batch_of, predict_batch
+from tests.engine.two_steps import SCALE, StepRow, batch_of, predict_batch
 
 # in the order of their layout
 _SIZES_PX = ((64, 64), (64, 104), (128, 64), (96, 96))
@@ -32,7 +32,7 @@ def test_there_are_eight_numbers_between_a_power_of_two_and_the_next() -> None:
     assert len({rounded_rows(count) for count in range(1025, 2049)}) == 8
 
 
-def rows_of(model: LoadedModel) -> list[Row]:
+def rows_of(model: LoadedModel) -> list[StepRow]:
     """One row of each size, guided and not."""
     requests = [
         request(f"r{i}", width_px=width, height_px=height, seed=i, guidance_scale=1.0 + i % 2)
@@ -42,7 +42,7 @@ def rows_of(model: LoadedModel) -> list[Row]:
     for state in start_all(model, requests):
         owned = state.conditioning
         latents = [torch.randn(state.latents.shape)]
-        found.append(Row(model.executor.prepare(owned), owned.is_guided, None, latents))
+        found.append(StepRow(model.executor.prepare(owned), owned.is_guided, None, latents))
     return found
 
 

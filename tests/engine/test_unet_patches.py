@@ -18,7 +18,7 @@ from tests.engine.conftest import Zoo
 from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
 from tests.engine.partial_unet import Control, expected_of_unet
 from tests.engine.reusing import Company, Visit
-from tests.engine.two_steps import SCALE, Row, call
+from tests.engine.two_steps import SCALE, StepRow, call
 
 Record = Callable[[str, object], None]
 _GUIDED = 2 * SCALE - 1
@@ -42,7 +42,7 @@ def some_patches(latents: Tensor, patch_size: int, seed: int | None) -> ActivePa
     return ActivePatches(patch_size, (True, *drawn[1:-1].tolist(), False))
 
 
-def rows_of(company: Company, *, is_all: bool = False) -> tuple[list[Row], list[Conditioning]]:
+def rows_of(company: Company, *, is_all: bool = False) -> tuple[list[StepRow], list[Conditioning]]:
     """Of every size a guided row and a plain one by patch, and rows that are whole between them."""
     executor: Any = company.model.executor
     multiple, cuts = executor.patch_multiple, executor.num_outer
@@ -56,7 +56,7 @@ def rows_of(company: Company, *, is_all: bool = False) -> tuple[list[Row], list[
         latents = [torch.randn(shape, generator=generator) for _ in range(2)]
         # an exact row of one size, and one of whole blocks of another
         cut = None if index == 5 else cuts[index % len(cuts)]
-        row = Row(executor.prepare(state.conditioning), kind < 2, cut, latents)
+        row = StepRow(executor.prepare(state.conditioning), kind < 2, cut, latents)
         if index not in (5, 10):
             size = multiple * (1 + index % 2)
             row.active = some_patches(latents[0], size, None if is_all else index)

@@ -17,7 +17,7 @@ SCALE = 2.0
 
 
 @dataclass(slots=True)
-class Row:
+class StepRow:
     """A request in two steps of a model.
 
     Attributes:
@@ -41,7 +41,7 @@ def timestep_of(step: int) -> float:
     return 500.0 - 100 * step
 
 
-def batch_of(executor: Any, rows: Sequence[Row], step: int) -> StepBatch[Any]:
+def batch_of(executor: Any, rows: Sequence[StepRow], step: int) -> StepBatch[Any]:
     """The batch of a step; the first one is full."""
     sizes = [(*row.latents[step].shape[1:], row.is_guided) for row in rows]
     composition, order = composition_of(sizes)
@@ -57,21 +57,21 @@ def batch_of(executor: Any, rows: Sequence[Row], step: int) -> StepBatch[Any]:
     )
 
 
-def _part(row: Row, step: int) -> RowReuse | None:
+def _part(row: StepRow, step: int) -> RowReuse | None:
     if row.cut is None:
         return None
     by_patch = row.active is not None
     return RowReuse(row.cut, row.kept, is_by_patch=by_patch, active=row.active if step else None)
 
 
-def call(company: Any, rows: Sequence[Row], step: int) -> list[Tensor]:
+def call(company: Any, rows: Sequence[StepRow], step: int) -> list[Tensor]:
     """What a company's model predicts for each row in a step."""
     executor = company.model.executor
     return predict_batch(executor, rows, batch_of(executor, rows, step))
 
 
 def predict_batch(
-    executor: Any, rows: Sequence[Row], batch: StepBatch[Any], residuals: Any = None
+    executor: Any, rows: Sequence[StepRow], batch: StepBatch[Any], residuals: Any = None
 ) -> list[Tensor]:
     """What is predicted for each row of a batch; what it keeps is noted."""
     with torch.inference_mode():

@@ -9,28 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import Stage
-from ray_cluster.jobs.records import Creation, Job, JobQuery, JobView
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.leases import (
-    Failed,
-    Finished,
-    Lease,
-    Outcome,
-    Poll,
-    Preview,
-    Shown,
-    Sight,
-    Submission,
-)
-from ray_cluster.metrics.book import MetricsBook
-from ray_cluster.metrics.roles import cell_snapshot
-from ray_cluster.metrics.snapshot import Snapshot
+from ray_cluster.observability.metrics_book import MetricsBook
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Shown
+from ray_cluster.protocol.outcomes import Outcome, Preview, Sight, Submission
 from ray_cluster.requests import (
     Failure,
     ImageRequest,
@@ -39,6 +29,7 @@ from ray_cluster.requests import (
     OutputSpec,
     Timing,
 )
+from ray_cluster.storage.blob_store import BlobStore
 from tests.fakes import image_request, registration
 
 DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
@@ -61,7 +52,7 @@ def job(job_id: str, num_images: int = 1, **changes: Any) -> Job:
     return Job(job_id=job_id, **{**values, **changes})
 
 
-class Cell:
+class TestedCell:
     """One life of a dispatcher over stores that outlive it; also the gateway's way to it."""
 
     def __init__(
@@ -90,7 +81,7 @@ class Cell:
             wall_clock=time.time,
         )
 
-    async def __aenter__(self) -> Cell:
+    async def __aenter__(self) -> TestedCell:
         await self.jobs_service.start()
         return self
 
@@ -149,7 +140,7 @@ class Cell:
 class Replica:
     """Registers with a cell, and makes what it leases when it is told to."""
 
-    def __init__(self, cell: Cell, replica_id: str = "r", model: str = "m") -> None:
+    def __init__(self, cell: TestedCell, replica_id: str = "r", model: str = "m") -> None:
         self.cell = cell
         self.replica_id = replica_id
         self.model = model

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from ray_cluster.jobs.records import Job, JobQuery, StoredImage
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store import JobStoreError
+from ray_cluster.protocol.jobs import Job, JobQuery, StoredImage
 from ray_cluster.requests import Failure, OutputSpec, Timing
 from tests.fakes import image_request
 

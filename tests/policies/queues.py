@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.forecast import Scene
+from ray_cluster.policies.forecast import ForecastView
 from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.pool import PoolView, pool_of
@@ -72,13 +72,13 @@ class ListQueue:
             np.array([one.deadline_s for one in after]),
         )
 
-    def scene(self, group: Sequence[RequestView], now_s: float) -> Scene | None:
+    def scene(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
         """None unless it is asked for: it flows."""
         if not self.is_followed:
             return None
         own = {one.request_id for one in group}
         here = [one for one in self.waits if one.request_id not in own]
-        return Scene(
+        return ForecastView(
             now_s,
             [
                 ReplicaScene(one.step_cost, one.max_batch, one.max_in_flight, held=self.in_progress)

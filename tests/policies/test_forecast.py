@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ray_cluster.policies import replica_course
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.forecast import Scene, forecast_s
+from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.inflow import WINDOW, Inflow, observe_arrivals
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.ordering import queue_key
@@ -79,45 +79,45 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     truth = stepped_one_by_one(held, line, COST)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica_course, "_ROUNDS", 1)
-        found = forecast_s(Scene(0.0, [replica_of(held)], line=line))
+        found = forecast_s(ForecastView(0.0, [replica_of(held)], line=line))
     assert found == pytest.approx(dict(truth))
     # several rounds at once are about the same: the last end is that of all the work
-    coarse = forecast_s(Scene(0.0, [replica_of(held)], line=line))
+    coarse = forecast_s(ForecastView(0.0, [replica_of(held)], line=line))
     assert max(coarse.values()) == pytest.approx(max(truth.values()), rel=0.35)
 
 
 def test_a_replica_is_followed_from_its_last_word() -> None:
     one = request_view("a", num_steps=10, deadline_s=1e6)
     each_s = step_s(COST, work_of([one]))
-    at_once = forecast_s(Scene(0.0, [replica_of([one])]))["a"]
+    at_once = forecast_s(ForecastView(0.0, [replica_of([one])]))["a"]
     assert at_once == pytest.approx(10 * each_s)
-    told = Scene(0.0, [replica_of([one], told_s=-4 * each_s)])
+    told = ForecastView(0.0, [replica_of([one], told_s=-4 * each_s)])
     assert forecast_s(told)["a"] == pytest.approx(6 * each_s)
     # what should be done by now ends now, and what was leased since begins then
-    over = Scene(0.0, [replica_of([one], told_s=-99.0)], rest_s=0.5)
+    over = ForecastView(0.0, [replica_of([one], told_s=-99.0)], rest_s=0.5)
     assert forecast_s(over)["a"] == 0.5
-    leased = Scene(0.0, [replica_of(leased=[Leased(one, -1.0)])], encode_s=0.25)
+    leased = ForecastView(0.0, [replica_of(leased=[Leased(one, -1.0)])], encode_s=0.25)
     assert forecast_s(leased)["a"] == pytest.approx(10 * each_s - 0.75)
 
 
 def test_what_waits_goes_to_those_with_the_least_to_do() -> None:
     busy = [request_view(f"b{n}", num_steps=20, deadline_s=1e6) for n in range(2)]
     new = request_view("new", num_steps=5, deadline_s=1e6)
-    found = forecast_s(Scene(0.0, [replica_of(busy), replica_of()], line=[new]))
+    found = forecast_s(ForecastView(0.0, [replica_of(busy), replica_of()], line=[new]))
     assert found["new"] == pytest.approx(5 * step_s(COST, work_of([new])))
     # the steps are those of the replica that takes it, whoever stands first
     fast = replica_of(cost=StepCost(0.05, 0.1))
-    found = forecast_s(Scene(0.0, [replica_of(busy), fast], line=[new]))
+    found = forecast_s(ForecastView(0.0, [replica_of(busy), fast], line=[new]))
     assert found["new"] == pytest.approx(5 * step_s(fast.cost, work_of([new])))
     full = replica_of(max_in_flight=2, held=busy)
-    waits = forecast_s(Scene(0.0, [full], line=[new]))
+    waits = forecast_s(ForecastView(0.0, [full], line=[new]))
     assert waits["new"] > waits["b0"]
 
 
 def test_who_comes_later_takes_a_part_and_is_no_answer() -> None:
     new = request_view("new", num_steps=10, deadline_s=1e6)
     later = [request_view("l", num_steps=10, deadline_s=1e6)]
-    quiet = Scene(0.0, [replica_of()], line=[new])
+    quiet = ForecastView(0.0, [replica_of()], line=[new])
     rush = replace(quiet, later=later, later_every_s=0.5)
     found = forecast_s(rush)
     assert set(found) >= {"new"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import admit
-from ray_cluster.policies.forecast import Scene, forecast_s
+from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.lateness import LEAST_ALLOWANCE
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.preemption import MOST_PREEMPTIONS, exchanges
@@ -30,9 +30,11 @@ def view(name: str, deadline_s: float, steps: int = 10, **changes: Any) -> Reque
     )
 
 
-def scene_of(held: Sequence[RequestView], line: Sequence[RequestView], room: int = 0) -> Scene:
+def scene_of(
+    held: Sequence[RequestView], line: Sequence[RequestView], room: int = 0
+) -> ForecastView:
     replica = ReplicaScene(COST, max_batch=2, max_in_flight=len(held) + room, held=held)
-    return Scene(0.0, [replica], line=sorted(line, key=queue_key))
+    return ForecastView(0.0, [replica], line=sorted(line, key=queue_key))
 
 
 def queue_with(held: Sequence[RequestView], waits: Sequence[RequestView] = ()) -> ListQueue:
@@ -42,7 +44,7 @@ def queue_with(held: Sequence[RequestView], waits: Sequence[RequestView] = ()) -
     )
 
 
-def victims_of(group: Sequence[RequestView], scene: Scene) -> list[list[str]]:
+def victims_of(group: Sequence[RequestView], scene: ForecastView) -> list[list[str]]:
     return [[victim for victim, _ in one.pairs] for one in exchanges(group, scene)]
 
 
@@ -71,7 +73,9 @@ def test_an_exchange_moves_places_and_nothing_else() -> None:
     held = [view("a", 90.0), view("b", 80.0), view("c", 70.0)]
     waits = view("waits", 85.0)
     told = ReplicaScene(COST, 2, 2, told_s=-0.5, held=held[:1], leased=[Leased(held[1], -0.1)])
-    scene = Scene(0.0, [told, ReplicaScene(COST, 2, 1, held=held[2:])], line=[first, second, waits])
+    scene = ForecastView(
+        0.0, [told, ReplicaScene(COST, 2, 1, held=held[2:])], line=[first, second, waits]
+    )
     found = next(exchanges([second, first], scene))
     assert found.pairs == (("a", "first"), ("b", "second"))
     assert [one.request_id for one in found.scene.line] == ["b", "waits", "a"]
@@ -127,7 +131,7 @@ def drawn(name: str, kind: tuple[int, float, int, int], **changes: Any) -> Reque
     return view(name, deadline_s, steps=steps, priority=priority, num_preemptions=times, **changes)
 
 
-def in_time(scene: Scene) -> Mapping[str, bool]:
+def in_time(scene: ForecastView) -> Mapping[str, bool]:
     ends_s = forecast_s(scene)
     return {
         one.request_id: LEAST_ALLOWANCE * ends_s[one.request_id] <= one.deadline_s
@@ -160,7 +164,7 @@ def test_nobody_is_made_late_by_an_exchange(
     gone = [one for one in here if one.request_id in heirs]
     leased = [Leased(one, 0.0) for one in sorted(new, key=queue_key)]
     replica = ReplicaScene(COST, 2, len(here), held=stays, leased=leased)
-    after = in_time(Scene(0.0, [replica], line=sorted([*waits, *gone], key=queue_key)))
+    after = in_time(ForecastView(0.0, [replica], line=sorted([*waits, *gone], key=queue_key)))
     before = in_time(scene_of(here, waits))
     assert all(after[one.request_id] for one in new)
     assert all(after[name] for name, was_in_time in before.items() if was_in_time)

@@ -21,15 +21,15 @@ import httpx
 import psutil
 
 from ray_cluster.api.app import create_app
-from ray_cluster.blob_store import BlobStore
-from ray_cluster.config import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.engine.state import RequestState
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Completed
-from ray_cluster.left_states import LeftStates
-from ray_cluster.replica import ReplicaAgent
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.replica.agent import ReplicaAgent
+from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
-from tests.jobs.cell import Cell
+from tests.jobs.cell import TestedCell
 from tests.replica.setup import BY_ID, REQUESTS, Link, check_image, new_agent, until
 
 Way = Literal["delete", "gone"]
@@ -107,11 +107,11 @@ class CancelCell:
         self._model, self._pixels = model, pixels
         self.door = Doorkeeper(coder)
         model.before.append(self.door.before)
-        self.cell = Cell(folder)
+        self.cell = TestedCell(folder)
         self.link = Link(self.cell.dispatch)
         self.states = BlobStore(str(folder / "states"))
         core = self.cell.core
-        self._left = LeftStates(
+        self._left = StateSweeper(
             self.states, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time
         )
         self.cell.dispatch._on_outcome = self._left.on_outcome

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ray_cluster.config import DispatchConfig, LimitsConfig
-from ray_cluster.delivery import Delivery, ResultStore
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.building import build_runner
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.leases import Completed, Outcome, Poll, Registration
 from ray_cluster.policies.types import StepCost
-from ray_cluster.replica import ReplicaAgent
-from ray_cluster.replica_states import ReplicaStates
+from ray_cluster.protocol.leases import Poll, Registration
+from ray_cluster.protocol.outcomes import Completed, Outcome
+from ray_cluster.replica.agent import ReplicaAgent
+from ray_cluster.replica.delivery import Delivery, ResultStore
+from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request
 from tests.engine.staged import StagedModel
@@ -136,7 +137,7 @@ def new_agent(
 ) -> ReplicaAgent:
     """An agent over a store, memory of its own unless given, that exports every so many steps."""
     profile = model.inner.profile
-    states = ReplicaStates(MemoryBlobs() if blobs is None else blobs)
+    states = StateTransfer(MemoryBlobs() if blobs is None else blobs)
     return ReplicaAgent(
         Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1)),
         make_runner=partial(

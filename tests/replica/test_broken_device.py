@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Completed
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.outcomes import Completed
 from tests.engine.staged import StagedModel
 from tests.replica.setup import REQUESTS, check_image, offer, outcomes, serving, until
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.blob_store import BlobStoreError
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Exported
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Returned
-from ray_cluster.replica import ReplicaAgent
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.leases import Returned
+from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.requests import state_name
+from ray_cluster.storage.blob_store import BlobStoreError
 from tests.engine.harness import pool
 from tests.engine.staged import Gate, StagedModel, StageName
 from tests.replica.setup import (

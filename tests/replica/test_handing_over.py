@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Returned
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.leases import Returned
 from ray_cluster.requests import state_name
 from tests.engine.staged import StagedModel
 from tests.replica.setup import (

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from ray_cluster.api.app import create_app
-from ray_cluster.config import ClusterConfig, LogsConfig
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.logs import set_up_logs
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import LogsConfig
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.observability.logs import set_up_logs
 from tests.engine.staged import StagedModel
-from tests.jobs.cell import Cell
+from tests.jobs.cell import TestedCell
 from tests.replica.setup import Link, new_agent, until
 
 PROMPT = "an unusual tetrahedron"
@@ -63,7 +64,7 @@ async def running(
     """A gateway over a dispatcher with one replica."""
     name = model.inner.profile.model
     config = ClusterConfig.model_validate({"pools": [{"name": name, "model": "x"}]})
-    async with Cell(folder) as cell:
+    async with TestedCell(folder) as cell:
         link = Link(cell.dispatch)
         agent = new_agent(model, link, coder, "r1", results=cell.results)
         agent.start()
@@ -163,6 +164,6 @@ async def test_what_the_coder_writes_names_the_image(
                 psutil.Process(process_id).kill()
             reply = await http.post(GENERATE, json=BODY, headers={"X-Request-ID": "call-20"})
     assert reply.status_code == 200
-    [line] = log.about(logger="ray_cluster.image_coding")
+    [line] = log.about(logger="ray_cluster.imaging.encoder")
     assert line["request_id"] == "call-20"
     assert line["image_id"] == log.about(event="work_finished")[0]["image_id"]

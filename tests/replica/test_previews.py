@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Completed, Preview
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.outcomes import Completed, Preview
 from ray_cluster.requests import OutputSpec
 from tests.engine.harness import request
 from tests.engine.staged import StagedModel

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ray_cluster.blob_store import BlobStoreError
 from ray_cluster.engine.state import Conditioning, RequestState
-from ray_cluster.state_writer import StateWriter
+from ray_cluster.replica.state_writer import StateWriter
+from ray_cluster.storage.blob_store import BlobStoreError
 from tests.engine.staged import until
 from tests.fakes import image_request
 from tests.replica.setup import MemoryBlobs

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.blob_store import BlobStore, BlobStoreError
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Completed
-from ray_cluster.left_states import LeftStates
-from ray_cluster.replica import ReplicaAgent
+from ray_cluster.dispatch.state_sweeper import StateSweeper
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.requests import Failure, ImageRequest
+from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.engine.harness import request
 from tests.engine.staged import Gate, StagedModel
 from tests.replica.setup import (
@@ -262,7 +262,7 @@ async def test_fifty_requests_with_aborts_and_a_death_leave_nothing_behind(
     chance, store = random.Random(3), BlobStore(str(tmp_path))
     link = Link(new_service())
     core = link.service._core
-    left = LeftStates(store, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time)
+    left = StateSweeper(store, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time)
     link.service._on_outcome = left.on_outcome
     left.start()
     # enough steps that some are on their way when the replica dies

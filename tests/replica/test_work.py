@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ray_cluster.errors import RequestFailed
-from ray_cluster.image_coding import ImageCoder
-from ray_cluster.leases import Completed
+from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import Failure
 from tests.engine.harness import request
 from tests.engine.staged import StagedModel

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ray_cluster.simulator.cell import Cell, CellSpec
+from ray_cluster.simulator.cell import CellSpec, SimulatedCell
 from ray_cluster.simulator.fates import CellResult
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival
 
 
@@ -16,12 +16,12 @@ from ray_cluster.simulator.workload import Arrival
 class Overseer:
     """Notes every run of steps, and holds it against those before."""
 
-    runs: list[tuple[str, Run]] = field(default_factory=list)
+    runs: list[tuple[str, StepRun]] = field(default_factory=list)
     steps_by_id: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _free_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _stepped_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def __call__(self, replica_id: str, run: Run) -> None:
+    def __call__(self, replica_id: str, run: StepRun) -> None:
         ends_s = [run.start_s, *run.ends_s]
         assert ends_s == sorted(ends_s)
         # no device does two things at once
@@ -39,7 +39,7 @@ class Overseer:
 def simulate(spec: CellSpec, workload: Sequence[Arrival]) -> tuple[CellResult, Overseer]:
     """Run a workload; what holds of every simulation is asserted."""
     overseer = Overseer()
-    cell = Cell(spec, overseer)
+    cell = SimulatedCell(spec, overseer)
     result = cell.run(workload)
     never_fail = all(pool.mtbf_s == float("inf") for pool in spec.pools)
     assert len(result.fates) == len(workload)

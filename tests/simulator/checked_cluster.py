@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from ray_cluster.leases import Fence
+from ray_cluster.protocol.leases import Fence
 from ray_cluster.simulator.cluster import SimulatedCluster
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.scaling import Holder
 from tests.simulator.clusters import FLEET
 
@@ -19,12 +19,12 @@ class ClusterOverseer:
     """Notes every batch, and holds it against those before and against the dispatcher's books."""
 
     cluster: SimulatedCluster | None = None
-    runs: list[tuple[str, Run]] = field(default_factory=list)
+    runs: list[tuple[str, StepRun]] = field(default_factory=list)
     most_by_pool: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: 1))
     _free_s: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
     _makers: dict[Fence, str] = field(default_factory=dict)
 
-    def __call__(self, holder: Holder, run: Run) -> None:
+    def __call__(self, holder: Holder, run: StepRun) -> None:
         assert self.cluster is not None
         pool, (end_s,) = holder.spec.name, run.ends_s
         for gpu in holder.gpus:

@@ -9,7 +9,7 @@ from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
+from ray_cluster.simulator.jobs import SimulatedRequest
 from ray_cluster.simulator.outcomes import Faults
 from ray_cluster.simulator.scaling import Watch
 
@@ -58,5 +58,5 @@ def simulated(
     return cluster, events
 
 
-def job(number: int, at_s: float, confidence: float = 0.5, slo_s: float = 20.0) -> Job:
-    return Job(number, "s", at_s, at_s + slo_s, confidence, coin=0.5)
+def job(number: int, at_s: float, confidence: float = 0.5, slo_s: float = 20.0) -> SimulatedRequest:
+    return SimulatedRequest(number, "s", at_s, at_s + slo_s, confidence, coin=0.5)

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from ray_cluster.simulator.groups import GroupTask, Outcome, Stretch
+from ray_cluster.simulator.groups import GroupOutcome, GroupTask, Stretch
 
 WITHIN_S = 1e-6
 
 
 def check_schedule(
     tasks: Sequence[GroupTask],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[GroupOutcome],
     stretches: Sequence[Stretch],
     *,
     num_gpus: int,
@@ -39,7 +39,7 @@ def _check_gpus(stretches: Sequence[Stretch], num_gpus: int) -> None:
     assert all(0 <= gpu < num_gpus for one in stretches for gpu in one.gpus)
 
 
-def _check_request(outcome: Outcome, own: Sequence[Stretch], switch_s: float) -> None:
+def _check_request(outcome: GroupOutcome, own: Sequence[Stretch], switch_s: float) -> None:
     task, step, end_s = outcome.task, 0, outcome.task.arrival_s
     for number, one in enumerate(own):
         assert one.begin_s >= end_s - WITHIN_S, "a step began before the one before it had ended"

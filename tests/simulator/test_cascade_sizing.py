@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ray_cluster.policies.cluster_state import ClusterState, PoolState
 from ray_cluster.simulator.cascade_experiment import CascadeExperiment, CascadeRow
 from ray_cluster.simulator.cascade_sizing import CascadeSizingTask, size_cascade
-from ray_cluster.simulator.control_course import Course, Run
+from ray_cluster.simulator.control_course import ControlResult, Course
 
 
 def task(**changes: Any) -> CascadeSizingTask:
@@ -34,13 +34,13 @@ def course(num_gpus: int) -> Course:
 
 def attaining(
     violations: Callable[[int], float], fid: Callable[[int], float]
-) -> Callable[[CascadeExperiment], Sequence[Run[CascadeRow]]]:
+) -> Callable[[CascadeExperiment], Sequence[ControlResult[CascadeRow]]]:
     """Stands for the simulation."""
 
-    def evaluate(experiment: CascadeExperiment) -> Sequence[Run[CascadeRow]]:
+    def evaluate(experiment: CascadeExperiment) -> Sequence[ControlResult[CascadeRow]]:
         num = experiment.num_gpus
         row = CascadeRow("allocation", 0, violations(num), 0.5, fid(num), fid(num), 0.0, 0, 100)
-        return [Run(row, course(num)), Run(row, None)]
+        return [ControlResult(row, course(num)), ControlResult(row, None)]
 
     return evaluate
 

@@ -14,9 +14,9 @@ from ray_cluster.policies.baselines.one_size_batches import one_size_batches
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import StepCost
-from ray_cluster.simulator.cell import Cell, CellSpec, PoolSpec
+from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival
 from tests.simulator.checked import simulate
 
@@ -122,11 +122,11 @@ def test_several_steps_in_one_event_are_what_single_steps_are(
     assert len(seen.runs) <= len(single.runs)
 
 
-def by_replica(runs: Sequence[tuple[str, Run]]) -> list[list[Run]]:
+def by_replica(runs: Sequence[tuple[str, StepRun]]) -> list[list[StepRun]]:
     return [[run for who, run in runs if who == name] for name in sorted({who for who, _ in runs})]
 
 
-def steps_of(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def steps_of(runs: Sequence[StepRun]) -> list[tuple[str, ...]]:
     return [tuple(sorted(run.request_ids)) for run in runs for _ in run.ends_s]
 
 
@@ -212,7 +212,7 @@ def test_a_request_of_a_model_that_nobody_serves_is_refused() -> None:
 def test_a_dead_replica_is_noticed_however_slow_its_last_words_are() -> None:
     late = []
 
-    class Watched(Cell):
+    class Watched(SimulatedCell):
         def _fail(self, pool: PoolSpec, name: str) -> None:
             super()._fail(pool, name)
             # six seconds of silence, and its last words

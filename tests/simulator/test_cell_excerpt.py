@@ -16,7 +16,7 @@ from ray_cluster.simulator.cell_excerpt import (
     waiting_plot,
 )
 from ray_cluster.simulator.fates import Fate
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival
 from tests.simulator.test_cell_experiment import small
 
@@ -29,7 +29,11 @@ def test_who_waits_is_let_in_and_has_not_begun() -> None:
     # one begins at once, one after 30 s, one never, one is refused; the last comes at 60 s
     fates = [fate(0.0), fate(10.0), fate(10.0, "failed", 30.0), fate(5.0, "refused"), fate(60.0)]
     notes = Notes({"r": 2}, 30.0)
-    runs = [Run(0.0, ("0",), (1.0,)), Run(40.0, ("0", "1"), (41.0,)), Run(60.0, ("4",), (61.0,))]
+    runs = [
+        StepRun(0.0, ("0",), (1.0,)),
+        StepRun(40.0, ("0", "1"), (41.0,)),
+        StepRun(60.0, ("4",), (61.0,)),
+    ]
     for name, run in zip("rrq", runs, strict=True):
         notes(name, run)
     # neither what is over before the time that is shown, nor another replica's

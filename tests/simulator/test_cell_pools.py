@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.models.profiles import load_profile, save_profile
 from ray_cluster.policies.cost_fit import fit_step_cost, row_work
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
-from ray_cluster.profiles.files import load_profile, save_profile
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
 from ray_cluster.simulator.cell_runs import Setting, run_cell, simulate_cell
-from ray_cluster.simulator.replica import Run
+from ray_cluster.simulator.replica import StepRun
 from tests.fakes import request_view
 from tests.simulator.test_cell_experiment import pools, small
 
@@ -40,7 +40,7 @@ def made_by(setting: Setting, run: CellRun) -> Counter[str]:
     """How many requests each pool stepped."""
     pool_by_request: dict[str, str] = {}
 
-    def watch(name: str, steps: Run) -> None:
+    def watch(name: str, steps: StepRun) -> None:
         pool_by_request.update(dict.fromkeys(steps.request_ids, name.rsplit("-", 1)[0]))
 
     simulate_cell(setting, run, watch)
@@ -104,7 +104,7 @@ def extra_s(profile: str, run: CellRun) -> dict[int, list[float]]:
     cost = fit_step_cost(load_profile("sdxl-h100")).cost
     found: dict[int, list[float]] = {}
 
-    def watch(_name: str, steps: Run) -> None:
+    def watch(_name: str, steps: StepRun) -> None:
         batch = [arrivals[int(request_id)] for request_id in steps.request_ids]
         work = work_of(
             request_view(width_px=one.width_px, height_px=one.height_px, uses_guidance=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ray_cluster.control_loop import Clock, Cluster
+from ray_cluster.control.loop import Clock, Cluster
 from ray_cluster.policies.plan import CascadePlan, Knobs
 from tests.simulator.clusters import job, simulated
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
 from ray_cluster.policies.planner import AllocationPlanner
-from ray_cluster.profiles.files import load_profile
 from ray_cluster.simulator import autoscaling_policies, cascade_policies
 from ray_cluster.simulator.autoscaling_experiment import AutoscalingExperiment
 from ray_cluster.simulator.batch_tables import image_options, step_options

@@ -17,8 +17,14 @@ from ray_cluster.policies.sp_types import (
     menu_of,
 )
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.groups import GroupTask, Outcome, SimulatedGroup
-from ray_cluster.simulator.sp_experiment import Cell, Run, SpExperiment, run_tasks, workload_of
+from ray_cluster.simulator.groups import GroupOutcome, GroupTask, SimulatedGroup
+from ray_cluster.simulator.sp_experiment import (
+    SpCondition,
+    SpExperiment,
+    SpRun,
+    run_tasks,
+    workload_of,
+)
 from ray_cluster.simulator.sp_policies import planner_of
 from tests.simulator.group_rules import check_schedule
 
@@ -62,7 +68,7 @@ def scripted(*targets: tuple[float, dict[int, int]]) -> Planner:
     return plan
 
 
-def run(planner: Planner, *tasks: GroupTask, switch_s: float = 0.0, at_once: bool = True) -> Run:
+def run(planner: Planner, *tasks: GroupTask, switch_s: float = 0.0, at_once: bool = True) -> SpRun:
     done = run_tasks(
         tasks, planner, num_gpus=4, switch_s=switch_s, steps_at_once=at_once, records=True
     )
@@ -123,9 +129,9 @@ def test_a_dropped_request_ends_at_its_boundary_and_is_a_miss() -> None:
 
 def test_accepted_are_finished_failed_and_running_at_any_time() -> None:
     experiment = SpExperiment(num_arrivals=40)
-    menus, tasks = workload_of(experiment, Cell("skewed", 40.0, 1.2), seed=3)
+    menus, tasks = workload_of(experiment, SpCondition("skewed", 40.0, 1.2), seed=3)
     events = EventQueue()
-    ended: list[Outcome] = []
+    ended: list[GroupOutcome] = []
     planner = planner_of("rounds/most", menus)
     group = SimulatedGroup(events, planner, num_gpus=8, switch_s=0.01, on_end=ended.append)
     for one in tasks:
@@ -142,7 +148,7 @@ def test_every_policy_keeps_the_rules_and_steps_at_once_change_nothing(
     policy: str, noise: float
 ) -> None:
     experiment = SpExperiment(num_arrivals=40, step_noise=noise, time_error=noise)
-    menus, tasks = workload_of(experiment, Cell("skewed", 40.0, 1.2), seed=5)
+    menus, tasks = workload_of(experiment, SpCondition("skewed", 40.0, 1.2), seed=5)
     runs = [
         run_tasks(
             tasks,
@@ -165,7 +171,7 @@ def test_rules_hold_for_any_workload_and_number_of_gpus(
     seed: int, policy: str, num_gpus: int
 ) -> None:
     experiment = SpExperiment(num_arrivals=15, num_gpus=num_gpus)
-    menus, tasks = workload_of(experiment, Cell("uniform", 50.0, 1.5), seed=seed)
+    menus, tasks = workload_of(experiment, SpCondition("uniform", 50.0, 1.5), seed=seed)
     done = run_tasks(
         tasks, planner_of(policy, menus), num_gpus=num_gpus, switch_s=0.02, records=True
     )
@@ -174,7 +180,7 @@ def test_rules_hold_for_any_workload_and_number_of_gpus(
 
 def test_more_gpus_keep_more_requests() -> None:
     experiment = SpExperiment(num_arrivals=150)
-    menus, tasks = workload_of(experiment, Cell("skewed", 24.0, 1.3), seed=2)
+    menus, tasks = workload_of(experiment, SpCondition("skewed", 24.0, 1.3), seed=2)
     on_time = [
         sum(
             one.is_on_time

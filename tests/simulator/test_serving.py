@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import Job
+from ray_cluster.simulator.jobs import SimulatedRequest
 from ray_cluster.simulator.serving import Serving
 from tests.simulator.clusters import FLEET, job
 
@@ -27,10 +27,10 @@ class Desk:
     def __post_init__(self) -> None:
         self.serving = Serving(FLEET, self.events, self, seed=0)
 
-    def on_made(self, model: str, job: Job) -> None:
+    def on_made(self, model: str, job: SimulatedRequest) -> None:
         self.made_s[job.number] = self.events.now_s
 
-    def on_hopeless(self, job: Job) -> None:
+    def on_hopeless(self, job: SimulatedRequest) -> None:
         self.hopeless_s[job.number] = self.events.now_s
 
     def bring_up(self, name: str, pool: str = "light") -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_cluster.profiles.files import load_profile
+from ray_cluster.models.profiles import load_profile
 from ray_cluster.simulator.choice_files import save_choices
 from ray_cluster.simulator.sp_compare import class_attainment, mean_attainment, paired_gain
 from ray_cluster.simulator.sp_experiment import (
-    Cell,
     Choices,
-    Row,
+    SpCondition,
     SpExperiment,
+    SpRow,
     run_unit,
     units_of,
     workload_of,
@@ -28,13 +28,13 @@ from ray_cluster.simulator.sp_tuning import (
 from ray_cluster.simulator.sp_workload import FLUX_CLASSES, draw_count, menus_of, size_mix
 
 PROFILE_A, PROFILE_B = load_profile("flux-h100-a"), load_profile("flux-h100-b")
-CELL = Cell("uniform", 12.0, 1.3)
+CELL = SpCondition("uniform", 12.0, 1.3)
 SMALL = SpExperiment(
     mixes=("uniform",), rates_per_min=(12.0,), scales=(1.3,), seeds=(0, 1), num_arrivals=50
 )
 
 
-def rows_of(experiment: SpExperiment, choices: Choices) -> list[Row]:
+def rows_of(experiment: SpExperiment, choices: Choices) -> list[SpRow]:
     return [row for unit in units_of(experiment, choices) for row in run_unit(unit)]
 
 
@@ -100,9 +100,11 @@ def test_a_policy_that_is_not_chosen_and_has_no_such_name_is_refused() -> None:
 def test_differences_are_paired_and_seeds_that_lack_a_cell_are_left_out() -> None:
     other = replace(CELL, scale=1.5)
     levels = {0: 0.5, 1: 0.7, 2: 0.9}
-    rows = [Row("b", CELL, seed, level) for seed, level in levels.items()]
-    rows += [Row("a", CELL, seed, level + 0.02 + seed % 2 / 100) for seed, level in levels.items()]
-    rows += [Row("a", other, 0, 1.0)]
+    rows = [SpRow("b", CELL, seed, level) for seed, level in levels.items()]
+    rows += [
+        SpRow("a", CELL, seed, level + 0.02 + seed % 2 / 100) for seed, level in levels.items()
+    ]
+    rows += [SpRow("a", other, 0, 1.0)]
     gain = paired_gain(rows, "a", "b", [CELL])
     assert gain.value == pytest.approx(0.07 / 3)
     # Student's t for three values: 4.30 standard errors
@@ -113,9 +115,9 @@ def test_differences_are_paired_and_seeds_that_lack_a_cell_are_left_out() -> Non
 
 def test_a_class_counts_in_the_seeds_in_which_it_came() -> None:
     rows = [
-        Row("a", CELL, 0, 0.5, (("256", 1.0), ("2048", 0.0))),
-        Row("a", CELL, 1, 0.5, (("256", 0.5),)),
-        Row("b", CELL, 1, 0.5, (("256", 0.0),)),
+        SpRow("a", CELL, 0, 0.5, (("256", 1.0), ("2048", 0.0))),
+        SpRow("a", CELL, 1, 0.5, (("256", 0.5),)),
+        SpRow("b", CELL, 1, 0.5, (("256", 0.0),)),
     ]
     means = class_attainment(rows, "a", CELL)
     assert (means["256"].value, means["256"].num) == (0.75, 2)

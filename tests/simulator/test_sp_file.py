@@ -15,7 +15,13 @@ from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.groups import Stretch
 from ray_cluster.simulator.reports import Report
 from ray_cluster.simulator.sp_excerpt import SHOWN_S, Excerpt, excerpt_of, timeline_of
-from ray_cluster.simulator.sp_experiment import Cell, SpExperiment, Unit, run_tasks, workload_of
+from ray_cluster.simulator.sp_experiment import (
+    SpCondition,
+    SpExperiment,
+    Unit,
+    run_tasks,
+    workload_of,
+)
 from ray_cluster.simulator.sp_policies import planner_of
 from tests.simulator.test_cell_experiment import written
 
@@ -163,7 +169,7 @@ def test_plots_go_over_scales_and_sizes_and_where_there_are_several_over_rates(
 
 
 def test_the_timeline_is_the_beginning_of_the_first_policys_run() -> None:
-    experiment, cell = SpExperiment(num_arrivals=60), Cell("uniform", 12.0, 1.5)
+    experiment, cell = SpExperiment(num_arrivals=60), SpCondition("uniform", 12.0, 1.5)
     menus, tasks = workload_of(experiment, cell, 3)
     assert tasks[-1].arrival_s > SHOWN_S + 60
     whole = run_tasks(
@@ -177,7 +183,9 @@ def test_the_timeline_is_the_beginning_of_the_first_policys_run() -> None:
 
 
 def test_a_timelines_bars_are_who_holds_which_gpu() -> None:
-    unit = Unit(SpExperiment(num_gpus=2), Cell("uniform", 12.0, 1.3), 7, (("ours", "widest"),))
+    unit = Unit(
+        SpExperiment(num_gpus=2), SpCondition("uniform", 12.0, 1.3), 7, (("ours", "widest"),)
+    )
     stretches = (Stretch(4, (0, 1), 1.0, 1.0, 2.0, 0, 5), Stretch(9, (1,), 2.0, 2.5, 4.0, 0, 5))
     timeline = timeline_of(Excerpt(unit, stretches, {4: "2048", 9: "256"}))
     assert timeline.rows == ["GPU 0", "GPU 1"]

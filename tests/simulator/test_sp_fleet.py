@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.simulator.sp_experiment import Cell, SpExperiment, run_tasks, workload_of
+from ray_cluster.simulator.sp_experiment import SpCondition, SpExperiment, run_tasks, workload_of
 from ray_cluster.simulator.sp_fleet import run_fleet
 from ray_cluster.simulator.sp_policies import planner_of
 
 EXPERIMENT = SpExperiment(num_arrivals=200)
-MENUS, TASKS = workload_of(EXPERIMENT, Cell("uniform", 60.0, 1.3), seed=4)
+MENUS, TASKS = workload_of(EXPERIMENT, SpCondition("uniform", 60.0, 1.3), seed=4)
 PLANNER = planner_of("rounds/most", MENUS)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import CostSettings
 from benchmarks.settings import Report
-from ray_cluster.config import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.leases import Finished, Lease, Poll, Registration
 from ray_cluster.policies.types import StepCost, WhenLate
+from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.requests import ImageRequest, ImageResult, Timing
 from ray_cluster.simulator.cell import profile_of
 

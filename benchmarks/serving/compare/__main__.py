@@ -26,7 +26,7 @@ from benchmarks.serving.compare.calibration import (
     is_calibrated,
     measure_profile,
 )
-from benchmarks.serving.compare.cells import Cell, CellStore, SettingsDiffer
+from benchmarks.serving.compare.cells import CellStore, ComparedCell, SettingsDiffer
 from benchmarks.serving.compare.contenders import CONTENDERS, OwnContender
 from benchmarks.serving.compare.experiment import Block, Experiment, missing_blocks
 from benchmarks.serving.compare.images import compare_images
@@ -38,7 +38,7 @@ from benchmarks.serving.compare.report import write_markdown
 from benchmarks.serving.compare.settings import CV_BY_PROCESS, Settings, quick
 from benchmarks.serving.compare.summary import Summary
 from benchmarks.serving.compare.traces import Trace, draw_traces
-from ray_cluster.reference_models.suite import suite_prompts
+from ray_cluster.training.suite import suite_prompts
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _NUM_PROMPTS = 64
@@ -146,7 +146,7 @@ def _paces(
     if len(settings.loads) == 1:
         return found
     for name, simulated in _simulated(folder, settings).items():
-        lowest = [Cell(name, min(settings.loads), trace.name) for trace in traces]
+        lowest = [ComparedCell(name, min(settings.loads), trace.name) for trace in traces]
         live_s = [one for cell in lowest if cell in store for one in made_latencies_s(store[cell])]
         if live_s and all(cell in store for cell in lowest):
             found[name] = predict_at_pace(

@@ -13,7 +13,7 @@ from benchmarks.serving.compare.settings import Settings
 Figures = dict[str, Any]
 
 
-class Cell(NamedTuple):
+class ComparedCell(NamedTuple):
     """One run."""
 
     contender: str
@@ -45,10 +45,10 @@ class CellStore:
     def __contains__(self, cell: object) -> bool:
         return cell in self._rows
 
-    def __getitem__(self, cell: Cell) -> Figures:
+    def __getitem__(self, cell: ComparedCell) -> Figures:
         return self._rows[cell]
 
-    def add(self, cell: Cell, figures: Figures) -> None:
+    def add(self, cell: ComparedCell, figures: Figures) -> None:
         """Keep a finished run; it is on disk when this returns."""
         row = {**cell._asdict(), **figures}
         with self._path.open("a", encoding="utf-8") as file:
@@ -83,5 +83,5 @@ class CellStore:
                 )
 
 
-def _cell(row: Figures) -> Cell:
-    return Cell(row["contender"], row["load"], row["trace"])
+def _cell(row: Figures) -> ComparedCell:
+    return ComparedCell(row["contender"], row["load"], row["trace"])

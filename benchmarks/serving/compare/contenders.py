@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.baselines.settings import BaselineSettings, Batching
 from benchmarks.serving.running import free_port
 from benchmarks.settings import MODEL
-from ray_cluster.config import load_config
+from ray_cluster.config.loading import load_config
 
 _FIRST_PORT = 18800
 _ASK_S = 10.0

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from benchmarks.machine import commit
 from benchmarks.serving.compare.calibration import Calibration, image_call, warm_up
-from benchmarks.serving.compare.cells import Cell, CellStore, Figures
+from benchmarks.serving.compare.cells import CellStore, ComparedCell, Figures
 from benchmarks.serving.compare.client_run import ClientRun, run_client
 from benchmarks.serving.compare.contenders import CONTENDERS, Contender, Counts
-from benchmarks.serving.compare.outcomes import Outcome, account, figures_of, outcome_of
+from benchmarks.serving.compare.outcomes import CallOutcome, account, figures_of, outcome_of
 from benchmarks.serving.compare.service_process import running
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Planned, Trace
@@ -39,7 +39,7 @@ class Block:
 
     contender: str
     trace: Trace
-    cells: tuple[Cell, ...]
+    cells: tuple[ComparedCell, ...]
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Block:
 
 
 def missing_blocks(
-    settings: Settings, traces: Sequence[Trace], store: Container[Cell]
+    settings: Settings, traces: Sequence[Trace], store: Container[ComparedCell]
 ) -> list[Block]:
     """Return what has not run yet, in the order in which it should.
 
@@ -65,7 +65,7 @@ def missing_blocks(
     for number, trace in enumerate(traces):
         for place, contender in enumerate(_rotated(settings.contenders, number)):
             cells = [
-                Cell(contender, load, trace.name)
+                ComparedCell(contender, load, trace.name)
                 for load in _rotated(settings.loads, number + place)
             ]
             missing = tuple(cell for cell in cells if cell not in store)
@@ -118,7 +118,9 @@ class Experiment:
                 report((index + 0.3) / (len(block.cells) + 0.3), f"load {cell.load:g}")
                 self._store.add(cell, self._calm_run(cell, block.trace, contender, url))
 
-    def _calm_run(self, cell: Cell, trace: Trace, contender: Contender, url: str) -> Figures:
+    def _calm_run(
+        self, cell: ComparedCell, trace: Trace, contender: Contender, url: str
+    ) -> Figures:
         found = self._run_cell(cell, trace, contender, url)
         for _ in range(_TRIES - 1):
             if found["cores_of_others"] <= self._most_others:
@@ -128,7 +130,9 @@ class Experiment:
             found = min(found, again, key=lambda one: float(one["cores_of_others"]))
         return found
 
-    def _run_cell(self, cell: Cell, trace: Trace, contender: Contender, url: str) -> Figures:
+    def _run_cell(
+        self, cell: ComparedCell, trace: Trace, contender: Contender, url: str
+    ) -> Figures:
         asked = trace.at(cell.load).requests
         calls = [(one.arrival_s, self._call(contender, one)) for one in asked]
         before = _settled(contender, url)
@@ -153,7 +157,7 @@ class Experiment:
         call = {**contender.call, **image, "slo_s": round(one.slo_s, 6)}
         return {name: value for name, value in call.items() if name not in contender.omits}
 
-    def _keep_images(self, cell: Cell, outcomes: Sequence[Outcome]) -> None:
+    def _keep_images(self, cell: ComparedCell, outcomes: Sequence[CallOutcome]) -> None:
         """Keep images of a busy run, to be compared with those of other contenders."""
         folder = images_folder(self._folder, cell.contender, cell.trace)
         folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ DROPPED_CODE = "deadline_missed"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What became of one request.
 
     Attributes:
@@ -47,33 +47,35 @@ class Outcome:
         return self.fate in _FINISHED
 
 
-def outcome_of(asked: Planned, answer: Answer) -> Outcome:
+def outcome_of(asked: Planned, answer: Answer) -> CallOutcome:
     """Return what became of a request."""
     latency_s = answer.latency_s
     if answer.status is None or latency_s is None:
-        return Outcome("lost", None, problem=answer.problem)
+        return CallOutcome("lost", None, problem=answer.problem)
     if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return Outcome("refused", latency_s)
+        return CallOutcome("refused", latency_s)
     if answer.status != HTTPStatus.OK:
         if DROPPED_CODE in answer.body.decode(errors="replace"):
-            return Outcome("dropped", latency_s)
+            return CallOutcome("dropped", latency_s)
         words = answer.body[:200].decode(errors="replace")
-        return Outcome("failed", latency_s, problem=f"status {answer.status}: {words}")
+        return CallOutcome("failed", latency_s, problem=f"status {answer.status}: {words}")
     try:
         image = json.loads(answer.body)["data"][0]
         png = binascii.a2b_base64(image["b64_json"])
         size = Image.open(io.BytesIO(png)).size
         num_steps = int(image["num_inference_steps"])
     except (ValueError, LookupError, TypeError, UnidentifiedImageError) as error:
-        return Outcome("failed", latency_s, problem=f"no image: {type(error).__name__}: {error}")
+        return CallOutcome(
+            "failed", latency_s, problem=f"no image: {type(error).__name__}: {error}"
+        )
     if size != (asked.shape.width_px, asked.shape.height_px):
-        return Outcome("failed", latency_s, problem=f"{size} for {asked.shape.size}")
+        return CallOutcome("failed", latency_s, problem=f"{size} for {asked.shape.size}")
     if num_steps < asked.shape.num_steps:
-        return Outcome("degraded", latency_s, png)
-    return Outcome("in time" if latency_s <= asked.slo_s else "late", latency_s, png)
+        return CallOutcome("degraded", latency_s, png)
+    return CallOutcome("in time" if latency_s <= asked.slo_s else "late", latency_s, png)
 
 
-def figures_of(asked: Sequence[Planned], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def figures_of(asked: Sequence[Planned], outcomes: Sequence[CallOutcome]) -> dict[str, Any]:
     """Return the figures of one run, every request in them."""
     fates = Counter(one.fate for one in outcomes)
     finished = [one.latency_s for one in outcomes if one.is_finished and one.latency_s is not None]
@@ -102,7 +104,7 @@ def made_latencies_s(figures: Mapping[str, Any]) -> list[float]:
     return [latency_s for fate, latency_s in figures["requests"] if fate in made]
 
 
-def account(outcomes: Sequence[Outcome], counts: Counts) -> dict[str, Any]:
+def account(outcomes: Sequence[CallOutcome], counts: Counts) -> dict[str, Any]:
     """Return whether nothing that was let in was lost, by both sides' books.
 
     Args:

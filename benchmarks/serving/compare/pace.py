@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.serving.compare.prediction import Prediction, Simulated, predict, settings_of
 from benchmarks.serving.compare.traces import Trace
+from ray_cluster.models.profiles import load_profile, save_profile
 from ray_cluster.policies.latency import LatencyProfile
-from ray_cluster.profiles.files import load_profile, save_profile
 from ray_cluster.simulator.cell_runs import simulate_cell
 
 _RANGE = (0.5, 4.0)

@@ -9,12 +9,12 @@ from pathlib import Path
 import yaml
 
 from benchmarks.serving.compare.traces import Trace
+from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import Setting, simulate_cell
 from ray_cluster.simulator.fates import attainment
 from ray_cluster.simulator.task_files import validated
 from ray_cluster.simulator.traces import write_trace
-from ray_cluster.yaml_files import read_mapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.compare.cells import Cell, CellStore
+from benchmarks.serving.compare.cells import CellStore, ComparedCell
 from benchmarks.serving.compare.contenders import BASELINES
 from benchmarks.serving.compare.figures import Attainments
 from benchmarks.serving.compare.outcomes import FATES, made_latencies_s
@@ -92,13 +92,13 @@ class Summary:
 
     def _is_complete(self, trace: str) -> bool:
         return all(
-            Cell(name, load, trace) in self._store
+            ComparedCell(name, load, trace) in self._store
             for name in self._contenders
             for load in self._loads
         )
 
     def _rows(self, contender: str, load: float, traces: Sequence[str]) -> list[Figures]:
-        return [self._store[Cell(contender, load, trace)] for trace in traces]
+        return [self._store[ComparedCell(contender, load, trace)] for trace in traces]
 
     def attainments(self, traces: Sequence[str]) -> Attainments:
         """Return the shares in time on some traces."""

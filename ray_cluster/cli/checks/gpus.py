@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
-from ray_cluster.config import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 
 _GIB = 2**30
 

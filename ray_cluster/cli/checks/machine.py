@@ -14,7 +14,7 @@ import psutil
 
 import ray_cluster
 from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
-from ray_cluster.config import RayConfig
+from ray_cluster.config.sections import RayConfig
 
 _GIB = 2**30
 _MIB = 2**20

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ray_cluster.cli.checks.finding import Finding, ok, warning
-from ray_cluster.config import PoolConfig
-from ray_cluster.machine import cpu_model
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.process.machine import cpu_model
 
 
 def check_processor(pools: Sequence[PoolConfig]) -> Iterator[Finding]:

@@ -13,7 +13,8 @@ from ray_cluster.cli.plans import PlannedModel, plan_pool
 from ray_cluster.cli.ports import Listener, port_problem, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
 from ray_cluster.cli.running_service import running_ports
-from ray_cluster.config import ClusterConfig, PoolConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import RayClusterError
 
 _GIB = 2**30
@@ -71,7 +72,7 @@ def _not_downloaded(model: str) -> Finding | None:
     """Say so if a model would have to be downloaded first; the doctor downloads nothing."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    from ray_cluster.reference_models.registry import BUILTIN_MODELS
+    from ray_cluster.models.builtin import BUILTIN_MODELS
 
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
     if model in BUILTIN_MODELS or Path(model).expanduser().is_dir() or not is_hub_id:

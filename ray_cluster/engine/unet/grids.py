@@ -22,7 +22,7 @@ from ray_cluster.engine.packed_weights import Convolution
 from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.spans import Span, Spans, divided, spans_of
 from ray_cluster.engine.token_layout import Level, Segment
-from ray_cluster.engine.unet.halo import PlacedImage, Plan, Reach, Size, plan_of
+from ray_cluster.engine.unet.halo import HaloPlan, PlacedImage, Reach, Size, plan_of
 from ray_cluster.kernels.row_gather.op import row_gather
 from ray_cluster.policies.reuse import ActivePatches
 
@@ -132,7 +132,7 @@ class PatchGrid(Grid):
         self.spans = spans_of(runs, [self._counts[run.start] for run in runs])
         self.key_spans = spans_of(runs, lengths)
         self._owner: Tensor | None = None
-        self._plans: dict[Reach, Plan] = {}
+        self._plans: dict[Reach, HaloPlan] = {}
 
     def joined(self, flat: Tensor) -> Tensor:
         """Return a matrix of these pixels, with those beside them that are not computed."""
@@ -170,13 +170,15 @@ class PatchGrid(Grid):
                 made.append(move.of_images(images, piece.target))
         return row_gather(torch.cat([as_rows(images) for images in made]), plan.order)
 
-    def _plan(self, move: Move | None, device: torch.device) -> Plan:
+    def _plan(self, move: Move | None, device: torch.device) -> HaloPlan:
         reach = Reach() if move is None else move.reach
         if reach not in self._plans:
             goal = self if move is None else move.target
             assert isinstance(goal, PatchGrid), "all levels of a ring have the same rows"
             plan = plan_of(self._images, goal._images, self._number, reach)
-            self._plans[reach] = Plan(plan.source.to(device), plan.pieces, plan.order.to(device))
+            self._plans[reach] = HaloPlan(
+                plan.source.to(device), plan.pieces, plan.order.to(device)
+            )
         return self._plans[reach]
 
 

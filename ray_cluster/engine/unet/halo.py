@@ -77,7 +77,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class HaloPlan:
     """How a matrix of all pixels is convolved where the computed ones are asked for.
 
     Attributes:
@@ -93,7 +93,7 @@ class Plan:
 
 def plan_of(
     images: Sequence[PlacedImage], targets: Sequence[PlacedImage], number: int, reach: Reach
-) -> Plan:
+) -> HaloPlan:
     """Return the plan for a ring: whole images of a size in one piece, patches of a side likewise.
 
     Args:
@@ -123,7 +123,7 @@ def plan_of(
         goals.setdefault(kind, []).append(pixels.flatten())
     rows = {kind: torch.cat(parts) for kind, parts in sources.items()}
     made = torch.cat([part for parts in goals.values() for part in parts])
-    return Plan(
+    return HaloPlan(
         source=torch.cat(list(rows.values())),
         pieces=tuple(Piece(*kind, len(own)) for kind, own in rows.items()),
         order=made.argsort()[int((made < 0).sum()) :],

@@ -1,0 +1,1 @@
+"""What an operator may say: sections, loading, messages, the generated reference."""

@@ -1,0 +1,116 @@
+"""The configuration: one YAML file, validated, with every default in one place.
+
+All reads of the environment happen here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from ray_cluster.config.pools import DefaultsConfig, FidelityConfig, PoolConfig
+from ray_cluster.config.sections import (
+    DispatchConfig,
+    HttpConfig,
+    LimitsConfig,
+    LogsConfig,
+    RayConfig,
+    Section,
+    StorageConfig,
+)
+from ray_cluster.config.validation_errors import describe
+from ray_cluster.config.yaml_files import read_mapping
+from ray_cluster.errors import ConfigError
+
+__all__ = [
+    "API_KEYS_VARIABLE",
+    "ClusterConfig",
+    "DefaultsConfig",
+    "DispatchConfig",
+    "FidelityConfig",
+    "HttpConfig",
+    "LimitsConfig",
+    "LogsConfig",
+    "PoolConfig",
+    "RayConfig",
+    "StorageConfig",
+    "default_config_path",
+    "load_config",
+    "set_environment",
+]
+
+API_KEYS_VARIABLE = "RAY_CLUSTER_API_KEYS"
+
+
+class ClusterConfig(Section):
+    """The whole configuration of one cell."""
+
+    http: HttpConfig = HttpConfig()
+    ray: RayConfig = RayConfig()
+    limits: LimitsConfig = LimitsConfig()
+    dispatch: DispatchConfig = DispatchConfig()
+    storage: StorageConfig = StorageConfig()
+    logs: LogsConfig = LogsConfig()
+    pools: tuple[PoolConfig, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterConfig:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ValueError(f"pool names must differ, given {names}")
+        return self
+
+    def pool(self, name: str) -> PoolConfig:
+        """Return the pool of that name; raises :class:`ConfigError` if there is none."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        raise ConfigError(f"no pool {name!r}; there are {[pool.name for pool in self.pools]}")
+
+
+def default_config_path() -> Path:
+    """Return the path of ``configs/local.yaml``, which ships with the package."""
+    return Path(str(resources.files("ray_cluster") / "configs" / "local.yaml"))
+
+
+def load_config(
+    source: ClusterConfig | Mapping[str, Any] | str | Path | None = None,
+) -> ClusterConfig:
+    """Return the validated configuration from an object, a mapping, a YAML path or the default.
+
+    API keys from the environment variable ``RAY_CLUSTER_API_KEYS`` (comma-separated) are added.
+
+    Raises:
+        ConfigError: the file is missing or a key is wrong; the message names each one.
+    """
+    if isinstance(source, ClusterConfig):
+        return source
+    where = "configuration"
+    if source is None or isinstance(source, str | Path):
+        path = Path(source) if source is not None else default_config_path()
+        where = str(path)
+        source = read_mapping(path, "configuration")
+    try:
+        config = ClusterConfig.model_validate(_with_environment(dict(source)))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {describe(error, ClusterConfig)}") from error
+    return config.model_copy(update={"storage": config.storage.resolved(Path.cwd())})
+
+
+def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
+    keys = [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
+    http = content.get("http") or {}
+    if keys and isinstance(http, dict):
+        content["http"] = {**http, "api_keys": [*http.get("api_keys", ()), *keys]}
+    return content
+
+
+def set_environment(settings: Mapping[str, str]) -> None:
+    """Set variables of this process for the processes that it starts; what is set is left alone."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

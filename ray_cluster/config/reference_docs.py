@@ -1,0 +1,90 @@
+"""Every key of the configuration, as a document: from the classes that check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from ray_cluster.config.loading import ClusterConfig
+
+# how bounds are written
+_BOUNDS = {
+    "ge": "at least {}",
+    "gt": "above {}",
+    "le": "at most {}",
+    "min_length": "{} or more",
+}
+_TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+_HEAD = "| key | default | allowed | what it is |\n|---|---|---|---|"
+
+
+def reference() -> str:
+    """Return a Markdown section for each of the configuration's, with a table of its keys."""
+    return "\n".join(_sections(ClusterConfig, ""))
+
+
+def _sections(kind: type[BaseModel], path: str) -> Iterator[str]:
+    """Find the text of a section, and of those within it."""
+    fields = kind.model_fields
+    rows = [
+        f"| `{name}` | {_default(field)} | {_allowed(field)} | {field.description or ''} |"
+        for name, field in fields.items()
+        if _inner(field.annotation) is None
+    ]
+    if rows:
+        text = " ".join((kind.__doc__ or "").split()).replace("``", "`")
+        yield "\n".join([f"## `{path}`", "", text, "", _HEAD, *rows, ""])
+    for name, field in fields.items():
+        inner = _inner(field.annotation)
+        if inner is not None:
+            mark = "[]" if get_origin(field.annotation) is tuple else ""
+            yield from _sections(inner, f"{path}.{name}{mark}".removeprefix("."))
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a field holds, one or several of; None if it holds a value."""
+    found = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
+    return next((one for one in found if issubclass(one, BaseModel)), None)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    if field.default is None:
+        return "`null`"
+    if field.default == ():
+        return "empty"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{field.default}`"
+
+
+def _allowed(field: FieldInfo) -> str:
+    kinds = _kinds(field.annotation)
+    bounds = [
+        text.format(f"{getattr(rule, name):g}")
+        for rule in field.metadata
+        for name, text in _BOUNDS.items()
+        if getattr(rule, name, None) is not None
+    ]
+    patterns = [f"`{rule.pattern}`" for rule in field.metadata if getattr(rule, "pattern", None)]
+    return ", ".join([*kinds, *bounds, *patterns])
+
+
+def _kinds(annotation: Any) -> list[str]:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return [", ".join(f"`{one}`" for one in args)]
+    if origin in (Union, UnionType):
+        return [kind for one in args if one is not NoneType for kind in _kinds(one)]
+    if origin is tuple:
+        if Ellipsis in args:
+            return ["list"]
+        return [f"list of {len(args)} {_kinds(args[0])[0]}s"]
+    return ["text" if annotation is SecretStr else _TYPES[annotation]]

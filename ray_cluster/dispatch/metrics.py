@@ -1,0 +1,119 @@
+"""What the dispatcher measures; docs/metrics.md describes each metric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ray_cluster.dispatch.counters import RATIO_BOUNDS
+from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.observability.metrics_snapshot import Snapshot, take
+
+
+def cell_snapshot(cluster: ClusterSnapshot, num_open_jobs: int) -> Snapshot:
+    """Return what the dispatcher has decided so far, and has now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_CellCollector(cluster, num_open_jobs))
+    return take(registry)
+
+
+class _CellCollector(Collector):
+    def __init__(self, cluster: ClusterSnapshot, num_open_jobs: int) -> None:
+        self._cluster = cluster
+        self._num_open_jobs = num_open_jobs
+
+    def collect(self) -> Iterator[Metric]:
+        cluster = self._cluster
+        images = CounterMetricFamily(
+            "ray_cluster_images", "Images by what became of them.", labels=["event"]
+        )
+        for event, count in sorted(cluster.totals.items()):
+            images.add_metric([event], count)
+        yield images
+        yield self._deadlines()
+        yield _counts(
+            "images_by_fidelity",
+            "Images made, by the fidelity that they got.",
+            ("model", "fidelity"),
+            cluster.made,
+        )
+        yield _counts(
+            "refused_images", "Images that were not let in.", ("model", "reason"), cluster.refused
+        )
+        yield _counts(
+            "refusal_verdicts",
+            "Images refused as too late, by whether that was right as far as can be told.",
+            ("model", "verdict"),
+            cluster.verdicts,
+        )
+        yield self._ratios()
+        waiting = GaugeMetricFamily(
+            "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
+        )
+        for model, count in cluster.num_waiting_by_model.items():
+            waiting.add_metric([model], count)
+        yield waiting
+        yield GaugeMetricFamily(
+            "ray_cluster_oldest_waiting_seconds",
+            "Seconds that the longest-waiting image has been in the system.",
+            value=cluster.oldest_waiting_s,
+        )
+        yield GaugeMetricFamily(
+            "ray_cluster_open_jobs", "Durable jobs that have not ended.", value=self._num_open_jobs
+        )
+        leased = GaugeMetricFamily(
+            "ray_cluster_leased_images", "Images that a replica has.", labels=["model", "replica"]
+        )
+        room = GaugeMetricFamily(
+            "ray_cluster_free_places",
+            "Images that a replica could take.",
+            labels=["model", "replica"],
+        )
+        for one in cluster.replicas:
+            leased.add_metric([one.model, one.replica_id], one.num_leased)
+            room.add_metric([one.model, one.replica_id], one.num_free)
+        yield leased
+        yield room
+
+    def _deadlines(self) -> Metric:
+        cluster = self._cluster
+        ends = {(*key, "met"): count for key, count in cluster.met.items()}
+        ends |= {(*key, "missed"): count for key, count in cluster.missed.items()}
+        return _counts(
+            "deadlines",
+            "Images by whether they ended by their deadlines.",
+            ("model", "size_class", "outcome"),
+            ends,
+        )
+
+    def _ratios(self) -> Metric:
+        found = HistogramMetricFamily(
+            "ray_cluster_real_over_predicted",
+            "Seconds that images took over those predicted when they were let in.",
+            labels=["model"],
+        )
+        bounds = [*map(str, RATIO_BOUNDS), "+Inf"]
+        for model, ratios in sorted(self._cluster.ratios.items()):
+            buckets = zip(bounds, accumulate(ratios.counts), strict=True)
+            found.add_metric([model], list(buckets), sum_value=ratios.total)
+        return found
+
+
+def _counts(
+    name: str, documentation: str, labels: Sequence[str], counts: Mapping[Any, int]
+) -> Metric:
+    """Return counts whose keys are the values of their labels."""
+    found = CounterMetricFamily(f"ray_cluster_{name}", documentation, labels=labels)
+    for key, count in sorted(counts.items()):
+        found.add_metric(key, count)
+    return found

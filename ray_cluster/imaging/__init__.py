@@ -1,0 +1,1 @@
+"""Encoding, decoding and resizing of images, in processes of their own."""

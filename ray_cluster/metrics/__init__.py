@@ -1,1 +1,0 @@
-"""Metrics: one registry per process, merged where anybody asks."""

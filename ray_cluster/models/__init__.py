@@ -1,0 +1,1 @@
+"""Names, folders, sizes and fidelity tables of models, and the built-in family."""

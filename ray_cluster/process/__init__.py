@@ -1,0 +1,1 @@
+"""What one process needs: signals, garbage collector, machine."""

@@ -1,1 +1,0 @@
-"""Latency profiles: tables in files, with where each figure comes from."""

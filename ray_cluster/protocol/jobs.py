@@ -1,0 +1,135 @@
+"""What a durable job is: plain values that gateways, dispatcher and store share.
+
+A job is one API call: the images it asks for, and how far they have come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.outcomes import Progress
+from ray_cluster.requests import Failure, ImageFormat, ImageRequest, Timing
+
+JobState = Literal["queued", "running", "completed", "failed", "cancelled"]
+JOB_STATES: tuple[JobState, ...] = get_args(JobState)
+FINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """A finished image of a job.
+
+    Attributes:
+        file_id: name under which the result store has it.
+        timing: None where a dispatcher died before it could be noted.
+    """
+
+    file_id: str
+    image_format: ImageFormat
+    num_bytes: int
+    timing: Timing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A durable job at one instant. Instants are Unix time, as they outlive processes.
+
+    Attributes:
+        job_id: unguessable.
+        client: whose it is: a digest of the API key; empty on an open service.
+        requests: one per image.
+        slo_s: seconds from ``created_s`` to the deadline.
+        idempotency_key: the client's own name for the call; None without one.
+        body_digest: tells whether another call with that key is the same call.
+        attempts: leases that its ended images took.
+        images: by position of its request; None for those not finished.
+        error: why it failed.
+    """
+
+    job_id: str
+    client: str
+    requests: tuple[ImageRequest, ...]
+    slo_s: float
+    created_s: float
+    body_digest: str
+    idempotency_key: str | None = None
+    state: JobState = "queued"
+    finished_s: float | None = None
+    attempts: int = 0
+    images: tuple[StoredImage | None, ...] = ()
+    error: Failure | None = None
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        """Its place among jobs by age, the oldest first."""
+        return self.created_s, self.job_id
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing of it will change any more."""
+        return self.state in FINAL_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as it is.
+
+    Attributes:
+        progress: while it is open, how far each of its images is; None for one that has ended.
+        num_made: of those that have ended, how many were made.
+    """
+
+    job: Job
+    progress: tuple[Progress | None, ...] = ()
+    num_made: int = 0
+
+    @property
+    def version(self) -> str:
+        """Differs whenever what can be seen of the job's progress differs.
+
+        It says all of what was seen, so that any gateway and any later dispatcher can tell what is
+        news to somebody who has seen this version.
+        """
+        open_images = [one for one in self.progress if one is not None]
+        steps = sum(one.steps_done for one in open_images)
+        waits = [one.position for one in open_images if one.position is not None]
+        position = min(waits, default="-")
+        return f"{self.job.state}.{len(open_images)}.{steps}.{position}.{self.num_previews}"
+
+    @property
+    def num_previews(self) -> int:
+        """Previews of its open images so far, shown or not."""
+        previews = [one.preview for one in self.progress if one is not None]
+        return sum(one.index + 1 for one in previews if one is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """The answer to a new job.
+
+    Attributes:
+        view: the job: the new one, or the earlier one of its idempotency key; None if refused.
+        is_new: False for an earlier one.
+        offer: admission's decision about a new one.
+    """
+
+    view: JobView | None
+    is_new: bool
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """Asks for a page of a client's jobs, the newest first.
+
+    Attributes:
+        state: only jobs in this state.
+        after: the id of the last job of the page before.
+    """
+
+    client: str
+    state: JobState | None = None
+    limit: int = 20
+    after: str | None = None

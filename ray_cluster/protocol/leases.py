@@ -1,0 +1,173 @@
+"""The protocol between dispatcher and replicas: replicas register, poll for leases, report events.
+
+A lease carries a fence. A replica drops rows whose fence is stale, and the dispatcher refuses a
+report under a stale fence, so that work done twice never counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
+
+# what a replica needs at most between hearing of an abort and its last write to the result store
+LATE_WRITE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fence:
+    """Orders leases: ``epoch`` is one dispatcher's life, ``counter`` grows with every lease."""
+
+    epoch: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right and the duty to make one image.
+
+    A lease for a request that the replica holds already replaces the row: the newer fence wins.
+
+    Attributes:
+        deadline_in_s: seconds from the lease to the deadline (clocks differ between machines).
+        queued_s: seconds the request has spent in the waiting queue, over all its leases.
+        may_resume: whether somebody may have worked on it: a state of it may be in the store.
+    """
+
+    fence: Fence
+    request: ImageRequest
+    deadline_in_s: float
+    queued_s: float
+    may_resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A replica presents itself. Registering again under the same id drops its earlier leases."""
+
+    replica_id: str
+    profile: ModelProfile
+    max_in_flight: int
+    max_batch: int
+    step_cost: StepCost
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A replica's heartbeat and its request for work.
+
+    Attributes:
+        epoch: the dispatcher's epoch as given at registration.
+        num_free: leases it has room for now; 0 only shows that it lives.
+        steps_done_by_id: progress of all requests it holds, from the lease (0 while it encodes)
+            until the report of their end was answered. A lease that is not named here for two
+            poll times counts as lost on the way and is given to somebody else. An id that is
+            named but not leased to this replica comes back in ``PollReply.adopted`` if nobody
+            else has it, else in ``PollReply.aborts``.
+        step_cost: its present measured cost of a step.
+        metrics: what it has measured so far; None from one that measures nothing.
+    """
+
+    replica_id: str
+    epoch: int
+    num_free: int
+    steps_done_by_id: Mapping[str, int] = field(default_factory=dict)
+    step_cost: StepCost | None = None
+    metrics: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PollReply:
+    """The dispatcher's answer to a poll.
+
+    Attributes:
+        known: False asks the replica to drop all rows and register again.
+        aborts: request ids whose rows must go at the next step boundary. They mean rows held
+            before this reply: apply aborts first, then add the leases.
+        moved: those of ``aborts`` that have not ended; somebody may yet need their states.
+        preempted: request ids whose leases are to be handed back at the next step boundary, with
+            what is done of them; whoever is about to be decoded stays. The replica may be leased
+            as many more at once, though it has no room before.
+        adopted: new fences, by request id, for what the replica goes on with though its lease was
+            another dispatcher's, or was taken for lost.
+    """
+
+    known: bool
+    leases: tuple[Lease, ...] = ()
+    aborts: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    adopted: Mapping[str, Fence] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A leased request is done."""
+
+    request_id: str
+    fence: Fence
+    result: ImageResult
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A leased request ended with an error of its own."""
+
+    request_id: str
+    fence: Fence
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A replica hands a lease back.
+
+    Attributes:
+        steps_done: what is done of it, in the state that is in the store now; 0 without one.
+    """
+
+    request_id: str
+    fence: Fence
+    steps_done: int
+
+
+ReplicaEvent = Finished | Failed | Returned
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A replica shows what it has of a leased request. Lost ones are not sent again."""
+
+    request_id: str
+    fence: Fence
+    preview: Preview
+
+
+class DispatcherLink(Protocol):
+    """The dispatcher's side of the lease protocol; every call may raise DispatcherUnavailable."""
+
+    async def register(self, registration: Registration) -> int:
+        """Take the replica in; return the epoch that its polls must carry."""
+
+    async def unregister(self, replica_id: str) -> None:
+        """Let the replica go."""
+
+    async def poll(self, poll: Poll) -> PollReply:
+        """Return leases and aborts; a long poll."""
+
+    async def report(
+        self, replica_id: str, events: Sequence[ReplicaEvent]
+    ) -> tuple[str, ...] | None:
+        """Take in what happened; return the ids whose fence was stale.
+
+        None says that the replica is not known and nothing was taken in: register, have the
+        leases adopted by a poll, and report again.
+        """
+
+    async def show(self, replica_id: str, shown: Shown) -> None:
+        """Take in a preview."""

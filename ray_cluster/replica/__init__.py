@@ -1,0 +1,1 @@
+"""A worker as the dispatcher sees it: registers, polls, reports, releases leases."""

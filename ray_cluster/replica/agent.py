@@ -1,0 +1,302 @@
+"""A model replica as the dispatcher sees it: it registers, pulls leases, reports, and drains.
+
+Knows the lease protocol and one engine runner; knows nothing of Ray or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
+from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.state import RequestState
+from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.leases import (
+    DispatcherLink,
+    Failed,
+    Finished,
+    Lease,
+    Poll,
+    PollReply,
+    Registration,
+    Returned,
+)
+from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.held_leases import HeldLeases
+from ray_cluster.replica.log import ReplicaLog
+from ray_cluster.replica.metrics import ReplicaMetrics
+from ray_cluster.replica.outcome_reporter import OutcomeReporter, failure_of
+from ray_cluster.replica.poller import LeasePoller
+from ray_cluster.replica.preemption import Preemptions
+from ray_cluster.replica.preview_sender import Previews
+from ray_cluster.replica.state_transfer import StateTransfer
+
+logger = logging.getLogger(__name__)
+
+_CODING_GRACE_S = 2.0
+
+
+class ReplicaAgent:
+    """Keeps one runner busy with leases.
+
+    Owns the leases it holds and the ends not yet acknowledged. Everything but
+    :meth:`on_runner_event` runs on one event loop, and nothing computes there.
+
+    Args:
+        registration: what to register with; its step cost is corrected by observation.
+        make_runner: builds the runner around the callback for its events.
+        delivery: codes finished images and puts them where they belong.
+        states: what others can go on from; its writer is what the runner exports to.
+        link: the dispatcher.
+        clock: monotonic seconds, the runner's too.
+        max_silence_s: longest denoising step that still counts as alive.
+    """
+
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        make_runner: Callable[[Callable[[RunnerEvent], None]], EngineRunner],
+        delivery: Delivery,
+        states: StateTransfer,
+        link: DispatcherLink,
+        clock: Callable[[], float],
+        max_silence_s: float = 120.0,
+    ) -> None:
+        self._registration = registration
+        self._runner = make_runner(self.on_runner_event)
+        self._delivery = delivery
+        self._states = states
+        self._link = link
+        self._clock = clock
+        self._max_silence_s = max_silence_s
+        self._metrics = ReplicaMetrics(registration.profile.model, registration.replica_id)
+        self._log = ReplicaLog(registration.replica_id)
+        self._ends = OutcomeReporter(link, registration.replica_id, self._on_heard)
+        self._leases = HeldLeases(self._ends)
+        self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
+        self._polls = LeasePoller(link, registration, make_poll=self._poll, on_reply=self._on_reply)
+        self._hand_backs = Preemptions(
+            self._runner, states, holds=self._leases.holds, hand_back=self._hand_back
+        )
+        self._resuming: dict[str, asyncio.Task[None]] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._codings: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_draining = False
+        self._death: Died | None = None
+        self._giving_up: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the runner's threads and the polling and reporting tasks on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._states.start()
+        self._runner.start()
+        self._loops = [
+            asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
+            asyncio.create_task(self._ends.report_forever(), name="the reporting task"),
+        ]
+
+    def metrics(self) -> Snapshot:
+        """Return what it has measured so far."""
+        return self._metrics.snapshot()
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
+        if self._death is not None:
+            raise RuntimeError(str(self._death))
+        self._runner.check_alive(self._max_silence_s)
+        for task in self._loops:
+            if task.done() and not task.cancelled():
+                raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")
+
+    async def drain(self) -> None:
+        """Export every row at the next step boundary, hand all leases back, and stop.
+
+        Images that are being coded are finished first; other replicas go on from the states of the
+        rest, which are in the store before the leases go back.
+        """
+        self._is_draining = True
+        if self._giving_up is not None:
+            await self._giving_up
+            return
+        exported = await asyncio.to_thread(self._runner.export_all)
+        await self._end_tasks()
+        left = [one.state for one in exported if one.state]
+        steps_kept = await self._states.keep_all(left, self._leases.__contains__)
+        for lease in self._leases:
+            self._hand_back(lease, steps_kept.get(lease.request.request_id, 0))
+        await self._sign_off()
+
+    def _on_death(self, death: Died) -> None:
+        """Leave for good: without its engine a replica would only hold leases up."""
+        if self._is_draining:
+            return
+        self._is_draining = True
+        self._death = death
+        logger.error("%s; this replica lets its leases go", death)
+        self._giving_up = asyncio.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        """Have the dispatcher count the leases as lost: one of them may be what ended the engine.
+
+        A request that ends every engine is thus tried a bounded number of times.
+        """
+        await self._end_tasks()
+        await self._sign_off()
+
+    async def _end_tasks(self) -> None:
+        for task in (*self._loops, *self._resuming.values()):
+            task.cancel()
+        leaving = self._codings | self._hand_backs.tasks
+        if leaving:
+            await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
+        for task in leaving:
+            task.cancel()
+        tasks = (*self._loops, *self._resuming.values(), *leaving)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _sign_off(self) -> None:
+        self._leases.clear()
+        await self._previews.stop()
+        with contextlib.suppress(DispatcherUnavailable):
+            await self._ends.report()
+            # whoever is leased the requests now is alone with their states
+            await asyncio.to_thread(self._states.stop)
+            await self._link.unregister(self._registration.replica_id)
+            # asks for nothing: it tells the last metrics, and is answered at once
+            await self._link.poll(self._poll(epoch=0))
+        await asyncio.to_thread(self._runner.stop)
+        await asyncio.to_thread(self._states.stop)
+
+    def on_runner_event(self, event: RunnerEvent) -> None:
+        """Take an event in from one of the runner's threads."""
+        if isinstance(event, Stepped):
+            self._metrics.stepped(event.report)
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(self._settle, event)
+
+    def _on_reply(self, reply: PollReply) -> None:
+        if self._is_draining:
+            # a poll that goes on naming what has ended is answered at once, for ever
+            for request_id in reply.aborts:
+                self._leases.drop(request_id)
+            for lease in reply.leases:
+                self._leases.add(lease)
+            return
+        for request_id in reply.aborts:
+            self._drop(request_id)
+            self._states.forget(request_id, is_ended=request_id not in reply.moved)
+            if request_id not in reply.moved:
+                self._delivery.note_end(request_id)
+        self._leases.adopt(reply.adopted)
+        for request_id in reply.preempted:
+            self._give_way(request_id)
+        for lease in reply.leases:
+            self._take(lease)
+
+    def _poll(self, epoch: int) -> Poll:
+        self._metrics.exported(
+            total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
+        )
+        in_engine, leaving = self._runner.steps_done_by_id, self._hand_backs.steps_done_by_id
+        steps_done = {**dict.fromkeys(self._resuming, 0), **in_engine, **leaving}
+        num_free = max(0, self._registration.max_in_flight - len(self._leases))
+        return Poll(
+            replica_id=self._registration.replica_id,
+            epoch=epoch,
+            num_free=0 if self._is_draining else num_free,
+            steps_done_by_id=self._leases.progress(steps_done),
+            step_cost=self._runner.step_cost,
+            metrics=self._metrics.snapshot(),
+        )
+
+    def _take(self, lease: Lease) -> None:
+        request_id = lease.request.request_id
+        self._drop(request_id)
+        self._leases.add(lease)
+        deadline_s = self._clock() + lease.deadline_in_s
+        if lease.may_resume:
+            task = asyncio.create_task(self._resume(lease, deadline_s))
+            self._resuming[request_id] = task
+        else:
+            self._submit(lease, deadline_s, None)
+
+    async def _resume(self, lease: Lease, deadline_s: float) -> None:
+        """Go on where another replica stopped; :meth:`_drop` cancels it."""
+        state = await self._states.load(lease.request, self._runner.device)
+        del self._resuming[lease.request.request_id]
+        if state is not None:
+            self._metrics.resumed(state.step_index)
+        self._submit(lease, deadline_s, state)
+
+    def _submit(self, lease: Lease, deadline_s: float, state: RequestState | None) -> None:
+        self._log.started(lease, state)
+        request, queued_s = lease.request, lease.queued_s
+        self._runner.submit(request, deadline_s=deadline_s, queued_s=queued_s, state=state)
+
+    def _drop(self, request_id: str) -> None:
+        """Drop the row of a request, and what was to be reported of earlier leases on it."""
+        if (lease := self._leases.drop(request_id)) is not None:
+            self._log.dropped(lease.request)
+        if (resuming := self._resuming.pop(request_id, None)) is not None:
+            resuming.cancel()
+        self._runner.abort(request_id)
+
+    def _give_way(self, request_id: str) -> None:
+        """Hand a lease back; of one that has ended meanwhile the dispatcher hears so."""
+        lease = self._leases.get(request_id)
+        if lease is None:
+            return
+        if (resuming := self._resuming.pop(request_id, None)) is not None:
+            resuming.cancel()
+            self._hand_back(lease, 0)
+        else:
+            self._hand_backs.begin(lease)
+
+    def _hand_back(self, lease: Lease, steps_done: int) -> None:
+        """Report that a lease is given up, with the steps of its state in the store."""
+        request_id = lease.request.request_id
+        self._leases.end(lease.request, Returned(request_id, lease.fence, steps_done))
+        self._states.forget(request_id, is_ended=False)
+        self._log.returned(lease.request, steps_done)
+
+    def _settle(self, event: Decoded | Previewed | Broken | Died) -> None:
+        if isinstance(event, Died):
+            self._on_death(event)
+            return
+        lease = self._leases.get(event.request.request_id)
+        if lease is None or not self._leases.holds(event.request):
+            return
+        if isinstance(event, Previewed):
+            self._previews.send(event)
+        elif isinstance(event, Decoded):
+            task = asyncio.create_task(self._code(lease, event))
+            self._codings.add(task)
+            task.add_done_callback(self._codings.discard)
+        else:
+            self._fail(lease, event.error)
+
+    async def _code(self, lease: Lease, event: Decoded) -> None:
+        request = event.request
+        try:
+            result = await self._delivery.deliver(event)
+        except RequestFailed as error:
+            self._fail(lease, error)
+            return
+        self._log.finished(request, result.timing)
+        self._leases.end(request, Finished(request.request_id, lease.fence, result))
+
+    def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
+        failure = failure_of(lease.request.request_id, error)
+        self._log.failed(lease.request, failure)
+        self._leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
+
+    def _on_heard(self, request_id: str) -> None:
+        # it may have been leased to this replica again meanwhile
+        if request_id not in self._leases:
+            self._states.forget(request_id, is_ended=True)

@@ -1,0 +1,127 @@
+"""From pixels to an image in its place: coded, and in the reply or in the result store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Protocol
+
+from ray_cluster.engine.events import Decoded, Previewed
+from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.observability.logs import bound, fields_of
+from ray_cluster.requests import ImageResult, OutputSpec
+from ray_cluster.storage.blob_store import BlobStoreError
+
+logger = logging.getLogger(__name__)
+
+# somebody waits for the reply
+_RETRY_S = (0.2, 1.0, 3.0)
+# a job outlives the death of every process, so also a while without its store
+_JOB_RETRY_S = (*_RETRY_S, 10.0, 30.0, 60.0, 120.0)
+
+
+class Coder(Protocol):
+    """Codes pixels into files in other processes."""
+
+    def submit(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> Future[bytes]:
+        """Start coding an image."""
+
+
+class ResultStore(Protocol):
+    """Keeps images; a call blocks."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep an image under a name; BlobStoreError if that fails."""
+
+
+class Delivery:
+    """Codes decoded images, and stores those that are not to travel in the reply.
+
+    Args:
+        results: None where no request may ask for storing.
+    """
+
+    def __init__(self, coder: Coder, results: ResultStore | None = None) -> None:
+        self._coder = coder
+        self._results = results
+        self._under_way: Counter[str] = Counter()
+        self._ended: set[str] = set()
+
+    def note_end(self, request_id: str) -> None:
+        """Do not store an image any more: its request has ended without it."""
+        if request_id in self._under_way:
+            self._ended.add(request_id)
+
+    async def deliver(self, event: Decoded) -> ImageResult:
+        """Return the finished image, or a note of its size if it is stored.
+
+        Raises:
+            RequestFailed: it could not be coded, or several tries to store it failed; those of a
+                job go on for minutes.
+        """
+        request_id = event.request.request_id
+        self._under_way[request_id] += 1
+        try:
+            # for what the coder and the result store write
+            with bound(**fields_of(event.request)):
+                return await self._deliver(event)
+        finally:
+            self._under_way -= Counter([request_id])
+            if request_id not in self._under_way:
+                self._ended.discard(request_id)
+
+    async def _deliver(self, event: Decoded) -> ImageResult:
+        request = event.request
+        data = await self._code(event.pixels, request.output, request.recipe())
+        num_bytes = len(data)
+        if request.output.is_stored:
+            retry_s = _JOB_RETRY_S if request.job_id else _RETRY_S
+            await self._store(request.request_id, request.file_id, data, retry_s)
+            data = b""
+        return ImageResult(
+            request.request_id, data, request.output.image_format, event.timing, num_bytes
+        )
+
+    async def preview(self, event: Previewed, index: int) -> bytes:
+        """Return a coded preview, or nothing if it is stored.
+
+        Raises:
+            RequestFailed: it could not be coded, or the one try to store it failed.
+        """
+        request = event.request
+        data = await self._code(event.pixels, replace(request.output, metadata=False), {})
+        if not request.output.is_stored:
+            return data
+        await self._store(request.request_id, request.preview_file_id(index), data, ())
+        return b""
+
+    async def _code(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
+        try:
+            return await asyncio.wrap_future(self._coder.submit(pixels, spec, recipe))
+        except MODEL_ERRORS as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
+
+    async def _store(
+        self, request_id: str, file_id: str, data: bytes, retry_s: tuple[float, ...]
+    ) -> None:
+        if self._results is None:
+            raise RequestFailed("this replica has no result store", "storing")
+        for wait_s in (*retry_s, None):
+            # deleting it later could take away the image that another replica has made of it
+            if request_id in self._ended:
+                return
+            try:
+                await asyncio.to_thread(self._results.put, file_id, data)
+            except BlobStoreError as error:
+                logger.warning("an image is not stored: %s", error)
+                if wait_s is None:
+                    # where the store is, is not the clients' to know
+                    raise RequestFailed("the result store did not take it", "storing") from error
+                await asyncio.sleep(wait_s)
+            else:
+                return

@@ -1,0 +1,68 @@
+"""A replica's previews on their way to those who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ray_cluster.engine.events import Previewed
+from ray_cluster.errors import DispatcherUnavailable, RequestFailed
+from ray_cluster.observability.logs import bound, fields_of, without_prompts
+from ray_cluster.policies.previews import preview_steps
+from ray_cluster.protocol.leases import DispatcherLink, Lease, Shown
+from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.replica.delivery import Delivery
+
+logger = logging.getLogger(__name__)
+
+_MAX_PENDING = 4
+
+
+class Previews:
+    """Codes previews and sends them, each once; what fails or is too much is dropped.
+
+    Args:
+        lease_of: returns the present lease of a request, if it is still held.
+    """
+
+    def __init__(
+        self,
+        link: DispatcherLink,
+        replica_id: str,
+        delivery: Delivery,
+        lease_of: Callable[[str], Lease | None],
+    ) -> None:
+        self._link = link
+        self._replica_id = replica_id
+        self._delivery = delivery
+        self._lease_of = lease_of
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, event: Previewed) -> None:
+        """Start to send a preview."""
+        if len(self._tasks) < _MAX_PENDING:
+            task = asyncio.create_task(self._send(event))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, event: Previewed) -> None:
+        request = event.request
+        steps = preview_steps(request.num_steps, request.output.num_previews)
+        index = steps.index(event.steps_done)
+        try:
+            data = await self._delivery.preview(event, index)
+            lease = self._lease_of(request.request_id)
+            if lease is not None and lease.request is request:
+                preview = Preview(index, event.steps_done, request.num_steps, data)
+                shown = Shown(request.request_id, lease.fence, preview)
+                await self._link.show(self._replica_id, shown)
+        except (RequestFailed, DispatcherUnavailable) as error:
+            with bound(**fields_of(request)):
+                logger.warning("no preview: %s", without_prompts(str(error), request))
+
+    async def stop(self) -> None:
+        """Drop what is not sent yet."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

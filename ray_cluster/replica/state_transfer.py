@@ -1,0 +1,90 @@
+"""The states of a replica's requests, in a store that outlives it: one way for death and drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ray_cluster.engine.state import RequestState
+from ray_cluster.observability.logs import bound, fields_of, without_prompts
+from ray_cluster.replica.state_writer import STORE_ERRORS, Blobs, StateWriter
+from ray_cluster.requests import ImageRequest, state_name
+
+logger = logging.getLogger(__name__)
+
+_NUM_LOADS = 4
+
+
+class StateTransfer:
+    """Loads states that other replicas left, leaves this one's, and deletes those of no more use.
+
+    Args:
+        store: it may be slow, hang, fail or lose entries: that only costs steps.
+        max_load_s: longest wait for a state before the request starts over.
+        max_keep_s: longest wait for all states when the replica leaves.
+
+    Attributes:
+        writer: for the runner's checkpoints.
+    """
+
+    def __init__(self, store: Blobs, *, max_load_s: float = 10.0, max_keep_s: float = 4.0) -> None:
+        self._store = store
+        self._max_load_s = max_load_s
+        self._max_keep_s = max_keep_s
+        # threads of its own: a store that hangs must not hold up deliveries
+        self._threads = ThreadPoolExecutor(_NUM_LOADS, thread_name_prefix="state-load")
+        self.writer = StateWriter(store)
+
+    def start(self) -> None:
+        """Start the writer's thread."""
+        self.writer.start()
+
+    def stop(self) -> None:
+        """End the threads; blocks a little."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.writer.stop()
+
+    async def load(self, request: ImageRequest, device: torch.device) -> RequestState | None:
+        """Return the state to go on from, if there is one and it can be read."""
+        self.writer.expect(request.request_id)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._max_load_s):
+                state = await loop.run_in_executor(self._threads, self._read, request, device)
+        except TimeoutError:
+            why = f"no answer from the state store within {self._max_load_s} s"
+        except STORE_ERRORS as error:
+            why = without_prompts(str(error), request)
+        else:
+            return state
+        with bound(**fields_of(request)):
+            logger.warning("the image starts over: %s", why)
+        return None
+
+    def _read(self, request: ImageRequest, device: torch.device) -> RequestState | None:
+        data = self._store.get(state_name(request.request_id))
+        if data is None:
+            return None
+        # its instants become those of the submission
+        state = RequestState.from_bytes(data, device=device, arrival_s=0.0, deadline_s=0.0)
+        if state.request != request:
+            raise ValueError(f"the state is of another request, {state.request.request_id}")
+        return state
+
+    async def keep_all(
+        self, states: Sequence[RequestState], is_wanted: Callable[[str], bool]
+    ) -> dict[str, int]:
+        """Leave states for others; return the steps of those that are in the store, by id.
+
+        Args:
+            is_wanted: asked, in another thread, right before a request's state is written.
+        """
+        return await asyncio.to_thread(self.writer.keep_all, states, is_wanted, self._max_keep_s)
+
+    def forget(self, request_id: str, *, is_ended: bool) -> None:
+        """Leave a request to others, or delete what there is of it if it has ended."""
+        self.writer.forget(request_id, is_ended=is_ended)

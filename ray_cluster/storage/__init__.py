@@ -1,0 +1,1 @@
+"""Blobs (results, states, inputs) and their formats."""

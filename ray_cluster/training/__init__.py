@@ -1,0 +1,1 @@
+"""Recipes of the built-in model family."""

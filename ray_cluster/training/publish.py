@@ -1,0 +1,112 @@
+"""Exports a run's weights, measures them and writes the card, all beside the weights."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from ray_cluster.errors import ConfigError
+from ray_cluster.quality.classifier import load_classifier
+from ray_cluster.quality.scenes import STYLES
+from ray_cluster.training.card import write_card
+from ray_cluster.training.card_tables import Figures
+from ray_cluster.training.classifier_figures import measure_classifier
+from ray_cluster.training.evaluate import evaluate, options_for
+from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
+from ray_cluster.training.export import SHAPES_SD, WEIGHTS, export
+from ray_cluster.training.runs import TrainingRun
+from ray_cluster.training.stages import CONTROLS, MODEL_STAGES
+from ray_cluster.training.training_log import write_training
+
+CLASSIFIER_SEED = 7002
+CLASSIFIER = "attribute-classifier"
+# enough for one of every size and kind
+_LEAST_RENDERS = 100
+
+
+def measure(
+    name: str, folder: Path, *, changes: Mapping[str, Any], report: Path | None = None
+) -> Figures:
+    """Measure a folder as the card of the built-in model or part of this name was.
+
+    Args:
+        name: of a built-in model or part; others are measured as shapes-sd is.
+        folder: what to measure.
+        changes: of the evaluation's options.
+        report: where to write `evaluation.json` and `contact-sheet.png`; nowhere by default.
+    """
+    torch.set_num_threads(1)
+    if name == CLASSIFIER:
+        return _measure_classifier(folder, changes, report)
+    options = replace(options_for(name), **changes)
+    if name in CONTROLS:
+        return evaluate_control(folder, SHAPES_SD, CONTROLS[name], options=options, report=report)
+    if name in STYLES:
+        return evaluate_lora(folder, SHAPES_SD, name, options=options, report=report)
+    return evaluate(folder, options=options, report=report)
+
+
+def _measure_classifier(folder: Path, changes: Mapping[str, Any], report: Path | None) -> Figures:
+    unused = sorted(changes.keys() - {"prompts", "seed"})
+    if unused or report is not None:
+        raise ConfigError(
+            f"{CLASSIFIER} is measured on renders: only --prompts (at least {_LEAST_RENDERS}) and "
+            "--seed change that, and there is nothing to write with --out"
+        )
+    count = int(changes.get("prompts", 3000))
+    if count < _LEAST_RENDERS:
+        raise ConfigError(f"--prompts must be at least {_LEAST_RENDERS} here; given {count}")
+    seed = int(changes.get("seed", CLASSIFIER_SEED))
+    return measure_classifier(load_classifier(folder), seed=seed, count=count)
+
+
+def publish(name: str, run: TrainingRun, target: Path | None = None) -> Figures:
+    """Write a run's weights, figures and card to the package's folder of this name, or to another.
+
+    They are made beside it and take its place when all of them are there: an error or a kill leaves
+    what there was.
+
+    Raises:
+        FileNotFoundError: the run is not finished.
+    """
+    torch.set_num_threads(1)
+    target = (target or WEIGHTS / name).absolute()
+    _check_finished(name, run)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as made:
+        folder = export(name, run, Path(made) / target.name)
+        write_training(name, run, folder)
+        figures = measure(name, folder, changes={}, report=None if name == CLASSIFIER else folder)
+        write_card(name, figures.tables(), folder)
+        _swap(folder, target, before=Path(made) / "before")
+    return figures
+
+
+def _swap(folder: Path, target: Path, before: Path) -> None:
+    """Put a folder in the place of another, which goes to `before`, or comes back if that fails."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    target.rename(before)
+    try:
+        folder.rename(target)
+    except BaseException:
+        before.rename(target)
+        raise
+
+
+def _check_finished(name: str, run: TrainingRun) -> None:
+    """Refuse a run whose last checkpoints are not those of finished stages."""
+    for stage in MODEL_STAGES[name]:
+        if run.folder.index(stage.name) == 0:
+            continue
+        trainer = stage.build(run)
+        run.folder.restore(trainer)
+        if not trainer.is_finished:
+            raise FileNotFoundError(
+                f"the stage {stage.name!r} in {run.folder.path} is at step {trainer.index} of "
+                f"{trainer.total}; train it to its end"
+            )

@@ -1,0 +1,45 @@
+"""Which storage is refused in a cluster of several nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.storage_check import check_storage
+from ray_cluster.errors import ConfigError
+
+LOCAL = "sqlite:////data/jobs.db"
+POSTGRESQL = "postgresql://user:secret@host/jobs"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "results", "named"),
+    [
+        (LOCAL, "/data/results", ["storage.jobs", LOCAL, "storage.results", "/data/results"]),
+        (LOCAL, "s3://bucket/results", ["storage.jobs", LOCAL]),
+        (POSTGRESQL, "/data/results", ["storage.results", "/data/results"]),
+        (POSTGRESQL, "file:///data/results", ["storage.results"]),
+    ],
+)
+def test_files_of_one_node_are_refused_on_several(
+    jobs: str, results: str, named: list[str]
+) -> None:
+    config = StorageConfig(jobs=jobs, results=results, states="s3://bucket/states")
+    with pytest.raises(ConfigError) as caught:
+        check_storage(config, num_nodes=2)
+    message = str(caught.value)
+    assert all(name in message for name in ["2 nodes", *named, "storage.is_shared: true"])
+    assert "secret" not in message
+    check_storage(config, num_nodes=1)
+    check_storage(config.model_copy(update={"is_shared": True}), num_nodes=2)
+
+
+def test_unfinished_images_of_one_node_are_refused_too() -> None:
+    config = StorageConfig(jobs=POSTGRESQL, results="s3://bucket/results", states="/data/states")
+    with pytest.raises(ConfigError, match=r"but storage.states \(/data/states\) would"):
+        check_storage(config, num_nodes=2)
+
+
+def test_servers_are_taken_on_any_number_of_nodes() -> None:
+    config = StorageConfig(jobs=POSTGRESQL, results="s3://bucket/r", states="s3://bucket/s")
+    check_storage(config, num_nodes=9)

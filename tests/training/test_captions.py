@@ -1,0 +1,112 @@
+"""The caption grammar reads back what it writes."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_cluster.quality.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    LAYOUTS,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    Scene,
+    SceneObject,
+    has_held_out_object,
+    is_held_out,
+    omit_details,
+    sample_training_scene,
+)
+from ray_cluster.training.captions import (
+    CaptionError,
+    caption_words,
+    parse_caption,
+    write_caption,
+)
+
+seeds = st.integers(0, 2**32)
+singles = st.builds(
+    lambda thing, background: Scene((thing,), background),
+    st.builds(
+        SceneObject,
+        st.sampled_from(SHAPES),
+        st.sampled_from(COLOURS),
+        st.none() | st.sampled_from(SIZES),
+        st.none() | st.sampled_from(POSITIONS),
+    ),
+    st.none() | st.sampled_from(BACKGROUNDS),
+)
+
+
+@given(singles)
+def test_every_single_object_caption_reads_back(scene: Scene) -> None:
+    assert parse_caption(write_caption(scene)) == scene
+
+
+@given(seeds, st.floats(0, 1), st.floats(0, 1))
+def test_every_training_caption_reads_back(seed: int, single: float, omit: float) -> None:
+    rng = random.Random(seed)
+    scene = omit_details(sample_training_scene(rng, single), rng, omit)
+    assert parse_caption(write_caption(scene)) == scene
+
+
+@given(seeds, st.floats(0, 1))
+def test_training_scenes_hold_no_held_out_combination(seed: int, single: float) -> None:
+    scene = sample_training_scene(random.Random(seed), single)
+    assert scene.is_complete
+    assert not has_held_out_object(scene)
+
+
+def test_a_fifth_of_the_combinations_is_held_out_and_no_value_is_missing() -> None:
+    held = [
+        (shape, colour, background)
+        for shape in SHAPES
+        for colour in COLOURS
+        for background in BACKGROUNDS
+        if is_held_out(shape, colour, background)
+    ]
+    assert len(held) == 57
+    for index, values in enumerate((SHAPES, COLOURS, BACKGROUNDS)):
+        per_value = len(SHAPES) * len(COLOURS) * len(BACKGROUNDS) / len(values)
+        for value in values:
+            assert 0.1 < sum(one[index] == value for one in held) / per_value < 0.35
+
+
+def test_captions_read_as_documented() -> None:
+    thing = SceneObject("circle", "red", "large", "center")
+    caption = "a large red circle in the center on a black background"
+    assert write_caption(Scene((thing,), "black")) == caption
+    others = (SceneObject("ring", "blue", None, "top"), SceneObject("star", "pink", None, "bottom"))
+    assert write_caption(Scene(others)) == "a blue ring above a pink star"
+
+
+def test_four_objects_fit_the_tokens_with_room_for_both_ends() -> None:
+    rows = LAYOUTS[-1]
+    things = tuple(SceneObject("circle", "red", "large", place) for row in rows for place in row)
+    assert len(write_caption(Scene(things, "checkered")).split()) + 2 <= 32
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "",
+        "red circle",
+        "a circle",
+        "a red",
+        "a red circle on a pink background",
+        "a red circle above a blue ring above a pink star",
+        "a red circle in the center above a blue ring",
+    ],
+)
+def test_captions_outside_the_grammar_are_refused(caption: str) -> None:
+    with pytest.raises(CaptionError):
+        parse_caption(caption)
+
+
+def test_the_word_list_covers_every_caption() -> None:
+    words, rng = set(caption_words()), random.Random(1)
+    for _ in range(200):
+        assert words.issuperset(write_caption(sample_training_scene(rng, 0.5)).split())

@@ -1,0 +1,134 @@
+"""The attribute classifier reads renders right, and states no shape where there is none."""
+
+import pytest
+import torch
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+from ray_cluster.quality.classifier import AttributeClassifier, load_classifier, read_pictures
+from ray_cluster.quality.distances import (
+    frechet_distance,
+    perceptual_distance,
+    signal_to_noise,
+    similarity,
+)
+from ray_cluster.quality.render import Jitter, render
+from ray_cluster.quality.scenes import Scene, SceneObject
+from ray_cluster.training.classifier_examples import blur
+from ray_cluster.training.classifier_figures import (
+    ATTRIBUTES,
+    ClassifierFigures,
+    measure_classifier,
+)
+from ray_cluster.training.suite import suite_prompts
+
+
+@pytest.fixture(scope="module")
+def classifier() -> AttributeClassifier:
+    return load_classifier()
+
+
+@pytest.fixture(scope="module")
+def figures(classifier: AttributeClassifier) -> ClassifierFigures:
+    return measure_classifier(classifier, seed=99, count=400)
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_fresh_renders_are_read_right(attribute: str, figures: ClassifierFigures) -> None:
+    assert figures.single[attribute] >= 0.99
+    assert figures.several[attribute] >= 0.98
+    assert figures.styled[attribute] >= 0.97
+
+
+@pytest.mark.parametrize("kind", ["noise", "blob", "gradient", "empty"])
+def test_no_shape_is_stated_where_there_is_none(kind: str, figures: ClassifierFigures) -> None:
+    assert figures.confident[kind] <= 0.02
+
+
+def test_a_shape_is_hardly_stated_where_two_pictures_are_mixed(figures: ClassifierFigures) -> None:
+    # two equal objects that coincide do show a shape; nine positions are read, so two may mislead
+    assert figures.confident["blend"] <= 0.10
+
+
+def test_a_batch_is_read_like_its_pictures(classifier: AttributeClassifier) -> None:
+    scenes = [
+        Scene((SceneObject("ring", "blue", "small", "top"),), "gray"),
+        Scene(
+            (
+                SceneObject("star", "red", "large", "top left"),
+                SceneObject("cross", "cyan", "small", "bottom right"),
+            ),
+            "striped",
+        ),
+    ]
+    pictures = render(scenes, width=96, height=64)
+    readings = read_pictures(classifier, pictures)
+    assert readings == [read_pictures(classifier, one[None])[0] for one in pictures]
+    for scene, reading in zip(scenes, readings, strict=True):
+        seen = {SceneObject(r.shape, r.colour, r.size, r.position) for r in reading.objects}  # type: ignore[arg-type]
+        assert seen == set(scene.objects)
+        assert reading.background == scene.background
+
+
+def test_plain_white_has_a_background_and_nothing_else(classifier: AttributeClassifier) -> None:
+    reading = read_pictures(classifier, torch.full((1, 3, 64, 64), 0.97))[0]
+    assert reading.background == "white"
+    assert reading.objects == ()
+
+
+def easy_renders(count: int, seed: int) -> torch.Tensor:
+    scenes = [prompt.scene for prompt in suite_prompts("easy", count)]
+    return render(scenes, width=64, height=64, jitter=Jitter(), seed=seed)
+
+
+def test_distances_are_nothing_to_itself_and_grow_with_blur(
+    classifier: AttributeClassifier,
+) -> None:
+    sharp = easy_renders(8, seed=1)
+    little, much = blur(sharp, 0.6), blur(sharp, 2.0)
+    assert torch.allclose(similarity(sharp, sharp), torch.ones(8))
+    assert signal_to_noise(sharp, sharp).isinf().all()
+    assert perceptual_distance(classifier, sharp, sharp).max() == 0
+    assert (similarity(little, sharp) > similarity(much, sharp)).all()
+    assert (signal_to_noise(little, sharp) > signal_to_noise(much, sharp)).all()
+    near, far = (perceptual_distance(classifier, blurred, sharp) for blurred in (little, much))
+    assert (near > 0).all()
+    assert (near < far).all()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 64)])
+def test_the_similarity_is_that_of_torchmetrics(size: tuple[int, int]) -> None:
+    scenes = [prompt.scene for prompt in suite_prompts("hard", 4)]
+    sharp = render(scenes, width=size[0], height=size[1], jitter=Jitter(), seed=1)
+    noise = torch.randn(sharp.shape, generator=torch.Generator().manual_seed(1))
+    for other in (
+        sharp,
+        blur(sharp, 1.0),
+        (sharp + 0.2 * noise).clamp(0, 1),
+        sharp.mean() + sharp * 0,
+    ):
+        theirs = structural_similarity_index_measure(
+            other.double(), sharp.double(), data_range=1.0, reduction="none"
+        )
+        assert torch.allclose(similarity(other, sharp), theirs.float(), atol=1e-6)
+
+
+def test_signal_to_noise_is_the_textbooks() -> None:
+    wanted = torch.zeros(1, 3, 16, 16)
+    assert float(signal_to_noise(wanted + 0.1, wanted)) == pytest.approx(20.0, abs=1e-3)
+
+
+def test_the_frechet_distance_of_renders_is_its_floor_and_blur_lies_above(
+    classifier: AttributeClassifier,
+) -> None:
+    real, more, third = (easy_renders(400, seed) for seed in (1, 2, 3))
+    same = frechet_distance(classifier, third, real, more)
+    worse = frechet_distance(classifier, blur(third, 2.0), real, more)
+    assert same.value == pytest.approx(same.floor, rel=0.3)
+    assert worse.value > 3 * same.value
+    with pytest.raises(ValueError, match="must have the same; got 400, 399 and 400"):
+        frechet_distance(classifier, third, real[1:], more)
+
+
+def test_pictures_of_other_sizes_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="shapes must agree"):
+        similarity(torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 64, 96))

@@ -1,0 +1,55 @@
+"""Everything that ships is what its card says, and loads in diffusers' plain classes."""
+
+import pytest
+import torch
+from diffusers import (
+    ControlNetModel,
+    StableDiffusionControlNetPipeline,
+    StableDiffusionPipeline,
+)
+
+from ray_cluster.models.builtin import builtin_folder, builtin_kinds, weights_folder
+from ray_cluster.quality.classifier import load_classifier
+from ray_cluster.training.card import CARD, card_hashes, folder_hashes
+from ray_cluster.training.evaluate import load_pipeline
+
+KINDS = builtin_kinds()
+
+
+def test_every_folder_is_known() -> None:
+    assert {path.name for path in weights_folder().iterdir() if path.is_dir()} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_card_states_the_hashes_of_the_files(name: str) -> None:
+    folder = weights_folder() / name
+    assert folder_hashes(folder)
+    assert card_hashes(folder) == folder_hashes(folder)
+    if KINDS[name] != "quality meter":
+        text = (folder / CARD).read_text(encoding="utf-8")
+        assert "none left out" in text
+        assert (folder / "contact-sheet.png").is_file()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_loads_plainly_and_makes_a_picture(name: str) -> None:
+    torch.set_num_threads(1)
+    folder, base = weights_folder() / name, builtin_folder("shapes-sd")
+    options = {"prompt": "a red circle", "num_inference_steps": 1, "output_type": "pt"}
+    match KINDS[name]:
+        case "quality meter":
+            assert load_classifier(folder)(torch.zeros(1, 3, 64, 64)).shape.shape == (1, 9, 7)
+            return
+        case "ControlNet":
+            control = ControlNetModel.from_pretrained(folder)
+            pipeline = StableDiffusionControlNetPipeline.from_pretrained(base, controlnet=control)
+            options["image"] = torch.zeros(1, 3, 64, 64)
+        case "LoRA":
+            pipeline = StableDiffusionPipeline.from_pretrained(base)
+            pipeline.load_lora_weights(folder)
+        case _:
+            pipeline = load_pipeline(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    picture = pipeline(**options, generator=torch.Generator().manual_seed(1)).images
+    assert picture.shape == (1, 3, 64, 64)
+    assert picture.isfinite().all()

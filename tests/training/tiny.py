@@ -1,0 +1,83 @@
+"""A recipe of seconds, and runs of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ray_cluster.quality.scenes import STYLES
+from ray_cluster.training.recipe import (
+    ClassifierRecipe,
+    CodecRecipe,
+    ControlRecipe,
+    DenoiserRecipe,
+    LightRecipe,
+    LoraRecipe,
+    Recipe,
+    TextRecipe,
+    TransformerRecipe,
+)
+from ray_cluster.training.recipe_parts import Optimisation, SizeBucket, UNetSize
+from ray_cluster.training.runs import TrainingRun, open_run
+from ray_cluster.training.stages import MODEL_STAGES, find_stage, train
+
+TINY_BUCKETS = (SizeBucket(64, 64, 2, 0.5), SizeBucket(96, 64, 2, 0.5))
+TINY_STEPS = Optimisation(steps=6, batch=4, rate=1e-3, warmup_steps=2, decay_steps=3, ema=0.9)
+TINY: dict[str, Any] = {"buckets": TINY_BUCKETS, "optimisation": TINY_STEPS}
+TINY_UNET = UNetSize(channels=(8, 8, 16), heads=2)
+SD_STAGES = [stage.name for stage in MODEL_STAGES["shapes-sd"]]
+
+
+def tiny_recipe() -> Recipe:
+    """Every number that costs time as small as it goes."""
+    big = (SizeBucket(64, 64, 20, 1.0),)
+    codec = replace(CodecRecipe(), channels=4, fit_pictures=64, **TINY)
+    phases = {
+        name: replace(getattr(DenoiserRecipe(), name), **TINY) for name in ("first", "second")
+    }
+    return Recipe(
+        seed=3,
+        text=replace(TextRecipe(), width=16, layers=1, heads=2, optimisation=TINY_STEPS),
+        codec=codec,
+        denoiser=replace(DenoiserRecipe(), size=TINY_UNET, **phases),
+        light=replace(
+            LightRecipe(),
+            size=TINY_UNET,
+            **{name: replace(getattr(LightRecipe(), name), **TINY) for name in ("first", "second")},
+        ),
+        edges=tiny_control("edges"),
+        layout=tiny_control("layout"),
+        **{
+            style: replace(
+                getattr(Recipe(), style), rank=2, phase=replace(LoraRecipe(style, 2).phase, **TINY)
+            )
+            for style in STYLES[1:]
+        },
+        transformer=replace(
+            TransformerRecipe(),
+            layers=2,
+            read_layer=1,
+            heads=2,
+            head_width=8,
+            codec=replace(codec, latent_channels=16),
+            **phases,
+        ),
+        classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
+    )
+
+
+def tiny_control(kind: Literal["edges", "layout"]) -> ControlRecipe:
+    """A ControlNet's recipe of a few steps."""
+    return ControlRecipe(kind, phase=replace(ControlRecipe(kind).phase, **TINY))
+
+
+def tiny_run(
+    path: Path,
+    recipe: Recipe | None = None,
+    stages: list[str] | None = None,
+    base: Path | None = None,
+    model: str = "shapes-sd",
+) -> TrainingRun:
+    """A run of the tiny recipe, with these stages of a model trained."""
+    run = open_run(path, recipe=recipe or tiny_recipe(), base=base)
+    assert train(run, [find_stage(model, name) for name in stages or []])
+    return run
