@@ -55,6 +55,72 @@ class OutputSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobRef:
+    """An image that a client has sent: its bytes are in the input store, and nowhere else.
+
+    Attributes:
+        sha256: of the bytes, as 64 hexadecimal digits.
+        num_bytes: how many there are.
+    """
+
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlUse:
+    """A ControlNet, and the image that it follows.
+
+    Attributes:
+        name: under which the ControlNet is served.
+        scale: weight of its residuals.
+        start: share of the steps before which it does nothing, in [0, 1).
+        end: share of the steps after which it does nothing, above ``start`` and at most 1.
+    """
+
+    name: str
+    image: BlobRef
+    scale: float = 1.0
+    start: float = 0.0
+    end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUse:
+    """A LoRA by name, and its weight."""
+
+    name: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AddOns:
+    """What is added to the base model for a request."""
+
+    controls: tuple[ControlUse, ...] = ()
+    loras: tuple[LoraUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a request changes, where it does not start from noise alone.
+
+    Attributes:
+        image: the template.
+        mask: where to edit, of the template's size; None for everywhere.
+        mask_ratio: share of the image that the mask leaves to edit, in (0, 1].
+        strength: how much of the noise schedule is run, in (0, 1].
+        paste_back: whether pixels outside the mask become the template's again.
+    """
+
+    image: BlobRef
+    mask: BlobRef | None = None
+    mask_ratio: float = 1.0
+    strength: float = 1.0
+    paste_back: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRequest:
     """One image to make; the same values always give the same image.
 
@@ -69,8 +135,8 @@ class ImageRequest:
         priority: higher is served first.
         slo_s: seconds from arrival to the deadline; None takes the service's default.
         when_late: whether it is wanted though it will miss its deadline.
-        fewest_steps: how many steps it may be made with, where with more it or others would be
-            late; None for all.
+        add_ons: ControlNets and LoRAs.
+        edit: what it changes; None for text to image.
         terms: what it asked for and may be degraded to; None for an exact image with all steps.
         embeds_guidance: whether the model takes the guidance scale as an input, and so needs no
             second row for it.
@@ -91,7 +157,8 @@ class ImageRequest:
     priority: int = 0
     slo_s: float | None = None
     when_late: WhenLate = "accept"
-    fewest_steps: int | None = None
+    add_ons: AddOns = AddOns()
+    edit: Edit | None = None
     terms: Terms | None = None
     output: OutputSpec = OutputSpec()
     embeds_guidance: bool = False
@@ -111,10 +178,20 @@ class ImageRequest:
     @property
     def fidelity(self) -> Fidelity | None:
         """Which mode its present steps keep to; None if that is not known."""
-        if self.terms is not None:
-            return self.terms.fidelity(self.num_steps)
-        # a job of a version that kept no terms may have lost steps
-        return "exact" if self.fewest_steps is None else None
+        return "exact" if self.terms is None else self.terms.fidelity(self.num_steps)
+
+    @property
+    def fewest_steps(self) -> int | None:
+        """How few steps it may be made with to be in time; None if it needs all it has."""
+        fewest = None if self.terms is None else self.terms.fewest_steps
+        return fewest if fewest is not None and fewest < self.num_steps else None
+
+    @property
+    def inputs(self) -> tuple[BlobRef, ...]:
+        """All images that it is made from."""
+        controls = (use.image for use in self.add_ons.controls)
+        edit = () if self.edit is None else (self.edit.image, self.edit.mask)
+        return (*controls, *(one for one in edit if one is not None))
 
     @property
     def file_id(self) -> str:

@@ -17,12 +17,10 @@ class Effort:
 
     Attributes:
         num_steps: to be made with.
-        fewest_steps: to be made with where more would be late; None if it may not be degraded.
         terms: None for an exact image that may not be degraded.
     """
 
     num_steps: int
-    fewest_steps: int | None = None
     terms: Terms | None = None
 
 
@@ -65,7 +63,7 @@ def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
     if fidelity == "exact" and fewest is None:
         return Effort(num_steps)
     floor = num_steps if fewest is None else fewest
-    return Effort(num_steps, fewest, Terms(fidelity, setting.num_steps, floor, known))
+    return Effort(num_steps, Terms(fidelity, setting.num_steps, floor, known))
 
 
 def _known(setting: Setting) -> FewerSteps | None:
@@ -130,20 +128,14 @@ def _min_steps(fields: ImageGenerationRequest, setting: Setting, num_steps: int)
     return given
 
 
-def fidelity_of(request: ImageRequest) -> ImageFidelity | None:
+def fidelity_of(request: ImageRequest) -> ImageFidelity:
     """Return what a reply says of an image's fidelity.
 
     Args:
         request: with the steps that it is made with.
-
-    Returns:
-        None for one that may have been degraded by a version that did not note how far.
     """
-    terms, num_steps = request.terms, request.num_steps
-    if terms is None:
-        if request.fewest_steps is not None:
-            return None
-        terms = Terms("exact", num_steps, num_steps)
+    num_steps = request.num_steps
+    terms = request.terms or Terms("exact", num_steps, num_steps)
     spent = terms.spent(num_steps)
     return ImageFidelity(
         asked=terms.asked,

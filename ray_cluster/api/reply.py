@@ -104,8 +104,7 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
     """Return what there is to say of one image beside the image itself."""
     request = image.request
     details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.num_steps}
-    if (fidelity := fidelity_of(request)) is not None:
-        details["fidelity"] = fidelity.model_dump()
+    details["fidelity"] = fidelity_of(request).model_dump()
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
         details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}

@@ -75,7 +75,6 @@ def resolve(
             priority=fields.priority or 0,
             slo_s=fields.slo_s,
             when_late=fields.when_late or "accept",
-            fewest_steps=effort.fewest_steps,
             terms=effort.terms,
             output=output,
             embeds_guidance=profile.guidance == "embedded",

@@ -194,9 +194,7 @@ class GeneratedImage(BaseModel):
     url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
     seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
     num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
-    fidelity: ImageFidelity | None = Field(
-        None, description="(extension) Absent for jobs of earlier versions."
-    )
+    fidelity: ImageFidelity = Field(description="(extension) How near it is to the exact image.")
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )
@@ -270,9 +268,7 @@ class CompletedEvent(ImageEvent):
     model: str = Field(description="(extension) The model that made the image.")
     seed: int = Field(description="(extension) Makes this image again.")
     num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
-    fidelity: ImageFidelity | None = Field(
-        None, description="(extension) Absent for jobs of earlier versions."
-    )
+    fidelity: ImageFidelity = Field(description="(extension) How near it is to the exact image.")
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )

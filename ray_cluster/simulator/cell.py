@@ -12,6 +12,7 @@ import numpy as np
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.policies.fidelity import Terms
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
@@ -218,13 +219,15 @@ class SimulatedCell:
 
 def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageRequest:
     is_told = spec.promises_deadlines
+    fewest = arrival.fewest_steps if is_told else None
+    num_steps = min(arrival.num_steps, spec.most_steps or arrival.num_steps)
     return ImageRequest(
         request_id=request_id,
         model=arrival.model,
         prompt="",
         width_px=arrival.width_px,
         height_px=arrival.height_px,
-        num_steps=min(arrival.num_steps, spec.most_steps or arrival.num_steps),
+        num_steps=num_steps,
         guidance_scale=2.0 if arrival.uses_guidance else 1.0,
         sampler="ddim",
         seed=0,
@@ -232,7 +235,7 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
         # all alike: they are served as they come
         slo_s=arrival.slo_s if is_told and math.isfinite(arrival.slo_s) else _FAR_S,
         when_late=spec.when_late if is_told else "accept",
-        fewest_steps=arrival.fewest_steps if is_told else None,
+        terms=None if fewest is None else Terms("exact", num_steps, fewest),
     )
 
 

@@ -16,7 +16,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.requests import ModelProfile
 from tests.fakes import FakeDispatcherClient, memory_results, model_profile, registration
-from tests.jobs.cell import Replica, TestedCell
+from tests.jobs.cell import JobsCell, Replica
 
 NOW_S = 1_750_000_000.0
 
@@ -63,7 +63,7 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def replica(cell: TestedCell) -> Replica:
+async def replica(cell: JobsCell) -> Replica:
     """One of the model "shapes" in the cell of the test's own module."""
     one = Replica(cell, model="shapes")
     one.epoch = await cell.dispatch.register(

@@ -18,7 +18,7 @@ from ray_cluster.config.sections import LimitsConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
 from tests.fakes import registration
-from tests.jobs.cell import Replica, TestedCell, until
+from tests.jobs.cell import JobsCell, Replica, until
 
 LIMITS = {"max_attached_images_per_client": 3, "max_images_per_request": 3}
 POOLS = [{"name": "shapes", "model": "shapes-sd"}]
@@ -31,7 +31,7 @@ def body(num_images: int) -> dict[str, Any]:
 class Gateways:
     """Several gateways over one dispatcher, as clients with addresses and keys call them."""
 
-    def __init__(self, cell: TestedCell, replica: Replica, keys: list[str]) -> None:
+    def __init__(self, cell: JobsCell, replica: Replica, keys: list[str]) -> None:
         config = ClusterConfig.model_validate(
             {"pools": POOLS, "limits": LIMITS, "http": {"api_keys": keys}}
         )
@@ -63,7 +63,7 @@ class Gateways:
 
 @asynccontextmanager
 async def running(folder: Path, *keys: str) -> AsyncIterator[Gateways]:
-    async with TestedCell(folder, limits=LimitsConfig(**LIMITS)) as cell:
+    async with JobsCell(folder, limits=LimitsConfig(**LIMITS)) as cell:
         replica = Replica(cell, model="shapes")
         replica.epoch = await cell.dispatch.register(
             replace(registration("r", "shapes", max_in_flight=8), profile=shapes_profile())

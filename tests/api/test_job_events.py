@@ -17,7 +17,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
-from tests.jobs.cell import Replica, TestedCell
+from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
 
@@ -42,13 +42,13 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
 
 
 @pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[TestedCell]:
-    async with TestedCell(tmp_path) as running:
+async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
+    async with JobsCell(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-def app(cell: TestedCell, config: ClusterConfig) -> FastAPI:
+def app(cell: JobsCell, config: ClusterConfig) -> FastAPI:
     return create_app(cell, config, results=cell.results)
 
 
@@ -167,7 +167,7 @@ async def test_any_last_event_id_is_one_that_was_seen(
 
 
 async def test_it_outlasts_a_dispatcher_that_is_away(
-    gateway: Gateway, replica: Replica, cell: TestedCell, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, replica: Replica, cell: JobsCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = gateway.watch(await new_job(gateway))
     real, calls = cell.job_change, 0
@@ -234,7 +234,7 @@ async def test_previews_are_events_with_links_that_work(gateway: Gateway, replic
 
 
 async def test_a_cancelled_job_leaves_no_preview(
-    gateway: Gateway, replica: Replica, cell: TestedCell
+    gateway: Gateway, replica: Replica, cell: JobsCell
 ) -> None:
     body = {**BODY, "partial_images": 1}
     job_id = str((await gateway.http.post("/v1/jobs", json=body)).json()["id"])

@@ -17,19 +17,19 @@ from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import check_error
 from tests.api.conftest import shapes_profile
 from tests.fakes import registration
-from tests.jobs.cell import Replica, TestedCell, until
+from tests.jobs.cell import JobsCell, Replica, until
 
 BODY = {"prompt": "a red circle", "seed": 7}
 
 
 @pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[TestedCell]:
-    async with TestedCell(tmp_path) as running:
+async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
+    async with JobsCell(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-async def replica(cell: TestedCell) -> Replica:
+async def replica(cell: JobsCell) -> Replica:
     one = Replica(cell, model="shapes")
     profile = shapes_profile()
     one.epoch = await cell.dispatch.register(replace(registration("r", "shapes"), profile=profile))
@@ -37,7 +37,7 @@ async def replica(cell: TestedCell) -> Replica:
 
 
 @pytest.fixture
-async def calls(cell: TestedCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[Any]:
+async def calls(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[Any]:
     app = create_app(cell, config, results=cell.results)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -272,7 +272,7 @@ async def test_pages(calls: httpx.AsyncClient, replica: Replica) -> None:
 
 
 async def test_jobs_belong_to_their_key(
-    cell: TestedCell, replica: Replica, config: ClusterConfig
+    cell: JobsCell, replica: Replica, config: ClusterConfig
 ) -> None:
     locked = ClusterConfig.model_validate(
         {**config.model_dump(), "http": {"api_keys": ["alice-key", "bob-key"]}}

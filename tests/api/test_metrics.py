@@ -17,7 +17,7 @@ from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from tests.api.conftest import shapes_profile
 from tests.fakes import FakeDispatcherClient, registration
-from tests.jobs.cell import Replica, TestedCell
+from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
 
@@ -34,15 +34,13 @@ async def scrape(gateway: httpx.AsyncClient) -> dict[tuple[str, str], float]:
 
 
 @pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[TestedCell]:
-    async with TestedCell(tmp_path) as running:
+async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
+    async with JobsCell(tmp_path) as running:
         yield running
 
 
 @pytest.fixture
-async def gateways(
-    cell: TestedCell, config: ClusterConfig
-) -> AsyncIterator[list[httpx.AsyncClient]]:
+async def gateways(cell: JobsCell, config: ClusterConfig) -> AsyncIterator[list[httpx.AsyncClient]]:
     apps = [create_app(cell, config, results=cell.results) for _ in range(2)]
     clients = [
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
@@ -54,7 +52,7 @@ async def gateways(
 
 
 async def test_totals_are_exact_and_never_fall(
-    cell: TestedCell, gateways: list[httpx.AsyncClient]
+    cell: JobsCell, gateways: list[httpx.AsyncClient]
 ) -> None:
     replica = Replica(cell, model="shapes")
     replica.epoch = await cell.dispatch.register(

@@ -22,19 +22,19 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
 from ray_cluster.policies.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
-from tests.jobs.cell import Replica, TestedCell
+from tests.jobs.cell import JobsCell, Replica
 
 PROMPT = "a red circle"
 
 
 @pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[TestedCell]:
-    async with TestedCell(tmp_path, max_queued=4) as running:
+async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
+    async with JobsCell(tmp_path, max_queued=4) as running:
         yield running
 
 
 @pytest.fixture
-async def url(cell: TestedCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
+async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
     """The gateway on a real socket, on the test's own loop."""
     app: FastAPI = create_app(cell, config, results=cell.results)
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
@@ -138,7 +138,7 @@ async def test_a_failure_on_the_way_raises_in_the_client(
 
 
 async def test_a_dispatcher_that_dies_on_the_way_ends_the_stream_with_an_error(
-    client: openai.AsyncOpenAI, replica: Replica, cell: TestedCell, monkeypatch: pytest.MonkeyPatch
+    client: openai.AsyncOpenAI, replica: Replica, cell: JobsCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def dead(*_: object) -> None:
         raise DispatcherUnavailable("it has died")
@@ -155,7 +155,7 @@ async def test_a_dispatcher_that_dies_on_the_way_ends_the_stream_with_an_error(
 
 
 async def test_a_job_store_that_fails_on_the_way_ends_a_keyed_stream_with_an_error(
-    client: openai.AsyncOpenAI, cell: TestedCell, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    client: openai.AsyncOpenAI, cell: JobsCell, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> None:
         raise JobStoreUnavailable("it is locked")
@@ -168,7 +168,7 @@ async def test_a_job_store_that_fails_on_the_way_ends_a_keyed_stream_with_an_err
 
 @pytest.mark.parametrize("when", ["waiting", "leased"])
 async def test_a_client_that_leaves_a_stream_ends_its_image(
-    client: openai.AsyncOpenAI, replica: Replica, cell: TestedCell, when: str
+    client: openai.AsyncOpenAI, replica: Replica, cell: JobsCell, when: str
 ) -> None:
     reply = await client.images.generate(prompt=PROMPT, size="64x64", stream=True)
     snapshot = await cell.dispatch.snapshot()

@@ -23,7 +23,7 @@ from ray_cluster.policies.previews import preview_steps
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration
-from tests.jobs.cell import Replica, TestedCell, until
+from tests.jobs.cell import JobsCell, Replica, until
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Served:
         self.made: list[ImageRequest] = []
         self.num_losses = 0
         self.answered: list[str] = []
-        self.cell: TestedCell
+        self.cell: JobsCell
         self.replica: Replica
         self._folder = folder
         self._port = 0
@@ -140,7 +140,7 @@ class Served:
         cell_options: dict[str, Any],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        cell = TestedCell(self._folder, epoch=self._epoch, **cell_options)
+        cell = JobsCell(self._folder, epoch=self._epoch, **cell_options)
         async with cell as self.cell, self._replica():
             self._app = create_app(cell, config, results=cell.results)
             settings = uvicorn.Config(

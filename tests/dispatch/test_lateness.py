@@ -6,6 +6,7 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.policies.fidelity import Terms
 from ray_cluster.policies.prediction_error import PRIOR_RATIO, WINDOW
 from tests.fakes import finished, image_request, poll_of, registration
 
@@ -62,7 +63,7 @@ def test_a_request_that_may_be_made_with_fewer_steps_is_leased_with_those(
     full_s = core.offer([image_request("a")], 0.0).predicted_s
     core.abort(["a"])
     willing = image_request(
-        "b", when_late="refuse", slo_s=0.6 * PRIOR_RATIO * full_s, fewest_steps=3
+        "b", when_late="refuse", slo_s=0.6 * PRIOR_RATIO * full_s, terms=Terms("exact", 10, 3)
     )
     offer = core.offer([willing], 0.0)
     assert offer.accepted

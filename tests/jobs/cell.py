@@ -52,7 +52,7 @@ def job(job_id: str, num_images: int = 1, **changes: Any) -> Job:
     return Job(job_id=job_id, **{**values, **changes})
 
 
-class TestedCell:
+class JobsCell:
     """One life of a dispatcher over stores that outlive it; also the gateway's way to it."""
 
     def __init__(
@@ -81,7 +81,7 @@ class TestedCell:
             wall_clock=time.time,
         )
 
-    async def __aenter__(self) -> TestedCell:
+    async def __aenter__(self) -> JobsCell:
         await self.jobs_service.start()
         return self
 
@@ -140,7 +140,7 @@ class TestedCell:
 class Replica:
     """Registers with a cell, and makes what it leases when it is told to."""
 
-    def __init__(self, cell: TestedCell, replica_id: str = "r", model: str = "m") -> None:
+    def __init__(self, cell: JobsCell, replica_id: str = "r", model: str = "m") -> None:
         self.cell = cell
         self.replica_id = replica_id
         self.model = model

@@ -15,7 +15,7 @@ from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store import JobStoreError
 from ray_cluster.protocol.jobs import Job, JobQuery
-from tests.jobs.cell import Replica, TestedCell, job
+from tests.jobs.cell import JobsCell, Replica, job
 from tests.running_time import RunningTime
 
 
@@ -47,7 +47,7 @@ async def test_a_caller_that_leaves_while_its_job_is_written_has_a_job(tmp_path:
             return self._inner.insert(new)
 
     store = Slow(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
-    async with TestedCell(tmp_path, store=store) as cell:
+    async with JobsCell(tmp_path, store=store) as cell:
         await Replica(cell).register()
         leaves = asyncio.create_task(cell.create_job(job("j", idempotency_key="k")))
         await asyncio.sleep(0.05)
@@ -65,7 +65,7 @@ async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
             raise JobStoreError("the disk is full")
 
     store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
-    async with TestedCell(tmp_path, store=store) as cell:
+    async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
         assert await cell.warnings() == ()
         # a sweep may be written along with one of them, and be well
@@ -82,7 +82,7 @@ async def test_an_end_is_told_only_once_it_is_kept(
 ) -> None:
     monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
-    async with TestedCell(tmp_path, store=store) as cell:
+    async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
         (lease,) = (await replica.poll()).values()
@@ -102,7 +102,7 @@ async def test_who_waits_for_a_job_hears_its_end_without_another_read(tmp_path: 
             raise JobStoreError("nobody should ask")
 
     inner = SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db")
-    async with TestedCell(tmp_path, store=Unreadable(inner)) as cell:
+    async with JobsCell(tmp_path, store=Unreadable(inner)) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j", 2))
         waiting = [asyncio.create_task(cell.job("alice", "j", 10.0)) for _ in range(2)]
@@ -124,7 +124,7 @@ async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
     monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
     monkeypatch.setattr("ray_cluster.jobs.service._KEPT_S", 0.1)
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
-    async with TestedCell(tmp_path, store=store) as cell:
+    async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
         with pytest.raises(JobStoreUnavailable):
@@ -139,7 +139,7 @@ async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
 async def test_while_the_store_is_locked_jobs_are_refused_in_time_and_none_is_made(
     tmp_path: Path,
 ) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")

@@ -11,16 +11,16 @@ import pytest
 
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import JobQuery
-from tests.jobs.cell import TIMING, Replica, TestedCell, job, until
+from tests.jobs.cell import TIMING, JobsCell, Replica, job, until
 
 
-async def state_of(cell: TestedCell, job_id: str, client: str = "alice") -> str | None:
+async def state_of(cell: JobsCell, job_id: str, client: str = "alice") -> str | None:
     view = await cell.job(client, job_id)
     return None if view is None else view.job.state
 
 
 async def test_a_job_goes_from_queued_to_completed(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         created = await cell.create_job(job("j", num_images=2))
         assert created.is_new
@@ -54,7 +54,7 @@ async def test_a_job_goes_from_queued_to_completed(tmp_path: Path) -> None:
 
 
 async def test_nobody_sees_the_job_of_another(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         await Replica(cell).register()
         await cell.create_job(job("j"))
         assert await cell.job("bob", "j", 1.0) is None
@@ -65,7 +65,7 @@ async def test_nobody_sees_the_job_of_another(tmp_path: Path) -> None:
 
 
 async def test_a_key_names_one_job_however_often_it_is_sent(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         sent = [cell.create_job(replace(job(f"j{i}"), idempotency_key="k")) for i in range(10)]
         created = await asyncio.gather(*sent)
@@ -85,7 +85,7 @@ async def test_what_a_replica_writes_too_late_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_cluster.jobs.sweeper.LATE_WRITE_S", 0.1)
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
         await replica.poll()
@@ -95,7 +95,7 @@ async def test_what_a_replica_writes_too_late_is_deleted(
 
 
 async def test_a_refused_job_leaves_nothing(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path, max_queued=2, max_open=2) as cell:
+    async with JobsCell(tmp_path, max_queued=2, max_open=2) as cell:
         await Replica(cell).register()
         refused = await cell.create_job(job("big", num_images=3, idempotency_key="k"))
         assert (refused.view, refused.offer.reason) == (None, "never_fits")
@@ -109,7 +109,7 @@ async def test_a_refused_job_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_one_failed_image_fails_its_job_and_frees_the_rest(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j", num_images=3))
         first, second, _ = (await replica.poll()).values()
@@ -127,7 +127,7 @@ async def test_one_failed_image_fails_its_job_and_frees_the_rest(tmp_path: Path)
 
 
 async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j", num_images=2))
         first = next(iter((await replica.poll()).values()))
@@ -143,7 +143,7 @@ async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> Non
 
 
 async def test_cancelling_what_is_completed_changes_nothing(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
         (lease,) = (await replica.poll()).values()
@@ -155,7 +155,7 @@ async def test_cancelling_what_is_completed_changes_nothing(tmp_path: Path) -> N
 
 
 async def test_a_new_dispatcher_goes_on_where_the_old_one_was_killed(tmp_path: Path) -> None:
-    old = TestedCell(tmp_path)
+    old = JobsCell(tmp_path)
     await old.jobs_service.start()
     replica = await Replica(old).register()
     await old.create_job(job("part", num_images=3, created_s=1000.0))
@@ -166,7 +166,7 @@ async def test_a_new_dispatcher_goes_on_where_the_old_one_was_killed(tmp_path: P
     await replica.finish(next(x for x in replica.leases.values() if "done" in x.request.request_id))
     await until(lambda: old.store.get("done").state == "completed")
     # killed: nothing is closed. The replica lives on with two rows, of which one is ready
-    async with TestedCell(tmp_path, epoch=2) as new:
+    async with JobsCell(tmp_path, epoch=2) as new:
         replica.cell = new
         assert await state_of(new, "done") == "completed"
         view = await new.job("alice", "part")
@@ -191,11 +191,11 @@ async def test_a_new_dispatcher_goes_on_where_the_old_one_was_killed(tmp_path: P
 
 
 async def test_a_job_that_was_all_made_is_ended_by_the_next_dispatcher(tmp_path: Path) -> None:
-    old = TestedCell(tmp_path)
+    old = JobsCell(tmp_path)
     old.store.insert(job("j", num_images=2))
     for index in range(2):
         old.results.put(f"j-{index}.png", b"image")
-    async with TestedCell(tmp_path, epoch=2) as new:
+    async with JobsCell(tmp_path, epoch=2) as new:
         view = await new.job("alice", "j", 10.0)
         assert view is not None
         assert view.job.state == "completed"
@@ -203,7 +203,7 @@ async def test_a_job_that_was_all_made_is_ended_by_the_next_dispatcher(tmp_path:
 
 
 async def test_pages_show_open_jobs_as_they_are(tmp_path: Path) -> None:
-    async with TestedCell(tmp_path) as cell:
+    async with JobsCell(tmp_path) as cell:
         replica = await Replica(cell).register()
         for index in range(5):
             await cell.create_job(job(f"j{index}", created_s=1000.0 + index))
@@ -237,7 +237,7 @@ async def test_what_is_old_is_forgotten_with_its_images(tmp_path: Path) -> None:
     old = job("old", created_s=10.0)
     store.insert(old)
     store.update(replace(old, state="completed", finished_s=20.0))
-    cell = TestedCell(tmp_path, store=store, retention_s=1000.0)
+    cell = JobsCell(tmp_path, store=store, retention_s=1000.0)
     cell.results.put("old-0.png", b"image")
     cell.results.put("new-0.png", b"image")
     async with cell:

@@ -29,7 +29,7 @@ from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
-from tests.jobs.cell import TestedCell
+from tests.jobs.cell import JobsCell
 from tests.replica.setup import BY_ID, REQUESTS, Link, check_image, new_agent, until
 
 Way = Literal["delete", "gone"]
@@ -107,7 +107,7 @@ class CancelCell:
         self._model, self._pixels = model, pixels
         self.door = Doorkeeper(coder)
         model.before.append(self.door.before)
-        self.cell = TestedCell(folder)
+        self.cell = JobsCell(folder)
         self.link = Link(self.cell.dispatch)
         self.states = BlobStore(str(folder / "states"))
         core = self.cell.core

@@ -20,7 +20,7 @@ from ray_cluster.config.sections import LogsConfig
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.observability.logs import set_up_logs
 from tests.engine.staged import StagedModel
-from tests.jobs.cell import TestedCell
+from tests.jobs.cell import JobsCell
 from tests.replica.setup import Link, new_agent, until
 
 PROMPT = "an unusual tetrahedron"
@@ -64,7 +64,7 @@ async def running(
     """A gateway over a dispatcher with one replica."""
     name = model.inner.profile.model
     config = ClusterConfig.model_validate({"pools": [{"name": name, "model": "x"}]})
-    async with TestedCell(folder) as cell:
+    async with JobsCell(folder) as cell:
         link = Link(cell.dispatch)
         agent = new_agent(model, link, coder, "r1", results=cell.results)
         agent.start()
