@@ -48,9 +48,8 @@ class BaseModel:
                 replica_id=serve.get_replica_context().replica_id.unique_id,
                 storage=config.storage,
                 coder=self._coder,
-                link=DispatcherHandle(
-                    patience_s=config.dispatch.patience_s, poll_s=config.dispatch.poll_s
-                ),
+                link=DispatcherHandle(patience_s=config.dispatch.patience_s).link,
+                poll_s=config.dispatch.poll_s,
                 clock=time.monotonic,
             )
         self._leaving: asyncio.Task[None] | None = None

@@ -38,9 +38,7 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
-        client = DispatcherHandle(
-            patience_s=self._config.dispatch.patience_s, poll_s=self._config.dispatch.poll_s
-        )
+        client = DispatcherHandle(patience_s=self._config.dispatch.patience_s).client
         results = BlobStore(self._config.storage.results)
         app = create_app(
             client,

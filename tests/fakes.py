@@ -196,7 +196,7 @@ class FakeDispatcherClient:
         self._accepted: dict[str, ImageRequest] = {}
 
     async def submit(
-        self, requests: Sequence[ImageRequest], wait_s: float, client: str
+        self, requests: Sequence[ImageRequest], client: str, wait_s: float
     ) -> Submission:
         self._check()
         self.offered.append(tuple(requests))
@@ -207,17 +207,17 @@ class FakeDispatcherClient:
             return Submission(offer)
         return Submission(offer, await self.wait([one.request_id for one in requests], wait_s))
 
-    async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
+    async def wait(self, request_ids: Sequence[str], wait_s: float) -> dict[str, Outcome]:
         self._check()
         self.num_waits += 1
         made = {key: self.outcome(self._accepted[key]) for key in request_ids}
         found = {key: outcome for key, outcome in made.items() if outcome is not None}
         if not found:
-            await asyncio.sleep(min(timeout_s, self.max_wait_s))
+            await asyncio.sleep(min(wait_s, self.max_wait_s))
         return found
 
-    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
-        return Sight((await self.wait([request_id], timeout_s)).get(request_id))
+    async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
+        return Sight((await self.wait([request_id], wait_s)).get(request_id))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         self._check()
@@ -236,9 +236,9 @@ class FakeDispatcherClient:
         self._check()
         return None
 
-    async def jobs(self, query: JobQuery) -> list[JobView]:
+    async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
         self._check()
-        return []
+        return ()
 
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         self._check()

@@ -121,7 +121,7 @@ class AttachedClient:
         while True:
             with self._meter.fake():
                 request = _request(next(self._ids), is_stored=False)
-            reply = await self._dispatch.submit([request], 1.0)
+            reply = await self._dispatch.submit([request], "", 1.0)
             if not reply.offer.accepted:
                 self._meter.refused += 1
                 await asyncio.sleep(0.1)
@@ -145,14 +145,14 @@ class DurableClient:
         while True:
             with self._meter.fake():
                 job = _job(next(self._ids))
-            creation = await self._jobs.create(job)
+            creation = await self._jobs.create_job(job)
             if creation.view is None:
                 self._meter.refused += 1
                 await asyncio.sleep(0.1)
                 continue
             view = creation.view
             while view is not None and not view.job.is_final:
-                view = await self._jobs.get(job.client, job.job_id, _WAIT_S)
+                view = await self._jobs.job(job.client, job.job_id, _WAIT_S)
             self._meter.completed += 1
 
 

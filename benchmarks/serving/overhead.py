@@ -106,14 +106,13 @@ def _time_handle(config: ClusterConfig, count: int) -> dict[str, list[float]]:
 
     from ray_cluster.deployments.links import DispatcherHandle
 
-    dispatch = config.dispatch
-    handle = DispatcherHandle(patience_s=dispatch.patience_s, poll_s=dispatch.poll_s)
+    client = DispatcherHandle(patience_s=config.dispatch.patience_s).client
 
     async def calls() -> list[float]:
         samples = []
         for _ in range(count + _WARM_UP):
             started_s = time.perf_counter()
-            await handle.models()
+            await client.models()
             samples.append(time.perf_counter() - started_s)
         return samples[_WARM_UP:]
 

@@ -28,7 +28,7 @@ from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
 from ray_cluster.api.request_schema import event_stream, request_schema
 from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.storage.blob_store import BlobStore
 
 DESCRIPTION = """\

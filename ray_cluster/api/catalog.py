@@ -11,7 +11,7 @@ from contextvars import Context
 from ray_cluster.api.errors import model_not_found, model_not_ready
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import DefaultsConfig
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)

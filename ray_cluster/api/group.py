@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from ray_cluster.api.errors import from_failure
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.outcomes import Completed, Outcome, Preview, Sight
 from ray_cluster.requests import Failure, ImageRequest
 
@@ -63,7 +63,7 @@ class GroupRunner:
         is_left = True
         try:
             wait_s = min(self._poll_s, _FIRST_WAIT_S)
-            reply = await self._client.submit(requests, wait_s, client)
+            reply = await self._client.submit(tuple(requests), client, wait_s)
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 pending.clear()
@@ -100,7 +100,7 @@ class GroupRunner:
         """
         is_open, seen = True, -1
         try:
-            reply = await self._client.submit([request], 0.0, client)
+            reply = await self._client.submit((request,), client, 0.0)
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
                 is_open = False
                 raise from_refusal(reply.offer, [request], known_models)
@@ -135,7 +135,7 @@ class GroupRunner:
 
     async def _try_abort(self, request_ids: Sequence[str]) -> None:
         try:
-            await self._client.abort(request_ids)
+            await self._client.abort(tuple(request_ids))
         except DispatcherUnavailable:
             # it gives them up by itself, as nobody waits for them any more
             logger.warning(

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 
 # a dispatcher that is slower than this answers too late for any caller of /readyz
 ANSWER_TIMEOUT_S = 2.0

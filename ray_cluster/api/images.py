@@ -20,7 +20,7 @@ from ray_cluster.api.image_stream import ImageStream, Sights
 from ray_cluster.api.jobs import JobCreator
 from ray_cluster.api.reply import RepliedImage, write_reply
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.outcomes import Completed, Preview
 from ray_cluster.requests import ImageRequest

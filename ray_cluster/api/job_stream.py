@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.errors import Unavailable
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import JobView
 
 logger = logging.getLogger(__name__)

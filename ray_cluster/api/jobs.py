@@ -24,7 +24,7 @@ from ray_cluster.api.job_stream import JobStream, StreamLimits, StreamPlaces
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.api.replies import JobList, JobResponse
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job, JobQuery, JobState, JobView
 
 MAX_PAGE = 100

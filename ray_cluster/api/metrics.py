@@ -18,7 +18,7 @@ from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.logs import LogFields, log_event
 from ray_cluster.observability.metrics_snapshot import render
-from ray_cluster.protocol.dispatcher_client import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Outcome, Preview, Progress
 from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.storage.state_format import StateHeader
 
 # polls within which a replica must name a lease, and a peer is expected to poll
 GRACE_POLLS = 2
@@ -146,9 +147,9 @@ class DispatchCore:
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
         self._ledger.restore(request, view, now_s)
 
-    def note_kept(self, steps_by_id: Mapping[str, int]) -> None:
+    def note_kept(self, states: Mapping[str, StateHeader]) -> None:
         """Take in how far requests of an earlier dispatcher are; see :meth:`Ledger.note_kept`."""
-        self._ledger.note_kept(steps_by_id)
+        self._ledger.note_kept(states)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Take in a replica's heartbeat and answer it."""

@@ -51,13 +51,14 @@ class HeldPolls:
         self._by_id: dict[str, _HeldPoll] = {}
         self._news = 0
 
-    async def hold(self, replica_id: str) -> PollReply:
+    async def hold(self, replica_id: str, wait_s: float) -> PollReply:
         """Wait until there is something to say to the replica, or the poll's time is over."""
+        hold_s = min(wait_s, self._core.hold_s_for(replica_id))
         held = self._by_id[replica_id] = _HeldPoll()
         reply = PollReply(known=True)
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._core.hold_s_for(replica_id)):
+                async with asyncio.timeout(hold_s):
                     while not held.is_let_go and not says_something(reply):
                         await held.event.wait()
                         held.event.clear()

@@ -27,6 +27,7 @@ from ray_cluster.protocol.leases import (
 )
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import Failure, ImageRequest
+from ray_cluster.storage.state_format import StateHeader
 
 # ended requests whose ageing is remembered, beside as many as there are others
 _MOST_GONE = 1000
@@ -107,18 +108,18 @@ class Ledger:
         self.totals["restored"] += 1
         tell("image_restored", record)
 
-    def note_kept(self, steps_by_id: Mapping[str, int]) -> None:
-        """Take in how many steps of requests are in the state store.
+    def note_kept(self, states: Mapping[str, StateHeader]) -> None:
+        """Take in which states of requests are in the state store.
 
         Only of those that nobody has had since: of others a replica has reported, or will.
         """
-        for request_id, steps_done in steps_by_id.items():
+        for request_id, state in states.items():
             record = self._records.get(request_id)
             if record is None or record.num_leases or record.holder is not None:
                 continue
             self.queue.remove(request_id)
-            record.kept_steps = steps_done
-            record.make_progress(steps_done)
+            record.note_kept(state.step_index, state.model_digest)
+            record.make_progress(record.kept_steps)
             self.queue.add(record.view)
 
     def refuse(
@@ -207,6 +208,10 @@ class Ledger:
         record.queued_s += now_s - record.since_s
         record.since_s = record.leased_s = now_s
         record.may_resume = True
+        if record.kept_digest != replica.registration.model_digest:
+            # steps of another model are worth nothing on this one
+            record.kept_steps = 0
+            record.make_progress(0)
         replica.take(record)
         return record.fence
 
@@ -222,7 +227,7 @@ class Ledger:
                 self.totals[event.failure.kind] += 1
                 self._end(record, event.failure)
             case Returned():
-                record.kept_steps = max(record.kept_steps, event.steps_done)
+                record.note_kept(event.steps_done, replica.registration.model_digest)
                 self._requeue(record, now_s, "preempted" if record.gives_way else "returned")
         return True
 

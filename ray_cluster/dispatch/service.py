@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from ray_cluster.config.sections import DispatchConfig
@@ -10,6 +11,7 @@ from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Returned, Shown
 from ray_cluster.protocol.outcomes import Outcome, Progress, Sight, Submission
@@ -30,7 +32,8 @@ class DispatchService:
         config: the one that the core has.
         clock: returns the present instant in seconds and never goes backwards. Long polls are
             timed by the event loop's own clock.
-        on_outcome: told how every request ended, on the event loop and at once.
+        on_outcome: called with every request's end, on the event loop and at once.
+        on_metrics: called with a replica's id and the metrics that come with its polls.
     """
 
     def __init__(
@@ -40,11 +43,13 @@ class DispatchService:
         config: DispatchConfig,
         clock: Callable[[], float],
         on_outcome: Keeper | None = None,
+        on_metrics: Callable[[str, Snapshot], None] | None = None,
     ) -> None:
         self._core = core
         self._config = config
         self._clock = clock
         self._on_outcome = on_outcome
+        self._on_metrics = on_metrics
         self._polls = HeldPolls(core, clock)
         self._clients = WaitingClients(core.knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
@@ -66,19 +71,22 @@ class DispatchService:
         self._polls.let_go(replica_id)
         self._polls.wake()
 
-    async def poll(self, poll: Poll) -> PollReply:
-        """Return leases and aborts for a replica; held for up to ``poll_s`` while there are none.
+    async def poll(self, poll: Poll, wait_s: float = math.inf) -> PollReply:
+        """Return leases and aborts for a replica; held while there are none, for ``wait_s`` at most
+        and not longer than ``poll_s``.
 
         A replica has one poll at a time: a second one ends the first, which then grants nothing.
         A report that frees leases ends the held poll, too, perhaps without leases: poll again,
         with the new number of free places. Leases are granted in the last instant before the
         return, so that a cancelled poll loses none.
         """
+        if self._on_metrics is not None and poll.metrics is not None:
+            self._on_metrics(poll.replica_id, poll.metrics)
         self._polls.let_go(poll.replica_id)
         reply = self._core.poll(poll, self._clock())
         self._settle(self._core.take_outcomes())
         if not says_something(reply):
-            reply = await self._polls.hold(poll.replica_id)
+            reply = await self._polls.hold(poll.replica_id, wait_s)
         if reply.leases and self._core.num_waiting:
             # this replica may be full now, which leaves more to the others
             self._polls.wake()
@@ -99,7 +107,7 @@ class DispatchService:
         return stale
 
     async def submit(
-        self, requests: Sequence[ImageRequest], wait_s: float, client: str = ""
+        self, requests: Sequence[ImageRequest], client: str, wait_s: float
     ) -> Submission:
         """Offer a group and, if it is accepted, wait for its first outcomes in the same call."""
         offer = await self.offer(requests, client)
@@ -147,11 +155,11 @@ class DispatchService:
         """Refuse every offer from now on; see :meth:`DispatchCore.close_admission`."""
         self._core.close_admission()
 
-    async def wait(self, request_ids: Iterable[str], timeout_s: float) -> dict[str, Outcome]:
+    async def wait(self, request_ids: Iterable[str], wait_s: float) -> dict[str, Outcome]:
         """Return the outcomes that there are, as soon as there is one; empty after a while.
 
         The long poll of a client. It also says that the client is still there: call it again at
-        once for the rest. It is held for ``timeout_s``, but for at most a third of
+        once for the rest. It is held for ``wait_s``, but for at most a third of
         ``attached_timeout_s``. An outcome is handed out once. An id that is not known here (never
         accepted, handed out, or of an earlier dispatcher's life) is answered as ``lost``.
         """
@@ -160,10 +168,10 @@ class DispatchService:
         found = self._clients.fetch(ids)
         if found or not ids:
             return found
-        await self._sleep(ids, timeout_s)
+        await self._sleep(ids, wait_s)
         return self._clients.fetch(ids)
 
-    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
+    async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
         """Return how a request ended, or a preview after number ``seen``, as soon as it is there.
 
         Otherwise as :meth:`wait`, and nothing after a while.
@@ -172,7 +180,7 @@ class DispatchService:
         sight = self._look(request_id, seen)
         if sight != Sight():
             return sight
-        await self._sleep([request_id], timeout_s)
+        await self._sleep([request_id], wait_s)
         return self._look(request_id, seen)
 
     def _look(self, request_id: str, seen: int) -> Sight:
@@ -181,9 +189,9 @@ class DispatchService:
         is_news = preview is not None and preview.index > seen
         return Sight(outcome, preview if is_news else None)
 
-    async def _sleep(self, request_ids: Sequence[str], timeout_s: float) -> None:
+    async def _sleep(self, request_ids: Sequence[str], wait_s: float) -> None:
         most_s = self._config.attached_timeout_s / 3
-        if not await self._clients.sleep(request_ids, min(timeout_s, most_s)):
+        if not await self._clients.sleep(request_ids, min(wait_s, most_s)):
             self._core.touch(request_ids, self._clock())
 
     async def show(self, replica_id: str, shown: Shown) -> None:

@@ -40,6 +40,7 @@ class RequestRecord:
         num_leases: leases given so far.
         num_losses: leases that ended because the replica died or lost them.
         kept_steps: steps that are known to be in the state store.
+        kept_digest: of the model that they were done with.
         may_resume: whether somebody may have worked on it, so that there may be a state of it.
         preview: the last one.
         predicted_s: seconds from arrival to its end, as they were predicted then; 0 if nobody did.
@@ -61,12 +62,19 @@ class RequestRecord:
     fence: Fence | None = None
     holder: ReplicaRecord | None = None
     kept_steps: int = 0
+    kept_digest: str = ""
     may_resume: bool = False
     preview: Preview | None = None
     predicted_s: float = 0.0
     is_followed: bool = False
     gives_way: bool = False
     asked_s: float = 0.0
+
+    def note_kept(self, steps_done: int, model_digest: str) -> None:
+        """Note how many steps are in the state store, and of which model."""
+        is_same = model_digest == self.kept_digest
+        self.kept_steps = max(self.kept_steps, steps_done) if is_same else steps_done
+        self.kept_digest = model_digest
 
     def make_progress(self, steps_done: int) -> bool:
         """Set the number of steps done, kept within what is asked for; return if it is news."""

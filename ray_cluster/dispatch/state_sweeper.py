@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import Failure, state_name
 from ray_cluster.storage.blob_store import Blob, BlobStore, BlobStoreError
-from ray_cluster.storage.state_format import HEAD_BYTES, steps_done_in
+from ray_cluster.storage.state_format import HEAD_BYTES, StateHeader, header_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class StateSweeper:
     Args:
         store: where the replicas of all pools keep states; other cells' may, too.
         knows: whether a request has not ended.
-        note_kept: told once of the requests with a state, by id, how many steps are done of each.
+        note_kept: called once with the headers of all states of open requests, by id.
         wall_clock: Unix time in seconds.
     """
 
@@ -36,7 +36,7 @@ class StateSweeper:
         store: BlobStore,
         *,
         knows: Callable[[str], bool],
-        note_kept: Callable[[Mapping[str, int]], None],
+        note_kept: Callable[[Mapping[str, StateHeader]], None],
         wall_clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class StateSweeper:
             self._has_ended.set()
 
     async def _sweep_forever(self) -> None:
-        kept: dict[str, int] = {}
+        kept: dict[str, StateHeader] = {}
         await self._try(self._look, kept)
         self._note_kept(kept)
         while True:
@@ -82,7 +82,7 @@ class StateSweeper:
         except (BlobStoreError, ValueError) as error:
             logger.warning("states of requests that ended are left for now: %s", error)
 
-    def _look(self, kept: dict[str, int]) -> None:
+    def _look(self, kept: dict[str, StateHeader]) -> None:
         for blob in self._store.entries():
             request_id, mark, part = blob.name.partition(state_name(""))
             if mark and not part and self._knows(request_id):
@@ -90,7 +90,7 @@ class StateSweeper:
                 if head is not None:
                     # a damaged one is the replica's to tell
                     with contextlib.suppress(ValueError):
-                        kept[request_id] = steps_done_in(head)
+                        kept[request_id] = header_of(head)
 
     def _take_ended(self) -> frozenset[str]:
         ended, self._ended = frozenset(self._ended), set()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from safetensors import SafetensorError
@@ -16,8 +14,15 @@ from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
 from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
-from ray_cluster.requests import ImageRequest, OutputSpec
-from ray_cluster.storage.state_format import header_of, unwrapped, wrapped
+from ray_cluster.requests import ImageRequest
+from ray_cluster.storage.state_format import (
+    FullStepHeader,
+    StateHeader,
+    header_of,
+    header_text,
+    unwrapped,
+    wrapped,
+)
 
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
@@ -74,17 +79,14 @@ class FullStep:
     active: ActivePatches | None = None
 
     @property
-    def header(self) -> dict[str, Any]:
-        """All but the latents, for JSON."""
-        active = None if self.active is None else asdict(self.active)
-        return {"step_index": self.step_index, "drift": self.drift, "active": active}
+    def header(self) -> FullStepHeader:
+        """All but the latents."""
+        return FullStepHeader(self.step_index, self.drift, self.active)
 
     @classmethod
-    def of(cls, header: dict[str, Any], latents: Tensor) -> FullStep:
+    def of(cls, header: FullStepHeader, latents: Tensor) -> FullStep:
         """Rebuild it from what :attr:`header` gave."""
-        fields = header["active"]
-        active = fields and ActivePatches(**(fields | {"is_active": tuple(fields["is_active"])}))
-        return cls(**(header | {"latents": latents, "active": active}))
+        return cls(header.step_index, latents, header.drift, header.active)
 
 
 @dataclass(slots=True)
@@ -182,26 +184,30 @@ class RequestState:
             generator=self.generator.clone_state(),
         )
 
-    def to_bytes(self) -> bytes:
-        """Return everything needed to go on elsewhere: checksummed safetensors, a JSON header."""
+    def to_bytes(self, model_digest: str = "") -> bytes:
+        """Return everything needed to go on elsewhere: checksummed safetensors with a header.
+
+        Args:
+            model_digest: of the model that its steps were done with.
+        """
         tensors = {_PREFIX + name: t for name, t in self.conditioning.tensors().items()}
         tensors |= {"latents": self.latents, "denoised": self.denoised}
         tensors["generator"] = self.generator.get_state()
         if self.full_step is not None:
             tensors["full_step"] = self.full_step.latents
-        header = {
-            "request": asdict(self.request),
-            "step_index": self.step_index,
-            "queued_s": self.queued_s,
-            "encode_s": self.encode_s,
-            "denoise_s": self.denoise_s,
-            "reuse": None if self.reuse is None else asdict(self.reuse),
-            "full_step": self.full_step and self.full_step.header,
-            "num_reused": self.num_reused,
-        }
+        header = StateHeader(
+            request=self.request,
+            step_index=self.step_index,
+            model_digest=model_digest,
+            queued_s=self.queued_s,
+            encode_s=self.encode_s,
+            denoise_s=self.denoise_s,
+            reuse=self.reuse,
+            full_step=None if self.full_step is None else self.full_step.header,
+            num_reused=self.num_reused,
+        )
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        body = save_tensors(packed, metadata={"state": json.dumps(header)})
-        return wrapped(body)
+        return wrapped(save_tensors(packed, metadata={"state": header_text(header)}))
 
     @classmethod
     def from_bytes(
@@ -214,15 +220,19 @@ class RequestState:
         """
         body = unwrapped(data)
         try:
-            return cls._unpack(body, device, arrival_s, deadline_s)
+            return cls._unpack(header_of(data), body, device, arrival_s, deadline_s)
         except _UNPACK_ERRORS as error:
             raise ValueError(f"not a request state of this version: {error!r}") from error
 
     @classmethod
     def _unpack(
-        cls, body: bytes, device: torch.device | str, arrival_s: float, deadline_s: float
+        cls,
+        header: StateHeader,
+        body: bytes,
+        device: torch.device | str,
+        arrival_s: float,
+        deadline_s: float,
     ) -> RequestState:
-        header = header_of(body)
         tensors = {name: tensor.to(device) for name, tensor in load_tensors(body).items()}
         generator = torch.Generator("cpu")
         generator.set_state(tensors.pop("generator").cpu())
@@ -233,23 +243,21 @@ class RequestState:
                 if name.startswith(_PREFIX)
             }
         )
-        fields = dict(header["request"])
-        request = ImageRequest(**(fields | {"output": OutputSpec(**fields["output"])}))
-        reuse, full_step = header["reuse"], header["full_step"]
+        full_step = header.full_step
         return cls(
-            request=request,
+            request=header.request,
             conditioning=conditioning,
-            reuse=None if reuse is None else ReuseSchedule(**reuse),
-            full_step=full_step and FullStep.of(full_step, tensors["full_step"]),
-            num_reused=header["num_reused"],
+            reuse=header.reuse,
+            full_step=None if full_step is None else FullStep.of(full_step, tensors["full_step"]),
+            num_reused=header.num_reused,
             latents=tensors["latents"],
             denoised=tensors["denoised"],
-            step_index=header["step_index"],
+            step_index=header.step_index,
             generator=generator,
             arrival_s=arrival_s,
             deadline_s=deadline_s,
-            queued_s=header["queued_s"],
-            encode_s=header["encode_s"],
-            denoise_s=header["denoise_s"],
-            kept_steps=header["step_index"],
+            queued_s=header.queued_s,
+            encode_s=header.encode_s,
+            denoise_s=header.denoise_s,
+            kept_steps=header.step_index,
         )

@@ -102,7 +102,7 @@ class JobService:
         tell("job_restored", job, num_images=len(open_job.pending))
         self._end_if_done(open_job)
 
-    async def create(self, job: Job) -> Creation:
+    async def create_job(self, job: Job) -> Creation:
         """Accept a job, or find the one that its key named before, or refuse it.
 
         Once this returns an accepted job, it survives the death of every process.
@@ -149,7 +149,7 @@ class JobService:
         # admission has just predicted the same
         return Creation(self._view(job, predicted_s=offer.predicted_s), True, offer)
 
-    async def get(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
         open_job = self._open.get(job_id)
         if open_job is not None and open_job.job.client == client:
@@ -162,12 +162,14 @@ class JobService:
         job = await self._find(job_id)
         return None if job is None or job.client != client else self._view(job)
 
-    async def change(self, client: str, job_id: str, seen: str, wait_s: float) -> JobView | None:
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
         """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
         open_job = self._open.get(job_id)
         if open_job is not None and open_job.job.client == client:
             await self._watchers.wait(open_job, seen, wait_s)
-        return await self.get(client, job_id)
+        return await self.job(client, job_id)
 
     async def _find(self, job_id: str) -> Job | None:
         open_job = self._open.get(job_id)
@@ -175,22 +177,22 @@ class JobService:
             return open_job.job
         return await self._threads.visit().read(self._store.get, job_id)
 
-    async def page(self, query: JobQuery) -> list[JobView]:
+    async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
         """Return a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
             kept = await self._threads.visit().read(self._store.page, query)
-            return [self._view(job) for job in kept]
+            return tuple(self._view(job) for job in kept)
         jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
             last = await self._find(query.after)
             if last is None or last.client != query.client:
-                return []
+                return ()
             jobs = [job for job in jobs if job.rank < last.rank]
         jobs.sort(key=lambda job: job.rank, reverse=True)
         jobs = [job for job in jobs if self._view(job, predicts=False).job.state == query.state]
-        return [self._view(job) for job in jobs[: query.limit]]
+        return tuple(self._view(job) for job in jobs[: query.limit])
 
-    async def cancel(self, client: str, job_id: str) -> JobView | None:
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""
         open_job = self._open.get(job_id)
         if open_job is not None and open_job.job.client == client:
@@ -201,7 +203,7 @@ class JobService:
                     await open_job.kept.wait()
             except TimeoutError as error:
                 raise JobStoreUnavailable("the job is cancelled, but not yet kept so") from error
-        return await self.get(client, job_id)
+        return await self.job(client, job_id)
 
     @property
     def warnings(self) -> tuple[str, ...]:

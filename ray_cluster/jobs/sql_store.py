@@ -9,18 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from ray_cluster.codec.values import CodecError
 from ray_cluster.jobs.migration import MigrationFailed, migrate
 from ray_cluster.jobs.store import JobStoreError
-from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery, StoredImage
-from ray_cluster.requests import Failure, ImageRequest
-
-_REQUESTS = TypeAdapter(tuple[ImageRequest, ...])
-_IMAGES = TypeAdapter(tuple[StoredImage | None, ...])
-_ERROR = TypeAdapter(Failure | None)
+from ray_cluster.jobs.stored_forms import ERROR, IMAGES, REQUESTS, stored
+from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery
 
 # as the migrations leave it
 _JOBS = sa.table(
@@ -207,12 +203,12 @@ class SqlJobStore:
             return Job(
                 **{
                     **values,
-                    "requests": _REQUESTS.validate_json(values["requests"]),
-                    "images": _IMAGES.validate_json(values["images"]),
-                    "error": _ERROR.validate_json(values["error"]),
+                    "requests": stored(REQUESTS, values["requests"]),
+                    "images": stored(IMAGES, values["images"]),
+                    "error": stored(ERROR, values["error"]),
                 }
             )
-        except ValidationError as error:
+        except CodecError as error:
             raise JobStoreError(
                 f"the job store {self._name} has a damaged job {values['job_id']}: {error}"
             ) from error
@@ -277,7 +273,7 @@ def _row(job: Job) -> dict[str, Any]:
         "body_digest": job.body_digest,
         "slo_s": job.slo_s,
         "created_s": job.created_s,
-        "requests": _REQUESTS.dump_json(job.requests).decode(),
+        "requests": REQUESTS.encode(job.requests),
         **_changes(job),
     }
 
@@ -287,6 +283,6 @@ def _changes(job: Job) -> dict[str, Any]:
         "state": job.state,
         "finished_s": job.finished_s,
         "attempts": job.attempts,
-        "images": _IMAGES.dump_json(job.images).decode(),
-        "error": _ERROR.dump_json(job.error).decode(),
+        "images": IMAGES.encode(job.images),
+        "error": ERROR.encode(job.error),
     }

@@ -6,9 +6,9 @@ report under a stale fence, so that work done twice never counts twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal
 
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
@@ -46,15 +46,50 @@ class Lease:
     may_resume: bool = False
 
 
+WorkerKind = Literal["denoise", "score", "control"]
+"""What a worker does with what it leases, or with what others send to its endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a worker takes calls of other workers; for nobody else's eyes.
+
+    Attributes:
+        target: host and port.
+        secret: comes with every call.
+    """
+
+    target: str
+    secret: str = field(repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A replica presents itself. Registering again under the same id drops its earlier leases."""
+    """A worker presents itself. Registering again under the same id drops its earlier leases.
+
+    Attributes:
+        max_in_flight: most requests that it holds at once.
+        max_batch: most requests that it steps together.
+        pool: the pool of the configuration that it belongs to.
+        device_type: what it computes on, such as ``cpu`` or ``NVIDIA H100``.
+        node: where it runs; workers of one node share memory.
+        endpoint: for other workers; None if none call it.
+        load_s: seconds that loading its model took.
+        model_digest: of its model's files; states are gone on with only on the same one.
+    """
 
     replica_id: str
     profile: ModelProfile
     max_in_flight: int
     max_batch: int
     step_cost: StepCost
+    pool: str = ""
+    kind: WorkerKind = "denoise"
+    device_type: str = ""
+    node: str = ""
+    endpoint: Endpoint | None = None
+    load_s: float = 0.0
+    model_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,28 +181,3 @@ class Shown:
     request_id: str
     fence: Fence
     preview: Preview
-
-
-class DispatcherLink(Protocol):
-    """The dispatcher's side of the lease protocol; every call may raise DispatcherUnavailable."""
-
-    async def register(self, registration: Registration) -> int:
-        """Take the replica in; return the epoch that its polls must carry."""
-
-    async def unregister(self, replica_id: str) -> None:
-        """Let the replica go."""
-
-    async def poll(self, poll: Poll) -> PollReply:
-        """Return leases and aborts; a long poll."""
-
-    async def report(
-        self, replica_id: str, events: Sequence[ReplicaEvent]
-    ) -> tuple[str, ...] | None:
-        """Take in what happened; return the ids whose fence was stale.
-
-        None says that the replica is not known and nothing was taken in: register, have the
-        leases adopted by a poll, and report again.
-        """
-
-    async def show(self, replica_id: str, shown: Shown) -> None:
-        """Take in a preview."""

@@ -1,23 +1,24 @@
-"""Calls of methods in another process of the cell, over gRPC.
+"""Calls of an interface's methods in another process of the cell, over gRPC.
 
-Arguments and results are pickled: a server takes nothing that does not come with its secret.
-An error of :mod:`ray_cluster.errors` that a method raises is raised for its caller, too.
+Arguments and results travel by the codec. A server takes nothing that does not come with its
+secret. An error that a method declares is raised for its caller, too.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import pickle
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from ray_cluster.codec.values import Codec, CodecError
 from ray_cluster.errors import RayClusterError
+from ray_cluster.protocol.interface import Method, RaisedError, methods_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,9 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-Method = Callable[..., Awaitable[object]]
+# the first byte of an answer
+_RETURNED, _RAISED = b"\0", b"\1"
+_RAISED_ERROR: Codec[RaisedError] = Codec(RaisedError)
 
 
 class RpcFailed(Exception):
@@ -51,13 +54,6 @@ class RpcFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
-    """The answer of a method that raised."""
-
-    error: RayClusterError
-
-
-@dataclass(frozen=True, slots=True)
 class RpcAddress:
     """Where a server listens, and what it must be told; for nobody else's eyes."""
 
@@ -66,16 +62,20 @@ class RpcAddress:
 
 
 class RpcServer:
-    """Lets others call some coroutine methods, each call a task of the running loop.
+    """Lets others call the methods of some interfaces, each call a task of the running loop.
 
     A call that its caller gives up is cancelled.
+
+    Args:
+        services: by interface, the object whose methods are called.
     """
 
-    def __init__(self, methods: Iterable[Method]) -> None:
+    def __init__(self, services: Mapping[type, object]) -> None:
         self._secret = secrets.token_urlsafe(32)
         handlers = {
-            method.__name__: grpc.unary_unary_rpc_method_handler(_handler(method))
-            for method in methods
+            name: grpc.unary_unary_rpc_method_handler(_handler(method, getattr(service, name)))
+            for interface, service in services.items()
+            for name, method in methods_of(interface).items()
         }
         self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Door(self._secret)])
         generic = grpc.method_handlers_generic_handler(_SERVICE, handlers)
@@ -121,15 +121,16 @@ class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _handler(
-    method: Method,
+    method: Method, function: Callable[..., Awaitable[Any]]
 ) -> Callable[[bytes, grpc.aio.ServicerContext], Coroutine[Any, Any, bytes]]:
     async def answer(packed: bytes, _context: grpc.aio.ServicerContext) -> bytes:
         try:
-            return pickle.dumps(await method(*pickle.loads(packed)), protocol=5)
-        except RayClusterError as error:
-            return pickle.dumps(_Raised(error), protocol=5)
+            result = await function(*method.arguments.decode(packed))
+            return _RETURNED + method.result.encode(result)
+        except tuple(method.errors.values()) as error:
+            return _RAISED + _RAISED_ERROR.encode(RaisedError(type(error).__name__, error.args))
         except Exception:
-            logger.exception("%s has failed", method.__name__)
+            logger.exception("%s has failed", method.name)
             raise
 
     return answer
@@ -142,16 +143,17 @@ class RpcClient:
         self._channel = grpc.aio.insecure_channel(address.target, options=_OPTIONS)
         self._metadata = ((_SECRET, address.secret),)
 
-    async def call(self, method: str, *args: object) -> object:
+    async def call(self, method: Method, args: tuple[Any, ...]) -> Any:
         """Return what a method returns; to cancel this cancels it there.
 
         Raises:
-            RpcFailed: there is no answer.
+            RpcFailed: there is no answer, or none of this version.
             RayClusterError: the method raised it.
         """
-        ask = self._channel.unary_unary(f"/{_SERVICE}/{method}")
+        ask = self._channel.unary_unary(f"/{_SERVICE}/{method.name}")
         try:
-            packed = await ask(pickle.dumps(args, protocol=5), metadata=self._metadata)
+            answer = await ask(method.arguments.encode(args), metadata=self._metadata)
+            return _result(method, answer)
         except grpc.aio.AioRpcError as error:
             is_refused = error.code() in {
                 grpc.StatusCode.UNAVAILABLE,
@@ -159,11 +161,17 @@ class RpcClient:
             }
             code, details = error.code().name, error.details()
             raise RpcFailed(f"{code}: {details}", is_refused=is_refused) from error
-        reply = pickle.loads(packed)
-        if isinstance(reply, _Raised):
-            raise reply.error
-        return reply
+        except CodecError as error:
+            raise RpcFailed(str(error), is_refused=False) from error
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Let go of the server; calls that are under way get so many seconds to end."""
         await self._channel.close(grace=grace_s)
+
+
+def _result(method: Method, answer: bytes) -> Any:
+    if answer[:1] == _RETURNED:
+        return method.result.decode(answer[1:])
+    raised = _RAISED_ERROR.decode(answer[1:])
+    error = method.errors.get(raised.name, RayClusterError)
+    raise error(*raised.arguments)

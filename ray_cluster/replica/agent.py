@@ -15,8 +15,8 @@ from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import (
-    DispatcherLink,
     Failed,
     Finished,
     Lease,
@@ -65,6 +65,7 @@ class ReplicaAgent:
         states: StateTransfer,
         link: DispatcherLink,
         clock: Callable[[], float],
+        poll_s: float = 1.0,
         max_silence_s: float = 120.0,
     ) -> None:
         self._registration = registration
@@ -79,7 +80,9 @@ class ReplicaAgent:
         self._ends = OutcomeReporter(link, registration.replica_id, self._on_heard)
         self._leases = HeldLeases(self._ends)
         self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
-        self._polls = LeasePoller(link, registration, make_poll=self._poll, on_reply=self._on_reply)
+        self._polls = LeasePoller(
+            link, registration, make_poll=self._poll, on_reply=self._on_reply, poll_s=poll_s
+        )
         self._hand_backs = Preemptions(
             self._runner, states, holds=self._leases.holds, hand_back=self._hand_back
         )
@@ -169,7 +172,7 @@ class ReplicaAgent:
             await asyncio.to_thread(self._states.stop)
             await self._link.unregister(self._registration.replica_id)
             # asks for nothing: it tells the last metrics, and is answered at once
-            await self._link.poll(self._poll(epoch=0))
+            await self._link.poll(self._poll(epoch=0), 0.0)
         await asyncio.to_thread(self._runner.stop)
         await asyncio.to_thread(self._states.stop)
 

@@ -13,7 +13,8 @@ from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
 from ray_cluster.imaging.encoder import ImageCoder
-from ray_cluster.protocol.leases import DispatcherLink, Registration
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Registration
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.state_transfer import StateTransfer
@@ -29,6 +30,7 @@ def build_agent(
     storage: StorageConfig,
     coder: ImageCoder,
     link: DispatcherLink,
+    poll_s: float,
     clock: Callable[[], float],
 ) -> ReplicaAgent:
     """Load the model of a pool, measure its steps, and return the agent, not yet started.
@@ -56,5 +58,6 @@ def build_agent(
         delivery=Delivery(coder, BlobStore(storage.results)),
         states=states,
         link=link,
+        poll_s=poll_s,
         clock=clock,
     )

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
-from ray_cluster.protocol.leases import DispatcherLink, Fence, Lease, ReplicaEvent, Returned
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Fence, Lease, ReplicaEvent, Returned
 from ray_cluster.requests import Failure
 
 logger = logging.getLogger(__name__)

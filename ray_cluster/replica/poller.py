@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.protocol.leases import DispatcherLink, Poll, PollReply, Registration
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Poll, PollReply, Registration
 from ray_cluster.replica.outcome_reporter import back_off
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ class LeasePoller:
         link: the dispatcher.
         registration: what to register with.
         make_poll: returns what to say to the dispatcher of that epoch.
+        poll_s: longest time to wait for something to do.
         on_reply: takes in what it answers to a replica that it knows.
     """
 
@@ -29,11 +31,13 @@ class LeasePoller:
         *,
         make_poll: Callable[[int], Poll],
         on_reply: Callable[[PollReply], None],
+        poll_s: float,
     ) -> None:
         self._link = link
         self._registration = registration
         self._make_poll = make_poll
         self._on_reply = on_reply
+        self._poll_s = poll_s
 
     async def poll_forever(self) -> None:
         """Register, and poll until cancelled."""
@@ -41,7 +45,7 @@ class LeasePoller:
         failures = 0
         while True:
             try:
-                reply = await self._link.poll(self._make_poll(epoch))
+                reply = await self._link.poll(self._make_poll(epoch), self._poll_s)
             except DispatcherUnavailable as error:
                 await back_off(failures, error)
                 failures += 1

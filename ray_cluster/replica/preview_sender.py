@@ -10,7 +10,8 @@ from ray_cluster.engine.events import Previewed
 from ray_cluster.errors import DispatcherUnavailable, RequestFailed
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.policies.previews import preview_steps
-from ray_cluster.protocol.leases import DispatcherLink, Lease, Shown
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Lease, Shown
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.replica.delivery import Delivery
 

@@ -13,6 +13,7 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.replica.state_writer import STORE_ERRORS, Blobs, StateWriter
 from ray_cluster.requests import ImageRequest, state_name
+from ray_cluster.storage.state_format import header_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class StateTransfer:
 
     Args:
         store: it may be slow, hang, fail or lose entries: that only costs steps.
+        model_digest: of the replica's model; states of another one are not gone on from.
         max_load_s: longest wait for a state before the request starts over.
         max_keep_s: longest wait for all states when the replica leaves.
 
@@ -31,13 +33,21 @@ class StateTransfer:
         writer: for the runner's checkpoints.
     """
 
-    def __init__(self, store: Blobs, *, max_load_s: float = 10.0, max_keep_s: float = 4.0) -> None:
+    def __init__(
+        self,
+        store: Blobs,
+        *,
+        model_digest: str = "",
+        max_load_s: float = 10.0,
+        max_keep_s: float = 4.0,
+    ) -> None:
         self._store = store
+        self._model_digest = model_digest
         self._max_load_s = max_load_s
         self._max_keep_s = max_keep_s
         # threads of its own: a store that hangs must not hold up deliveries
         self._threads = ThreadPoolExecutor(_NUM_LOADS, thread_name_prefix="state-load")
-        self.writer = StateWriter(store)
+        self.writer = StateWriter(store, model_digest=model_digest)
 
     def start(self) -> None:
         """Start the writer's thread."""
@@ -69,6 +79,8 @@ class StateTransfer:
         data = self._store.get(state_name(request.request_id))
         if data is None:
             return None
+        if header_of(data).model_digest != self._model_digest:
+            raise ValueError("the state was made with other files of the model")
         # its instants become those of the submission
         state = RequestState.from_bytes(data, device=device, arrival_s=0.0, deadline_s=0.0)
         if state.request != request:

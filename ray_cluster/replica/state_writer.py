@@ -61,6 +61,7 @@ class StateWriter:
     write whether the state is still wanted: no entry comes after its deletion.
 
     Args:
+        model_digest: of the model that makes the states.
         cpu_clock: CPU seconds of the calling thread.
     """
 
@@ -68,10 +69,12 @@ class StateWriter:
         self,
         store: Blobs,
         *,
+        model_digest: str = "",
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._store = store
+        self._model_digest = model_digest
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._changed = threading.Condition()
@@ -208,7 +211,7 @@ class StateWriter:
                 self._entered.add(request_id)
         if is_wanted:
             with self._logged("take"):
-                self._store.put(state_name(request_id), copy.state.to_bytes())
+                self._store.put(state_name(request_id), copy.state.to_bytes(self._model_digest))
                 copy.is_kept = True
         with self._changed:
             self._busy_with = None

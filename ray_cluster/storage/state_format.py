@@ -1,16 +1,60 @@
-"""How the bytes of a request's state begin: readable without torch, and without all of them."""
+"""How a request's state stands in a store: a checksum, a header without torch, then tensors."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from typing import Any
+from dataclasses import dataclass
 
-_MAGIC = b"ray-cluster request state 3\n"
+from ray_cluster.codec.values import TextCodec
+from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
+from ray_cluster.requests import ImageRequest
+
+_MAGIC = b"ray-cluster request state 4\n"
 _CHECKSUM_BYTES = 4
 _START = len(_MAGIC) + _CHECKSUM_BYTES
 # more than a header with prompts of the usual bound takes
 HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class FullStepHeader:
+    """The last step that was computed whole; see :class:`ray_cluster.engine.state.FullStep`."""
+
+    step_index: int
+    drift: float = 0.0
+    active: ActivePatches | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateHeader:
+    """What a state says of itself beside its tensors.
+
+    Attributes:
+        step_index: denoising steps done.
+        model_digest: of the model that they were done with; on another one the image starts over.
+        queued_s: seconds before the first replica had it; the other times likewise are those of
+            :class:`ray_cluster.engine.state.RequestState`.
+        num_reused: steps in which it has taken anything from an earlier one.
+    """
+
+    request: ImageRequest
+    step_index: int
+    model_digest: str = ""
+    queued_s: float = 0.0
+    encode_s: float = 0.0
+    denoise_s: float = 0.0
+    reuse: ReuseSchedule | None = None
+    full_step: FullStepHeader | None = None
+    num_reused: int = 0
+
+
+_HEADER: TextCodec[StateHeader] = TextCodec(StateHeader)
+
+
+def header_text(header: StateHeader) -> str:
+    """Return a header as it stands in the metadata of the state's tensors."""
+    return _HEADER.encode(header)
 
 
 def wrapped(body: bytes) -> bytes:
@@ -32,23 +76,18 @@ def unwrapped(data: bytes) -> bytes:
     return body
 
 
-def header_of(body: bytes) -> dict[str, Any]:
-    """Return what safetensors, or their first bytes, say of the state beside its tensors."""
-    length = int.from_bytes(body[:8], "little")
-    state: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["state"])
-    return state
-
-
-def steps_done_in(head: bytes) -> int:
-    """Return how many steps are done of the state that begins so.
+def header_of(head: bytes) -> StateHeader:
+    """Return the header of a state, given all of its bytes or the first ``HEAD_BYTES``.
 
     Raises:
         ValueError: it is no state of this version, or its header is longer than that.
     """
     _check_mark(head)
+    body = head[_START:]
+    length = int.from_bytes(body[:8], "little")
     try:
-        return int(header_of(head[_START:])["step_index"])
-    except (LookupError, TypeError) as error:
+        return _HEADER.decode(json.loads(body[8 : 8 + length])["__metadata__"]["state"])
+    except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"not a request state of this version: {error!r}") from error
 
 

@@ -12,6 +12,7 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Lease, Poll, Returned
 from ray_cluster.protocol.outcomes import Completed, Progress
 from ray_cluster.requests import Failure
+from ray_cluster.storage.state_format import StateHeader
 from tests.fakes import finished, image_request, poll_of, registration
 
 CONFIG = DispatchConfig(
@@ -235,7 +236,12 @@ def test_what_is_kept_of_restored_requests_counts_for_predictions(core: Dispatch
         return progress
 
     before_s = seen("near").predicted_s
-    core.note_kept({"far": 8, "near": 9, "nobody": 3})
+    core.note_kept(
+        {
+            name: StateHeader(image_request(name), steps)
+            for name, steps in (("far", 8), ("near", 9), ("nobody", 3))
+        }
+    )
     # who was leased since is told of by a replica
     assert (seen("far").steps_done, seen("near").steps_done) == (0, 9)
     after_s = seen("near").predicted_s
@@ -262,3 +268,23 @@ def test_places_of_a_client_whose_gateway_died_are_freed_by_silence() -> None:
     # whoever carried the calls is never heard of again
     core.expire(CONFIG.attached_timeout_s)
     assert core.offer([image_request("b")], CONFIG.attached_timeout_s, client="alice").accepted
+
+
+def test_steps_of_another_model_are_worth_nothing_to_who_leases_a_request(
+    core: DispatchCore,
+) -> None:
+    request = image_request("a")
+    core.restore(request, age_s=1.0, slo_s=60.0, now_s=0.0)
+    core.note_kept({"a": StateHeader(request, 6, model_digest="old")})
+    for replica_id, digest, steps_done in (("new", "new", 0), ("old", "old", 0)):
+        core.register(replace(registration(replica_id), model_digest=digest), 1.0)
+        (lease,) = core.poll(poll_of(replica_id), 1.0).leases
+        assert core.progress(["a"], 1.0, predicts=False)[0].steps_done == steps_done
+        core.report(replica_id, [Returned("a", lease.fence, 0)], 1.5)
+    # the same files again: what is done with them counts
+    core.register(replace(registration("r"), model_digest="old"), 2.0)
+    (lease,) = core.poll(poll_of(), 2.0).leases
+    core.report("r", [Returned("a", lease.fence, 4)], 2.5)
+    core.register(replace(registration("s"), model_digest="old"), 3.0)
+    (lease,) = core.poll(poll_of("s"), 3.0).leases
+    assert core.progress(["a"], 3.0, predicts=False)[0].steps_done == 4

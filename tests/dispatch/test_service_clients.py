@@ -14,7 +14,7 @@ from tests.fakes import finished, image_request, poll_of, run_virtually
 def test_one_call_submits_and_waits() -> None:
     async def main() -> None:
         service = await make_service("r")
-        client = asyncio.create_task(service.submit([image_request("a")], 3.0))
+        client = asyncio.create_task(service.submit([image_request("a")], "", 3.0))
         lease = await lease_one(service)
         await asyncio.sleep(1.0)
         await service.report("r", [finished(lease)])
@@ -22,10 +22,10 @@ def test_one_call_submits_and_waits() -> None:
         assert submission.offer.accepted
         assert submission.outcomes.keys() == {"a"}
         assert now() == pytest.approx(1.0)
-        refused = await service.submit([image_request("b", model="what")], 3.0)
+        refused = await service.submit([image_request("b", model="what")], "", 3.0)
         assert (refused.offer.reason, refused.outcomes) == ("unknown_model", {})
         assert now() == pytest.approx(1.0)
-        assert (await service.submit([image_request("c")], 2.0)).outcomes == {}
+        assert (await service.submit([image_request("c")], "", 2.0)).outcomes == {}
         assert now() == pytest.approx(3.0)
         await service.close()
 

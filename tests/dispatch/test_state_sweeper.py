@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import Failure
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
-from ray_cluster.storage.state_format import wrapped
+from ray_cluster.storage.state_format import StateHeader, header_text, wrapped
 from tests.fakes import completed, image_request
 from tests.jobs.cell import until
 
@@ -34,7 +33,7 @@ async def until_there_are(folder: Path, names: set[str]) -> None:
 
 
 def left_states(
-    folder: Path, note_kept: Callable[[Mapping[str, int]], None] = dict
+    folder: Path, note_kept: Callable[[Mapping[str, StateHeader]], None] = dict
 ) -> StateSweeper:
     return StateSweeper(
         BlobStore(str(folder)),
@@ -45,8 +44,9 @@ def left_states(
 
 
 def state_bytes(steps_done: int) -> bytes:
-    header = {"state": json.dumps({"step_index": steps_done, "prompt": "x" * 9000})}
-    return wrapped(save({"latents": np.zeros(100_000)}, metadata=header))
+    request = image_request("a", prompt="x" * 9000)
+    text = header_text(StateHeader(request, steps_done, model_digest="d"))
+    return wrapped(save({"latents": np.zeros(100_000)}, metadata={"state": text}))
 
 
 async def test_what_is_done_of_open_requests_is_told_at_the_start(tmp_path: Path) -> None:
@@ -56,12 +56,14 @@ async def test_what_is_done_of_open_requests_is_told_at_the_start(tmp_path: Path
     (tmp_path / "open-4.state").write_bytes(state_bytes(5)[:3000])
     (tmp_path / "open-5.state.0123456789abcdef.part").write_bytes(state_bytes(5))
     (tmp_path / "another.state").write_bytes(state_bytes(3))
-    told: list[Mapping[str, int]] = []
+    told: list[Mapping[str, StateHeader]] = []
     left = left_states(tmp_path, told.append)
     left.start()
     await until(lambda: bool(told))
     await left.close()
-    assert told == [{"open-1": 7, "open-2": 123}]
+    (states,) = told
+    found = {name: (one.step_index, one.model_digest) for name, one in states.items()}
+    assert found == {"open-1": (7, "d"), "open-2": (123, "d")}
 
 
 async def test_old_states_go_unless_their_request_is_open(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import torch
 
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.state import RequestState
+from ray_cluster.policies.fidelity import FewerSteps, Terms
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest, OutputSpec
+from ray_cluster.storage.state_format import StateHeader, header_text
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     CONTROL_FACTOR,
@@ -207,7 +210,7 @@ def test_a_changed_byte_is_noticed_wherever_it_is(exported: bytes) -> None:
         b"\xff" * 200,
         b"not a state",
         b"[]" * 50,
-        b"ray-cluster request state 3\n",
+        b"ray-cluster request state 4\n",
     ],
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
@@ -216,22 +219,30 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 def test_a_state_of_another_version_is_refused(
-    zoo: Zoo, exported: bytes, monkeypatch: pytest.MonkeyPatch
+    exported: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="not a request state"):
-        moved(exported.replace(b"state 3", b"state 9", 1))
+        moved(exported.replace(b"state 4", b"state 9", 1))
     state = moved(exported)
-    # a newer replica added a field; the checksum holds
-    monkeypatch.setattr(
-        "ray_cluster.engine.state.asdict", lambda one: {**vars_of(one), "colour_space": "p3"}
-    )
-    with pytest.raises(ValueError, match="not a request state of this version"):
+
+    def newer(header: StateHeader) -> str:
+        # a newer replica added a field; the checksum holds
+        text = json.loads(header_text(header))
+        text["value"]["colour_space"] = "p3"
+        return json.dumps(text)
+
+    monkeypatch.setattr("ray_cluster.engine.state.header_text", newer)
+    with pytest.raises(ValueError, match="unknown fields: StateHeader\\.colour_space"):
         moved(state.to_bytes())
 
 
-def vars_of(one: ImageRequest) -> dict[str, object]:
-    fields = {name: getattr(one, name) for name in one.__slots__}
-    return fields | {"output": {name: getattr(one.output, name) for name in one.output.__slots__}}
+def test_all_of_a_request_that_was_degraded_comes_back(zoo: Zoo) -> None:
+    terms = Terms("balanced", 20, 5, FewerSteps(20, 7, 5, 0.96, 0.9))
+    one = replace(request(), terms=terms, call_id="call", job_id="job")
+    found = moved(after(zoo.model("sd"), one, 2).to_bytes()).request
+    assert found == one
+    assert found.terms == terms
+    assert (found.call_id, found.job_id, found.fidelity) == ("call", "job", one.fidelity)
 
 
 def test_a_copy_of_the_state_is_not_tied_to_the_original(zoo: Zoo) -> None:

@@ -18,7 +18,7 @@ from ray_cluster.imaging.worker_process import CoderProcess, ProcessDied
 from ray_cluster.requests import ImageFormat, OutputSpec
 from tests.fakes import image_request
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = {
     "prompt": "ein rötlicher Kreis\nauf 蓝色 🟦",
     "negative_prompt": "unscharf, brûlé",

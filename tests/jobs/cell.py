@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import Stage
+from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.observability.metrics_book import MetricsBook
-from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls
+from ray_cluster.protocol.interface import methods_of
+from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Shown
-from ray_cluster.protocol.outcomes import Outcome, Preview, Sight, Submission
+from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import (
     Failure,
-    ImageRequest,
     ImageResult,
-    ModelProfile,
     OutputSpec,
     Timing,
 )
@@ -80,6 +79,12 @@ class JobsCell:
             max_open_per_client=max_open,
             wall_clock=time.time,
         )
+        self.cell = CellService(self.dispatch, self.jobs_service, self.book, time.monotonic)
+        # as a gateway's dispatcher client has them
+        services = {ImageCalls: self.dispatch, JobCalls: self.jobs_service, CellCalls: self.cell}
+        for interface, service in services.items():
+            for name in methods_of(interface):
+                setattr(self, name, getattr(service, name))
 
     async def __aenter__(self) -> JobsCell:
         await self.jobs_service.start()
@@ -88,53 +93,6 @@ class JobsCell:
     async def __aexit__(self, *_: object) -> None:
         await self.dispatch.close()
         await self.jobs_service.close()
-
-    # what a gateway asks
-
-    async def submit(
-        self, requests: Sequence[ImageRequest], wait_s: float, client: str
-    ) -> Submission:
-        return await self.dispatch.submit(requests, wait_s, client)
-
-    async def wait(self, request_ids: Sequence[str], timeout_s: float) -> dict[str, Outcome]:
-        return await self.dispatch.wait(request_ids, timeout_s)
-
-    async def watch(self, request_id: str, seen: int, timeout_s: float) -> Sight:
-        return await self.dispatch.watch(request_id, seen, timeout_s)
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        await self.dispatch.abort(request_ids)
-
-    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
-        self.book.update(process_id, own, time.monotonic())
-        cell = cell_snapshot(await self.dispatch.snapshot(), self.jobs_service.num_open)
-        return self.book.merged(time.monotonic(), cell)
-
-    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
-        self.book.update(process_id, own, time.monotonic())
-
-    async def warnings(self) -> tuple[str, ...]:
-        return (*(await self.dispatch.snapshot()).warnings, *self.jobs_service.warnings)
-
-    async def models(self) -> dict[str, ModelProfile]:
-        return await self.dispatch.models()
-
-    async def create_job(self, one: Job) -> Creation:
-        return await self.jobs_service.create(one)
-
-    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
-        return await self.jobs_service.get(client, job_id, wait_s)
-
-    async def job_change(
-        self, client: str, job_id: str, seen: str, wait_s: float
-    ) -> JobView | None:
-        return await self.jobs_service.change(client, job_id, seen, wait_s)
-
-    async def jobs(self, query: JobQuery) -> list[JobView]:
-        return await self.jobs_service.page(query)
-
-    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
-        return await self.jobs_service.cancel(client, job_id)
 
 
 class Replica:

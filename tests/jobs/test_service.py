@@ -59,7 +59,7 @@ async def test_nobody_sees_the_job_of_another(tmp_path: Path) -> None:
         await cell.create_job(job("j"))
         assert await cell.job("bob", "j", 1.0) is None
         assert await cell.cancel_job("bob", "j") is None
-        assert await cell.jobs(JobQuery("bob")) == []
+        assert await cell.jobs(JobQuery("bob")) == ()
         assert await state_of(cell, "j") == "queued"
         assert await cell.job("alice", "nothing") is None
 
@@ -229,7 +229,7 @@ async def test_pages_show_open_jobs_as_they_are(tmp_path: Path) -> None:
         await replica.finish(held["j2-0"])
         await until(lambda: cell.store.get("j2").state == "completed")
         assert await ids(state="running", after="j2") == ["j1"]
-        assert await cell.jobs(JobQuery("bob", "running", after="j2")) == []
+        assert await cell.jobs(JobQuery("bob", "running", after="j2")) == ()
 
 
 async def test_what_is_old_is_forgotten_with_its_images(tmp_path: Path) -> None:

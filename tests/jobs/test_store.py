@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -227,3 +228,52 @@ def test_a_locked_store_fails_soon_and_can_be_read(store_url: str, store: SqlJob
     engine.dispose()
     store.insert(job("job_b"))
     assert store.get("job_b") == job("job_b")
+
+
+# a row as versions before the codec wrote it
+OLD_REQUEST = {
+    "request_id": "img-1", "model": "m", "prompt": "a red circle", "width_px": 64, "height_px": 64,
+    "num_steps": 7, "guidance_scale": 5.0, "sampler": "ddim", "seed": 3, "negative_prompt": "",
+    "priority": 0, "slo_s": None, "when_late": "accept", "fewest_steps": 5,
+    "terms": {
+        "asked": "balanced", "num_steps": 20, "fewest_steps": 5,
+        "known": {"asked": 20, "balanced": 7, "fast": 5, "balanced_ssim": 0.96, "fast_ssim": 0.9},
+    },
+    "output": {
+        "image_format": "png", "compression": None, "metadata": True, "is_stored": True,
+        "num_previews": 0,
+    },
+    "embeds_guidance": False, "call_id": "call", "job_id": "job_a",
+}  # fmt: skip
+
+
+def test_rows_of_versions_before_the_codec_can_be_read(store_url: str, store: SqlJobStore) -> None:
+    one = job("job_a")
+    store.insert(one)
+    old = {
+        "requests": json.dumps([OLD_REQUEST, {**OLD_REQUEST, "terms": None, "fewest_steps": None}]),
+        "images": json.dumps(
+            [None, {"file_id": "f.png", "image_format": "png", "num_bytes": 3, "timing": None}]
+        ),
+        "error": json.dumps(
+            {"request_id": "img-1", "kind": "error", "message": "no", "stage": "decode",
+             "param": None, "attempts": 2}
+        ),
+    }  # fmt: skip
+    engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE jobs SET requests = :requests, images = :images, error = :error"), old
+        )
+    engine.dispose()
+    found = store.get("job_a")
+    assert found is not None
+    first, second = found.requests
+    assert (first.fidelity, first.fewest_steps, first.terms.known.fast_ssim) == ("balanced", 5, 0.9)
+    assert (first.call_id, first.output.is_stored) == ("call", True)
+    assert (second.terms, second.fewest_steps, second.fidelity) == (None, None, "exact")
+    assert found.images == (None, StoredImage("f.png", "png", 3, None))
+    assert found.error == Failure("img-1", "error", "no", "decode", None, 2)
+    # written again, it is a row of today
+    store.update(found)
+    assert store.get("job_a") == found

@@ -15,7 +15,7 @@ from ray_cluster.models.builtin import BUILTIN_MODELS, builtin_folder
 from ray_cluster.models.fidelity_tables import builtin_table_file, step_table
 from ray_cluster.policies.fidelity import LEAST_SSIM
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MEASURED = [model for model in BUILTIN_MODELS if builtin_table_file(model).is_file()]
 
 

@@ -193,7 +193,7 @@ def test_the_end_of_logging_writes_what_is_kept(written: Written) -> None:
 
 
 def test_the_documentation_names_every_event_and_field() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "logs.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text(encoding="utf-8")
     events, _, fields = page.partition("## Fields")
     documented = re.findall(r"^\| `(\w+)`", events, re.MULTILINE)
     assert sorted(documented) == sorted(get_args(LogEvent))

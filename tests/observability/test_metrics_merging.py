@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
-from ray_cluster.replica.agent.metrics import ReplicaMetrics
 
 from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.engine.step_engine import StepReport
 from ray_cluster.observability.metrics_book import MetricsBook
 from ray_cluster.observability.metrics_snapshot import Snapshot, merge, render, take
+from ray_cluster.replica.metrics import ReplicaMetrics
 
 
 def values(snapshot: Snapshot) -> dict[str, float]:
@@ -102,7 +103,7 @@ def test_sums_never_fall(events: list[tuple[str, int, float]]) -> None:
         counts[process] += more
         metrics = ReplicaMetrics("m", "r")
         for _ in range(counts[process]):
-            metrics.stepped(seconds=0.1, num_images=2, num_sizes=1)
+            metrics.stepped(StepReport(stepped=("a", "b"), duration_s=0.1))
         book.update(process, metrics.snapshot(), now_s)
         found = values(book.merged(now_s))["ray_cluster_step_seconds_count[('model', 'm')]"]
         assert found == sum(counts.values())

@@ -6,17 +6,36 @@ import asyncio
 import logging
 import pickle
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import pytest
 
+from ray_cluster.codec.values import Codec
 from ray_cluster.errors import InvalidRequest
+from ray_cluster.protocol.interface import methods_of, raises, stub
 from ray_cluster.protocol.rpc import MAX_MESSAGE_BYTES, RpcAddress, RpcClient, RpcFailed, RpcServer
 
 HOST = "127.0.0.1"
+
+
+class Calls(Protocol):
+    """What may be called."""
+
+    async def add(self, one: int, other: int = 1) -> int: ...
+
+    async def size(self, data: bytes) -> tuple[int, bytes]: ...
+
+    async def fail(self) -> None: ...
+
+    @raises(InvalidRequest)
+    async def refuse(self) -> None: ...
+
+    async def hang(self) -> None: ...
 
 
 class Target:
@@ -52,7 +71,7 @@ class Target:
 
 @asynccontextmanager
 async def serving(target: Target) -> AsyncIterator[tuple[RpcServer, RpcAddress]]:
-    server = RpcServer([target.add, target.size, target.fail, target.refuse, target.hang])
+    server = RpcServer({Calls: target})
     address = await server.start(HOST)
     try:
         yield server, address
@@ -61,25 +80,25 @@ async def serving(target: Target) -> AsyncIterator[tuple[RpcServer, RpcAddress]]
 
 
 @asynccontextmanager
-async def connected(target: Target) -> AsyncIterator[RpcClient]:
+async def connected(target: Target) -> AsyncIterator[Calls]:
     async with serving(target) as (_, address):
         client = RpcClient(address)
-        yield client
+        yield stub(Calls, client.call)
         await client.close()
 
 
 async def test_a_call_returns_what_the_method_returns_and_many_go_at_once() -> None:
     async with connected(Target()) as client:
-        calls = [client.call("add", one, 1) for one in range(200)]
+        calls = [client.add(one, 1) for one in range(200)]
         assert await asyncio.gather(*calls) == list(range(1, 201))
 
 
 async def test_a_held_call_holds_up_no_other() -> None:
     target = Target()
     async with connected(target) as client:
-        held = asyncio.create_task(client.call("hang"))
+        held = asyncio.create_task(client.hang())
         await asyncio.wait_for(target.entered.wait(), 5)
-        assert await asyncio.wait_for(client.call("add", 1, 2), 5) == 3
+        assert await asyncio.wait_for(client.add(1, 2), 5) == 3
         held.cancel()
         await asyncio.wait_for(target.cancelled.wait(), 5)
 
@@ -88,7 +107,7 @@ async def test_messages_larger_than_grpcs_own_bound_pass_both_ways() -> None:
     data = bytes(20 << 20)
     assert len(data) < MAX_MESSAGE_BYTES
     async with connected(Target()) as client:
-        assert await client.call("size", data) == (len(data), data)
+        assert await client.size(data) == (len(data), data)
 
 
 async def test_an_error_of_ours_is_raised_for_the_caller(
@@ -96,7 +115,7 @@ async def test_an_error_of_ours_is_raised_for_the_caller(
 ) -> None:
     async with connected(Target()) as client:
         with pytest.raises(InvalidRequest, match="no such size") as caught:
-            await client.call("refuse")
+            await client.refuse()
     assert (caught.value.param, caught.value.code) == ("size", "unknown")
     assert not caplog.records
 
@@ -107,16 +126,46 @@ async def test_what_a_method_raises_reaches_caller_and_log(
     with caplog.at_level(logging.ERROR, logger="ray_cluster.protocol.rpc"):
         async with connected(Target()) as client:
             with pytest.raises(RpcFailed, match="no such thing") as failed:
-                await client.call("fail")
+                await client.fail()
     assert not failed.value.is_refused
     assert "fail has failed" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["hidden", "__init__", "nothing"])
-async def test_only_the_methods_named_can_be_called(method: str) -> None:
-    async with connected(Target()) as client:
+async def test_only_the_methods_of_the_interface_can_be_called(method: str) -> None:
+    async with serving(Target()) as (_, address):
+        client = RpcClient(address)
         with pytest.raises(RpcFailed, match="UNIMPLEMENTED"):
-            await client.call(method)
+            await client.call(replace(methods_of(Calls)["hang"], name=method), ())
+        await client.close()
+
+
+async def test_parameters_may_be_named_or_left_to_their_defaults() -> None:
+    async with connected(Target()) as client:
+        assert await client.add(other=5, one=2) == 7
+        assert await client.add(2) == 3
+        for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"third": 3})):
+            with pytest.raises(TypeError, match="add takes one, other"):
+                await client.add(*args, **kwargs)  # type: ignore[arg-type]
+
+
+class OtherCalls(Protocol):
+    """The same names in another version."""
+
+    async def add(self, one: str) -> int: ...
+
+
+async def test_what_another_version_sends_or_answers_is_refused_by_both_sides() -> None:
+    async with serving(Target()) as (_, address):
+        client = RpcClient(address)
+        other: OtherCalls = stub(OtherCalls, client.call)
+        with pytest.raises(RpcFailed, match="no value of"):
+            await other.add("one")
+        method = methods_of(Calls)["add"]
+        asks_for_text = replace(method, result=Codec[object](str))
+        with pytest.raises(RpcFailed, match="Expected `str`"):
+            await client.call(asks_for_text, (1, 2))
+        await client.close()
 
 
 def leave(mark: Path) -> bytes:
@@ -134,31 +183,39 @@ class Trap:
         return leave, (self.mark,)
 
 
-@pytest.mark.parametrize("metadata", [(), (("secret", ""),), (("secret", "x" * 43),)])
-async def test_nothing_is_unpickled_that_comes_without_the_secret(
-    metadata: tuple[tuple[str, str], ...], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("knows_secret", [False, True])
+async def test_nothing_is_ever_unpickled(knows_secret: bool, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
+    trap = pickle.dumps((Trap(mark),))
     async with serving(Target()) as (_, address):
+        metadata = (("secret", address.secret if knows_secret else "x" * 43),)
         async with grpc.aio.insecure_channel(address.target) as channel:
-            ask = channel.unary_unary("/ray_cluster/size")
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await ask(pickle.dumps((Trap(mark),)), metadata=metadata)
-        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        assert not mark.exists()
-        await RpcClient(address).call("size", Trap(mark))
-        assert mark.exists()
+            for data in (trap, b"\1" + bytes(4) + trap):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await channel.unary_unary("/ray_cluster/size")(data, metadata=metadata)
+                is_refused = refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+                assert is_refused is not knows_secret
+    assert not mark.exists()
+    # the trap itself works
+    pickle.loads(trap)
+    assert mark.exists()
+
+
+class Sizes(Protocol):
+    async def size(self, data: bytes) -> int: ...
 
 
 SERVER = """
 import asyncio, re, sys
 from ray_cluster.protocol.rpc import RpcServer
+from tests.protocol.test_rpc import Sizes
 
-async def size(data):
-    return len(data)
+class Target:
+    async def size(self, data):
+        return len(data)
 
 async def serve():
-    server = RpcServer([size])
+    server = RpcServer({Sizes: Target()})
     address = await server.start("127.0.0.1")
     print(address.target, address.secret, flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -178,12 +235,13 @@ async def test_a_large_message_without_the_secret_is_not_even_received(knows_sec
     assert process.stdout is not None
     target, secret = (await process.stdout.readline()).decode().split()
     client = RpcClient(RpcAddress(target, secret if knows_secret else "x"))
+    sizes: Sizes = stub(Sizes, client.call)
     data = bytes(200 << 20)
     if knows_secret:
-        assert await client.call("size", data) == len(data)
+        assert await sizes.size(data) == len(data)
     else:
         with pytest.raises(RpcFailed, match="UNAUTHENTICATED"):
-            await client.call("size", data)
+            await sizes.size(data)
     process.stdin.write(b"\n")
     peak_mib = int(await process.stdout.readline())
     await process.wait()
@@ -195,11 +253,11 @@ async def test_a_server_that_is_gone_refuses_also_what_it_held() -> None:
     target = Target()
     async with serving(target) as (server, address):
         client = RpcClient(address)
-        held = asyncio.create_task(client.call("hang"))
+        calls: Calls = stub(Calls, client.call)
+        held = asyncio.create_task(calls.hang())
         await asyncio.wait_for(target.entered.wait(), 5)
         await server.stop()
-        calls: list[Awaitable[object]] = [held, client.call("add", 1, 2)]
-        for call in calls:
+        for call in (held, calls.add(1, 2)):
             with pytest.raises(RpcFailed) as failed:
                 await asyncio.wait_for(call, 5)
             assert failed.value.is_refused
@@ -210,7 +268,7 @@ async def test_a_taken_port_is_an_error() -> None:
     async with serving(Target()) as (_, address):
         port = int(address.target.rpartition(":")[2])
         with pytest.raises(RuntimeError):
-            await RpcServer([]).start(HOST, port)
+            await RpcServer({}).start(HOST, port)
 
 
 def test_an_address_does_not_show_its_secret() -> None:

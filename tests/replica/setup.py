@@ -101,9 +101,9 @@ class Link:
     async def unregister(self, replica_id: str) -> None:
         await self._call("unregister", replica_id)
 
-    async def poll(self, poll: Poll) -> Any:
+    async def poll(self, poll: Poll, wait_s: float) -> Any:
         self.last_poll[poll.replica_id] = poll
-        return await self._call("poll", poll)
+        return await self._call("poll", poll, wait_s)
 
     async def report(self, replica_id: str, events: Sequence[Any]) -> Any:
         self.reported += events

@@ -11,7 +11,7 @@ import pytest
 from ray_cluster.api.errors import from_failure
 from ray_cluster.engine.events import Decoded
 from ray_cluster.errors import RequestFailed
-from ray_cluster.replica.agent import delivery
+from ray_cluster.replica import delivery
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.outcome_reporter import failure_of
 from ray_cluster.requests import ImageRequest, Timing

@@ -1,0 +1,1 @@
+"""One codec for everything that leaves a process: calls, stored jobs, exported states."""

@@ -1,0 +1,135 @@
+"""What gateways and replicas call in the dispatcher of their cell."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.interface import raises
+from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.outcomes import Outcome, Sight, Submission
+from ray_cluster.requests import ImageRequest, ModelProfile
+
+
+class ImageCalls(Protocol):
+    """Images that somebody waits for."""
+
+    async def submit(
+        self, requests: tuple[ImageRequest, ...], client: str, wait_s: float
+    ) -> Submission:
+        """Ask for admission of a whole group, and wait for its first outcomes if accepted.
+
+        Accepted means that all of the group is queued. Not accepted is answered at once.
+
+        Args:
+            client: whose it is; how many images one may have in flight is bounded.
+        """
+        ...
+
+    async def wait(self, request_ids: tuple[str, ...], wait_s: float) -> dict[str, Outcome]:
+        """Return the outcomes that are there, as soon as there is one, or nothing at the timeout.
+
+        A call also says that the client of these attached requests still waits for them. An
+        outcome is handed out once; an id that the dispatcher does not know is ``lost``.
+        """
+        ...
+
+    async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
+        """Return how a request ended, or a preview after number ``seen``; else as :meth:`wait`."""
+        ...
+
+    async def abort(self, request_ids: tuple[str, ...]) -> None:
+        """Give these requests up; ids that are unknown or done are passed over."""
+        ...
+
+    async def models(self) -> dict[str, ModelProfile]:
+        """Return the profile of every model that a replica ever registered, by name."""
+        ...
+
+
+class JobCalls(Protocol):
+    """Durable jobs."""
+
+    @raises(JobStoreUnavailable)
+    async def create_job(self, job: Job) -> Creation:
+        """Have a job accepted, once for its client's idempotency key, or refused."""
+        ...
+
+    @raises(JobStoreUnavailable)
+    async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
+        """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
+        ...
+
+    @raises(JobStoreUnavailable)
+    async def job_change(
+        self, client: str, job_id: str, seen: str, wait_s: float
+    ) -> JobView | None:
+        """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
+        ...
+
+    @raises(JobStoreUnavailable)
+    async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
+        """Return a page of a client's jobs, the newest first."""
+        ...
+
+    @raises(JobStoreUnavailable)
+    async def cancel_job(self, client: str, job_id: str) -> JobView | None:
+        """End a client's job now; one that has ended stays as it is."""
+        ...
+
+
+class CellCalls(Protocol):
+    """What is to be known of the cell as a whole."""
+
+    async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
+        """Return the metrics of the whole cell, the caller's present ones included."""
+        ...
+
+    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+        """Hand over the caller's present metrics."""
+        ...
+
+    async def warnings(self) -> tuple[str, ...]:
+        """Return what is wrong though the dispatcher answers."""
+        ...
+
+
+class DispatcherClient(ImageCalls, JobCalls, CellCalls, Protocol):
+    """A gateway's way to the one dispatcher of its cell.
+
+    Every method raises :class:`~ray_cluster.errors.DispatcherUnavailable` when the dispatcher is
+    starting, dead or unreachable, those of jobs :class:`~ray_cluster.errors.JobStoreUnavailable`
+    when their store is, and nothing else: the caller gets 503 and may try again.
+    """
+
+
+class DispatcherLink(Protocol):
+    """A replica's way to it; every call may raise DispatcherUnavailable."""
+
+    async def register(self, registration: Registration) -> int:
+        """Take the replica in; return the epoch that its polls must carry."""
+        ...
+
+    async def unregister(self, replica_id: str) -> None:
+        """Let the replica go; what it has not returned goes back to the queue."""
+        ...
+
+    async def poll(self, poll: Poll, wait_s: float) -> PollReply:
+        """Return leases and aborts, as soon as there are any."""
+        ...
+
+    async def report(
+        self, replica_id: str, events: tuple[ReplicaEvent, ...]
+    ) -> tuple[str, ...] | None:
+        """Take in what happened; return the ids whose fence was stale.
+
+        None says that the replica is not known and nothing was taken in: register, have the
+        leases adopted by a poll, and report again.
+        """
+        ...
+
+    async def show(self, replica_id: str, shown: Shown) -> None:
+        """Take in a preview."""
+        ...
