@@ -14,6 +14,7 @@ import os
 import time
 
 from ray import serve
+from ray.util import get_node_ip_address
 
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
@@ -46,6 +47,7 @@ class BaseModel:
             self._agent = build_agent(
                 pool,
                 replica_id=serve.get_replica_context().replica_id.unique_id,
+                node=get_node_ip_address(),
                 storage=config.storage,
                 coder=self._coder,
                 link=DispatcherHandle(patience_s=config.dispatch.patience_s).link,

@@ -26,6 +26,7 @@ from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.observability.metrics_book import MetricsBook
 from ray_cluster.protocol.dispatcher import CellCalls, DispatcherLink, ImageCalls, JobCalls
+from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.rpc import RpcAddress, RpcServer
 from ray_cluster.storage.blob_store import BlobStore
 
@@ -60,6 +61,7 @@ class Dispatcher:
             clock=time.monotonic,
             on_outcome=self._states.on_outcome,
             on_metrics=lambda replica, own: book.update(replica, own, time.monotonic()),
+            on_register=self._note_worker,
         )
         self._jobs = JobService(
             self._service,
@@ -86,6 +88,9 @@ class Dispatcher:
             }
         )
         self._address = await self._server.start(get_node_ip_address(), config.dispatch.port)
+
+    def _note_worker(self, registration: Registration) -> None:
+        self._jobs.note_worker(registration)
 
     async def address(self) -> RpcAddress:
         """Return where this dispatcher listens."""

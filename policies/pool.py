@@ -21,6 +21,7 @@ class PoolView:
             the replicas' terms are in proportion, a little optimistic otherwise (a parallel sum is
             superadditive).
         slowest_cost: each term of the replica that is slowest in it.
+        starts_in_s: seconds until one of them lives, where none does now.
         shared_prices_s: of ``shared_cost``, as :func:`ray_cluster.policies.load.prices_s` has them.
         slowest_prices_s: of ``slowest_cost``, likewise.
     """
@@ -30,6 +31,7 @@ class PoolView:
     max_batch: int
     shared_cost: StepCost
     slowest_cost: StepCost
+    starts_in_s: float = 0.0
     shared_prices_s: Amounts = field(init=False, repr=False, compare=False)
     slowest_prices_s: Amounts = field(init=False, repr=False, compare=False)
 

@@ -71,5 +71,5 @@ def _ends_s(own: Amounts, own_s: Floats, flowing: Floats, pool: PoolView) -> Flo
     squares = np.minimum(peers * own[_SQUARES], ahead_squares / pool.num_replicas)
     prices_s = pool.slowest_prices_s
     peers_s = prices_s[_PIXELS] * pixels + prices_s[_SQUARES] * squares
-    found: Floats = waits_s + own_s + peers_s
+    found: Floats = pool.starts_in_s + waits_s + own_s + peers_s
     return found

@@ -255,6 +255,9 @@ class FakeDispatcherClient:
     async def warnings(self) -> tuple[str, ...]:
         return ()
 
+    async def starting(self) -> tuple[str, ...]:
+        return ()
+
     async def models(self) -> dict[str, ModelProfile]:
         self._check()
         return self.profiles

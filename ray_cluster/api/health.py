@@ -39,6 +39,7 @@ class HealthEndpoint:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 profiles = await self._catalog.refresh()
+                starting = await self._client.starting()
                 warnings = [*self._warnings(), *await self._client.warnings()]
         except TimeoutError:
             raise self._not_ready(
@@ -46,7 +47,8 @@ class HealthEndpoint:
             ) from None
         except DispatcherUnavailable:
             raise self._not_ready("the dispatcher does not answer") from None
-        missing = [name for name in self._catalog.configured if name not in profiles]
+        configured = self._catalog.configured
+        missing = [name for name in configured if name not in profiles or name in starting]
         if missing:
             raise self._not_ready(f"no replica of {', '.join(missing)} has registered yet")
         return {"status": "ready", "models": list(profiles), "warnings": warnings}

@@ -22,11 +22,10 @@ from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.profiling import ProfilingPlan, describe_key, measure_rows
 from ray_cluster.engine.timing import SizePx
-from ray_cluster.engine.warmup import other_size, prepare_threads
+from ray_cluster.engine.warmup import device_name, other_size, prepare_threads
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.profiles import check_name, save_profile
 from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey
-from ray_cluster.process.machine import cpu_model
 from ray_cluster.requests import ModelProfile
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
@@ -94,7 +93,7 @@ def _measure(pool: PoolConfig, plan: ProfilingPlan) -> LatencyProfile:
 
 
 def _device(pool: PoolConfig) -> str:
-    return cpu_model() if pool.device == "cpu" else torch.cuda.get_device_name()
+    return device_name(torch.device(pool.device))
 
 
 def _source(pool: PoolConfig) -> str:

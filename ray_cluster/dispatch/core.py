@@ -99,6 +99,15 @@ class DispatchCore:
         self.replicas.add(replica)
         return self._epoch
 
+    def remember(self, registrations: Iterable[Registration]) -> None:
+        """Know models by what an earlier dispatcher kept of their workers, until these register.
+
+        Of models that are not configured any more nothing is remembered.
+        """
+        for registration in registrations:
+            if registration.model in self.queue.configured:
+                self.replicas.remember(ReplicaRecord(registration, registration.step_cost, 0.0))
+
     def unregister(self, replica_id: str, now_s: float) -> None:
         """Let a replica go; leases that it did not return count as lost."""
         replica = self.replicas.pop(replica_id)
@@ -172,11 +181,13 @@ class DispatchCore:
         aborts = replica.stale
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
         chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
-        if not (chosen or exchanged or preempted or aborts):
+        directory = self.replicas.directory
+        peers = None if replica.peers_version == directory.version else directory
+        if not (chosen or exchanged or preempted or aborts or peers):
             return _NOTHING_TO_SAY
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in chosen)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        return PollReply(True, tuple(leases), aborts, moved, preempted)
+        return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers)
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
         """Ids of the replicas to ask, one after the other, whether they take what waits."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ray_cluster.dispatch.replica_rows import ReplicaRows
 from ray_cluster.dispatch.state import ReplicaRecord
@@ -12,7 +14,7 @@ from ray_cluster.policies.load import NO_LOAD, Load
 from ray_cluster.policies.pool import PoolView, pool_of
 from ray_cluster.policies.routing import choose_leases, soonest_first
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.leases import Poll
+from ray_cluster.protocol.leases import Directory, Peer, Poll, Registration
 from ray_cluster.requests import ModelProfile
 
 # share by which a replica's cost may have moved since it was pooled with the others'
@@ -23,6 +25,9 @@ class Replicas:
     """Live replicas by id, with sums over each model's that are kept as they change.
 
     Of every model the profile and the last replica are remembered.
+
+    Attributes:
+        directory: the workers among them that others call.
     """
 
     def __init__(self) -> None:
@@ -36,6 +41,7 @@ class Replicas:
         self._counted: dict[str, Load] = {}
         self._in_progress: dict[str, Load] = {}
         self._rows: dict[str, ReplicaRows] = {}
+        self.directory = Directory()
 
     def __iter__(self) -> Iterator[ReplicaRecord]:
         return iter(self._by_id.values())
@@ -53,13 +59,27 @@ class Replicas:
     def add(self, replica: ReplicaRecord) -> None:
         """Take a replica in."""
         self._by_id[replica.replica_id] = replica
-        self._profiles[replica.model] = replica.registration.profile
+        if replica.registration.profile is not None:
+            self._profiles[replica.model] = replica.registration.profile
+        self._note_peer(replica)
         replica.changed = self._changed
         self._changed.add(replica.replica_id)
         rows = self._rows.setdefault(replica.model, ReplicaRows())
         rows.add(replica.replica_id)
         rows.hear(replica.replica_id, replica.heard_s)
         self._pools.pop(replica.model, None)
+
+    def remember(self, replica: ReplicaRecord) -> None:
+        """Know a model of which no replica has come yet, by one of an earlier life."""
+        profile = replica.registration.profile
+        if profile is not None and replica.model not in self._profiles:
+            self._profiles[replica.model] = profile
+            self._pools[replica.model] = _starting(pool_of([replica.view()]), replica)
+
+    @property
+    def starting(self) -> tuple[str, ...]:
+        """Models that are remembered, and of which no replica has come yet."""
+        return tuple(model for model in self._profiles if model not in self._rows)
 
     @property
     def profiles(self) -> Mapping[str, ModelProfile]:
@@ -81,6 +101,7 @@ class Replicas:
             return None
         model, last = replica.model, self.pool(replica.model)
         del self._by_id[replica_id]
+        self._note_peer(replica)
         self._rows[model].remove(replica_id)
         self._pooled_costs.pop(replica_id, None)
         self._count(replica, NO_LOAD)
@@ -88,8 +109,14 @@ class Replicas:
         replica.changed = set()
         self._pools.pop(model, None)
         if last is not None and self.pool(model) is None:
-            self._pools[model] = last
+            self._pools[model] = _starting(last, replica)
         return replica
+
+    def _note_peer(self, replica: ReplicaRecord) -> None:
+        """Have everybody hear of a worker that others call, which has come or gone."""
+        if replica.registration.endpoint is not None:
+            self.directory = directory_of(one.registration for one in self)
+            self._alerted |= self._by_id.keys()
 
     def pool(self, model: str) -> PoolView | None:
         """Return a model's live replicas as one, or the last that there was; None if none ever was.
@@ -170,3 +197,22 @@ class Replicas:
         table = rows.table(heard_after_s, polls=row)
         count = choose_leases(queue.line(replica.model), row, table)
         return queue.first_ids(replica.model, count)
+
+
+def directory_of(registrations: Iterable[Registration]) -> Directory:
+    """Return the workers that others call, under a version that tells them from all others."""
+    peers = tuple(
+        Peer(one.kind, one.model, one.replica_id, one.node, one.endpoint)
+        for one in sorted(registrations, key=lambda one: one.replica_id)
+        if one.endpoint is not None
+    )
+    if not peers:
+        return Directory()
+    # an endpoint's secret is new in every life of its worker, and no part of its repr
+    said = repr([(one, one.endpoint.secret) for one in peers])
+    return Directory(hashlib.sha256(said.encode()).hexdigest()[:16], peers)
+
+
+def _starting(pool: PoolView, last: ReplicaRecord) -> PoolView:
+    """Return a pool without a live replica: the next one has to load the model first."""
+    return replace(pool, starts_in_s=last.registration.load_s)

@@ -34,6 +34,7 @@ class DispatchService:
             timed by the event loop's own clock.
         on_outcome: called with every request's end, on the event loop and at once.
         on_metrics: called with a replica's id and the metrics that come with its polls.
+        on_register: called with how a worker presents itself.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class DispatchService:
         clock: Callable[[], float],
         on_outcome: Keeper | None = None,
         on_metrics: Callable[[str, Snapshot], None] | None = None,
+        on_register: Callable[[Registration], None] | None = None,
     ) -> None:
         self._core = core
         self._config = config
         self._clock = clock
         self._on_outcome = on_outcome
         self._on_metrics = on_metrics
+        self._on_register = on_register
         self._polls = HeldPolls(core, clock)
         self._clients = WaitingClients(core.knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
@@ -60,9 +63,15 @@ class DispatchService:
         self.start()
         self._polls.let_go(registration.replica_id)
         epoch = self._core.register(registration, self._clock())
+        if self._on_register is not None:
+            self._on_register(registration)
         self._settle(self._core.take_outcomes())
         self._polls.wake()
         return epoch
+
+    def remember(self, registrations: Iterable[Registration]) -> None:
+        """See :meth:`DispatchCore.remember`."""
+        self._core.remember(registrations)
 
     async def unregister(self, replica_id: str) -> None:
         """Let a replica go; what it has not returned goes back to the queue."""
@@ -228,6 +237,11 @@ class DispatchService:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
+
+    @property
+    def starting(self) -> tuple[str, ...]:
+        """Models that are remembered, and of which no replica has come yet."""
+        return self._core.replicas.starting
 
     @property
     def is_healthy(self) -> bool:

@@ -92,12 +92,13 @@ class ReplicaRecord:
     Attributes:
         heard_s: instant of its last sign of life.
         told_s: instant at which it last told its progress.
+        peers_version: of the directory that it has.
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
         changed: ids of replicas that have changed, its own among them; emptied by whoever looks.
         replica_id: unique in the cell.
-        model: name of the model it serves.
+        model: name of the queue that it leases from; see :attr:`Registration.lane`.
     """
 
     registration: Registration
@@ -108,6 +109,7 @@ class ReplicaRecord:
     held: dict[str, RequestRecord] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     told_s: float = 0.0
+    peers_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
     _view: ReplicaView | None = None
@@ -116,7 +118,7 @@ class ReplicaRecord:
 
     def __post_init__(self) -> None:
         self.replica_id = self.registration.replica_id
-        self.model = self.registration.profile.model
+        self.model = self.registration.lane
 
     @property
     def stale(self) -> tuple[str, ...]:
@@ -132,6 +134,7 @@ class ReplicaRecord:
         is_news = poll.num_free != self.num_free or step_cost != self.step_cost
         self.num_free, self.step_cost = poll.num_free, step_cost
         self.named = set(poll.steps_done_by_id)
+        self.peers_version = poll.peers_version
         for request_id, steps_done in poll.steps_done_by_id.items():
             if (record := self.held.get(request_id)) is not None:
                 record.since_s = now_s

@@ -13,6 +13,7 @@ from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.timing import OperationTimer, SizePx
 from ray_cluster.policies.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
+from ray_cluster.process.machine import cpu_model
 from ray_cluster.requests import ModelProfile
 
 _REPEATS = 6
@@ -25,6 +26,11 @@ def prepare_threads(num_threads: int) -> None:
     transformers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is, in words: the name of the accelerator, or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
 
 
 def measure_step_cost(

@@ -46,6 +46,10 @@ class CellService:
         """Return the dispatcher's own metrics."""
         return cell_snapshot(await self._dispatch.snapshot(), self._jobs.num_open)
 
+    async def starting(self) -> tuple[str, ...]:
+        """Return the models that are known from before and of which no replica has come yet."""
+        return self._dispatch.starting
+
     async def warnings(self) -> tuple[str, ...]:
         """Return what is wrong though calls are answered."""
         return (*(await self._dispatch.snapshot()).warnings, *self._jobs.warnings)

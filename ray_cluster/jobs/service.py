@@ -28,6 +28,7 @@ from ray_cluster.jobs.sweeper import JobSweeper
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.jobs import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
+from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import granted
 from ray_cluster.storage.blob_store import BlobStore
@@ -78,7 +79,8 @@ class JobService:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        """Take up what an earlier dispatcher left open, and begin to sweep."""
+        """Take up what an earlier dispatcher left open and knew of its workers; begin to sweep."""
+        self._dispatch.remember(await self._threads.call("read", self._store.workers))
         for job in await self._threads.call("read", self._store.unfinished):
             self._take_up(job, await asyncio.to_thread(self._done, job))
         self._spawn(self._sweeper.run())
@@ -101,6 +103,18 @@ class JobService:
             self._dispatch.restore(request, age_s=age_s, slo_s=job.slo_s, keeper=keeper)
         tell("job_restored", job, num_images=len(open_job.pending))
         self._end_if_done(open_job)
+
+    def note_worker(self, registration: Registration) -> None:
+        """Have it kept how a worker has presented itself; a store that fails costs no more."""
+        if registration.pool:
+            self._spawn(self._keep_worker(registration))
+
+    async def _keep_worker(self, registration: Registration) -> None:
+        keep = partial(self._store.keep_worker, registration, self._wall_clock())
+        try:
+            await self._threads.call("write", keep)
+        except JobStoreError as error:
+            logger.warning("it is not kept how pool %s was: %s", registration.pool, error)
 
     async def create_job(self, job: Job) -> Creation:
         """Accept a job, or find the one that its key named before, or refuse it.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from ray_cluster.codec.values import CodecError
 from ray_cluster.jobs.migration import MigrationFailed, migrate
 from ray_cluster.jobs.store import JobStoreError
-from ray_cluster.jobs.stored_forms import ERROR, IMAGES, REQUESTS, stored
+from ray_cluster.jobs.stored_forms import ERROR, IMAGES, REGISTRATION, REQUESTS, stored
 from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery
+from ray_cluster.protocol.leases import Registration
 
 # as the migrations leave it
 _JOBS = sa.table(
@@ -38,6 +40,9 @@ _JOBS = sa.table(
             "error",
         )
     ),
+)
+_WORKERS = sa.table(
+    "workers", *(sa.column(name) for name in ("pool", "registered_s", "registration"))
 )
 _WRITES = "ray_cluster_writes"
 _BACKENDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
@@ -164,6 +169,29 @@ class SqlJobStore:
         """See :meth:`JobStore.forget`."""
         with self._transaction(writes=True) as connection:
             _delete(connection, job_ids)
+
+    def keep_worker(self, registration: Registration, registered_s: float) -> None:
+        """See :meth:`JobStore.keep_worker`."""
+        # who it was and where it listened is nobody's any more
+        kept = replace(registration, replica_id="", endpoint=None)
+        values = {"registered_s": registered_s, "registration": REGISTRATION.encode(kept)}
+        is_pool = _WORKERS.c.pool == registration.pool
+        with self._transaction(writes=True) as connection:
+            changed = connection.execute(sa.update(_WORKERS).where(is_pool).values(values))
+            if not changed.rowcount:
+                connection.execute(
+                    sa.insert(_WORKERS).values({"pool": registration.pool, **values})
+                )
+
+    def workers(self) -> list[Registration]:
+        """See :meth:`JobStore.workers`."""
+        found = []
+        with self._transaction() as connection:
+            for row in connection.execute(sa.select(_WORKERS).order_by(_WORKERS.c.pool)):
+                # one of another version is as good as none: its pool registers again
+                with suppress(CodecError):
+                    found.append(REGISTRATION.decode(row.registration))
+        return found
 
     @contextmanager
     def together(self) -> Iterator[None]:

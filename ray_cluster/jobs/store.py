@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ray_cluster.errors import RayClusterError
 from ray_cluster.protocol.jobs import Job, JobQuery
+from ray_cluster.protocol.leases import Registration
 
 
 class JobStoreError(RayClusterError):
@@ -53,6 +54,12 @@ class JobStore(Protocol):
 
     def forget(self, job_ids: Sequence[str]) -> None:
         """Forget these jobs, ended or not."""
+
+    def keep_worker(self, registration: Registration, registered_s: float) -> None:
+        """Keep how a pool's workers presented themselves last, in place of what there was."""
+
+    def workers(self) -> list[Registration]:
+        """Return how each pool's workers presented themselves last, as far as it can be read."""
 
     def together(self) -> AbstractContextManager[None]:
         """Keep what this thread calls within it at its end, all of it; after an error, nothing."""

@@ -1,4 +1,4 @@
-"""How requests, images and errors of jobs stand in the store: as versioned JSON."""
+"""How requests, images, errors and registrations stand in the store: as versioned JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.protocol.jobs import StoredImage
+from ray_cluster.protocol.leases import Registration
 from ray_cluster.requests import Failure, ImageRequest
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ Images = tuple[StoredImage | None, ...]
 REQUESTS: TextCodec[Requests] = TextCodec(Requests)
 IMAGES: TextCodec[Images] = TextCodec(Images)
 ERROR: TextCodec[Failure | None] = TextCodec(Failure | None)
+REGISTRATION: TextCodec[Registration] = TextCodec(Registration)
 
 
 def stored(codec: TextCodec[T], text: str) -> T:

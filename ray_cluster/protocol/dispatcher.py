@@ -95,6 +95,10 @@ class CellCalls(Protocol):
         """Return what is wrong though the dispatcher answers."""
         ...
 
+    async def starting(self) -> tuple[str, ...]:
+        """Return the models that are known from before and of which no replica has come yet."""
+        ...
+
 
 class DispatcherClient(ImageCalls, JobCalls, CellCalls, Protocol):
     """A gateway's way to the one dispatcher of its cell.

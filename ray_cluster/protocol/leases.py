@@ -68,9 +68,11 @@ class Registration:
     """A worker presents itself. Registering again under the same id drops its earlier leases.
 
     Attributes:
+        profile: of the model that it makes images with; None from one that makes none.
         max_in_flight: most requests that it holds at once.
         max_batch: most requests that it steps together.
         pool: the pool of the configuration that it belongs to.
+        served_as: what it is known as, without a profile.
         device_type: what it computes on, such as ``cpu`` or ``NVIDIA H100``.
         node: where it runs; workers of one node share memory.
         endpoint: for other workers; None if none call it.
@@ -79,17 +81,60 @@ class Registration:
     """
 
     replica_id: str
-    profile: ModelProfile
+    profile: ModelProfile | None
     max_in_flight: int
     max_batch: int
     step_cost: StepCost
     pool: str = ""
     kind: WorkerKind = "denoise"
+    served_as: str = ""
     device_type: str = ""
     node: str = ""
     endpoint: Endpoint | None = None
     load_s: float = 0.0
     model_digest: str = ""
+
+    @property
+    def model(self) -> str:
+        """Name of what it serves."""
+        return self.served_as if self.profile is None else self.profile.model
+
+    @property
+    def lane(self) -> str:
+        """Name of the queue that it leases from: no two kinds share one."""
+        return self.model if self.kind == "denoise" else f"{self.kind}:{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker that others call, such as a ControlNet's.
+
+    Attributes:
+        name: of what it serves.
+        node: where it runs; workers of one node share memory.
+    """
+
+    kind: WorkerKind
+    name: str
+    replica_id: str
+    node: str
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """All workers that others call.
+
+    Attributes:
+        version: differs whenever the peers differ; empty without any.
+    """
+
+    version: str = ""
+    peers: tuple[Peer, ...] = ()
+
+    def named(self, kind: WorkerKind, name: str) -> tuple[Peer, ...]:
+        """Return the workers of a kind that serve something."""
+        return tuple(one for one in self.peers if (one.kind, one.name) == (kind, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +151,7 @@ class Poll:
             else has it, else in ``PollReply.aborts``.
         step_cost: its present measured cost of a step.
         metrics: what it has measured so far; None from one that measures nothing.
+        peers_version: of the directory that it has.
     """
 
     replica_id: str
@@ -114,6 +160,7 @@ class Poll:
     steps_done_by_id: Mapping[str, int] = field(default_factory=dict)
     step_cost: StepCost | None = None
     metrics: Snapshot | None = None
+    peers_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +177,7 @@ class PollReply:
             as many more at once, though it has no room before.
         adopted: new fences, by request id, for what the replica goes on with though its lease was
             another dispatcher's, or was taken for lost.
+        peers: the workers that it may call, where it has another version of that.
     """
 
     known: bool
@@ -138,6 +186,7 @@ class PollReply:
     moved: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     adopted: Mapping[str, Fence] = field(default_factory=dict)
+    peers: Directory | None = None
 
 
 @dataclass(frozen=True, slots=True)

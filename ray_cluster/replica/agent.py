@@ -17,6 +17,7 @@ from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFai
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import (
+    Directory,
     Failed,
     Finished,
     Lease,
@@ -75,7 +76,7 @@ class ReplicaAgent:
         self._link = link
         self._clock = clock
         self._max_silence_s = max_silence_s
-        self._metrics = ReplicaMetrics(registration.profile.model, registration.replica_id)
+        self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
         self._log = ReplicaLog(registration.replica_id)
         self._ends = OutcomeReporter(link, registration.replica_id, self._on_heard)
         self._leases = HeldLeases(self._ends)
@@ -86,6 +87,7 @@ class ReplicaAgent:
         self._hand_backs = Preemptions(
             self._runner, states, holds=self._leases.holds, hand_back=self._hand_back
         )
+        self._peers = Directory()
         self._resuming: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
@@ -183,7 +185,14 @@ class ReplicaAgent:
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._settle, event)
 
+    @property
+    def peers(self) -> Directory:
+        """The workers that this one may call."""
+        return self._peers
+
     def _on_reply(self, reply: PollReply) -> None:
+        if reply.peers is not None:
+            self._peers = reply.peers
         if self._is_draining:
             # a poll that goes on naming what has ended is answered at once, for ever
             for request_id in reply.aborts:
@@ -216,6 +225,7 @@ class ReplicaAgent:
             steps_done_by_id=self._leases.progress(steps_done),
             step_cost=self._runner.step_cost,
             metrics=self._metrics.snapshot(),
+            peers_version=self._peers.version,
         )
 
     def _take(self, lease: Lease) -> None:

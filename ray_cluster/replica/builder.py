@@ -9,10 +9,12 @@ from functools import partial
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import StorageConfig
 from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.engine.warmup import measure_step_cost, prepare_threads
+from ray_cluster.engine.warmup import device_name, measure_step_cost, prepare_threads
 from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.models.digest import model_digest
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.replica.agent import ReplicaAgent
@@ -27,6 +29,7 @@ def build_agent(
     pool: PoolConfig,
     *,
     replica_id: str,
+    node: str,
     storage: StorageConfig,
     coder: ImageCoder,
     link: DispatcherLink,
@@ -39,11 +42,13 @@ def build_agent(
         ConfigError, ModelUnsupported, MemoryRefused: see
             :func:`ray_cluster.engine.loading.load_model`.
     """
+    started_s = clock()
     prepare_threads(pool.num_threads)
     model = load_model(pool)
+    digest = model_digest(resolve_folder(pool.model))
     step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=clock)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
-    states = StateTransfer(BlobStore(storage.states))
+    states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     return ReplicaAgent(
         Registration(
             replica_id=replica_id,
@@ -51,6 +56,11 @@ def build_agent(
             max_in_flight=pool.max_in_flight,
             max_batch=pool.max_batch,
             step_cost=step_cost,
+            pool=pool.name,
+            device_type=device_name(model.executor.device),
+            node=node,
+            load_s=clock() - started_s,
+            model_digest=digest,
         ),
         make_runner=partial(
             build_runner, model, pool, clock=clock, costs=StepCosts(step_cost), sink=states.writer

@@ -20,7 +20,7 @@ from ray_cluster.observability.metrics_book import MetricsBook
 from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
-from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Shown
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Shown
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import (
     Failure,
@@ -67,7 +67,12 @@ class JobsCell:
     ) -> None:
         limits = limits or LimitsConfig(max_queued_images=max_queued)
         self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
-        self.dispatch = DispatchService(self.core, config=DISPATCH, clock=time.monotonic)
+        self.dispatch = DispatchService(
+            self.core,
+            config=DISPATCH,
+            clock=time.monotonic,
+            on_register=self._note_worker,
+        )
         self.results = BlobStore(str(folder / "results"))
         self.store = store or SqlJobStore.open(f"sqlite:///{folder}/jobs.db")
         self.book = MetricsBook(30.0)
@@ -85,6 +90,9 @@ class JobsCell:
         for interface, service in services.items():
             for name in methods_of(interface):
                 setattr(self, name, getattr(service, name))
+
+    def _note_worker(self, registration: Registration) -> None:
+        self.jobs_service.note_worker(registration)
 
     async def __aenter__(self) -> JobsCell:
         await self.jobs_service.start()
@@ -107,7 +115,7 @@ class Replica:
 
     async def register(self, **changes: Any) -> Replica:
         self.epoch = await self.cell.dispatch.register(
-            registration(self.replica_id, self.model, **changes)
+            replace(registration(self.replica_id, self.model), **changes)
         )
         return self
 

@@ -244,3 +244,18 @@ async def test_what_is_old_is_forgotten_with_its_images(tmp_path: Path) -> None:
         await until(lambda: store.get("old") is None)
         await until(lambda: cell.results.get("old-0.png") is None)
         assert cell.results.get("new-0.png") == b"image"
+
+
+async def test_the_next_dispatcher_knows_a_model_before_its_replicas_come(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        await Replica(cell).register(pool="sd", load_s=20.0)
+        await until(cell.store.workers)
+        assert await cell.starting() == ()
+    async with JobsCell(tmp_path, epoch=2) as cell:
+        assert (await cell.models()).keys() == {"m"}
+        assert await cell.starting() == ("m",)
+        creation = await cell.create_job(job("j"))
+        assert creation.offer.accepted
+        assert creation.offer.predicted_s > 20.0
+        await Replica(cell).register()
+        assert await cell.starting() == ()

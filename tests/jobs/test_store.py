@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store import JobStoreError
 from ray_cluster.protocol.jobs import Job, JobQuery, StoredImage
+from ray_cluster.protocol.leases import Endpoint
 from ray_cluster.requests import Failure, OutputSpec, Timing
-from tests.fakes import image_request
+from tests.fakes import image_request, registration
 
 IMAGE = StoredImage("img_1.png", "png", 1234, Timing(queue_s=0.1, denoise_s=1 / 3))
 
@@ -277,3 +278,23 @@ def test_rows_of_versions_before_the_codec_can_be_read(store_url: str, store: Sq
     # written again, it is a row of today
     store.update(found)
     assert store.get("job_a") == found
+
+
+def test_workers_are_kept_by_pool_without_their_secrets(store_url: str, store: SqlJobStore) -> None:
+    first = replace(registration("r1"), pool="sd", endpoint=Endpoint("h:1", "s3cret"), load_s=3.0)
+    store.keep_worker(first, 1.0)
+    store.keep_worker(replace(first, replica_id="r2", max_batch=9), 2.0)
+    store.keep_worker(replace(registration("r3"), pool="dit"), 3.0)
+    dit, sd = store.workers()
+    assert (dit.pool, sd.pool, sd.max_batch, sd.load_s) == ("dit", "sd", 9, 3.0)
+    assert (sd.replica_id, sd.endpoint, sd.profile) == ("", None, first.profile)
+    engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        (text,) = connection.execute(
+            sa.text("SELECT registration FROM workers WHERE pool = 'sd'")
+        ).scalars()
+        assert "s3cret" not in text
+        # one that another version wrote is as good as none
+        connection.execute(sa.text("UPDATE workers SET registration = '{}' WHERE pool = 'sd'"))
+    engine.dispose()
+    assert [one.pool for one in store.workers()] == ["dit"]
