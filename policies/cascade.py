@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ray_cluster.policies.cascade_curves import DeferralCurve
+from ray_cluster.policies.plan import CascadePlan
 
 CascadeEntry = Literal["light", "heavy"]
+CascadeReason = Literal["confident", "deferred", "no_time", "scorer_away", "random_routing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,71 @@ def request_threshold(threshold: float, slack_s: float, reserve_s: float) -> flo
         return threshold
     # an infinite threshold defers whatever can be in time
     return min(threshold, 1.0) * slack_s / reserve_s
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeDecision:
+    """What becomes of a light image.
+
+    Attributes:
+        is_deferred: whether the heavy model makes the image anew; else the light one is published.
+        reason: ``confident`` and ``deferred``: its confidence is above or below the threshold;
+            ``no_time``: the heavy model would be wanted, but would probably be late;
+            ``scorer_away``: nobody could say how good it is; ``random_routing``: the plan defers
+            nothing.
+    """
+
+    is_deferred: bool
+    reason: CascadeReason
+
+
+def needs_slack(plan: CascadePlan, confidence: float) -> bool:
+    """Return whether :func:`decide_deferral` depends on the slack, which costs a prediction."""
+    is_wanted = plan.routing == "confidence" and confidence < plan.threshold
+    return is_wanted and plan.reserve_s is not None
+
+
+def decide_deferral(
+    plan: CascadePlan, confidence: float, slack_s: float = math.inf
+) -> CascadeDecision:
+    """Decide whether the heavy model makes an image anew (DiffServe, section 3.2).
+
+    Args:
+        confidence: of the light image, in [0, 1].
+        slack_s: seconds left before the deadline once the heavy model is done, negative if that
+            would be late; read only where :func:`needs_slack` says so.
+    """
+    if plan.routing == "random":
+        return CascadeDecision(is_deferred=False, reason="random_routing")
+    if confidence >= plan.threshold:
+        return CascadeDecision(is_deferred=False, reason="confident")
+    threshold = plan.threshold
+    if plan.reserve_s is not None:
+        threshold = request_threshold(threshold, slack_s, plan.reserve_s)
+    if confidence < threshold:
+        return CascadeDecision(is_deferred=True, reason="deferred")
+    return CascadeDecision(is_deferred=False, reason="no_time")
+
+
+def decide_unscored(wanted: CascadeEntry, slack_s: float) -> CascadeDecision:
+    """Decide over a light image that nobody could score.
+
+    Args:
+        wanted: whose image is published then.
+        slack_s: as for :func:`decide_deferral`; the heavy model is used only if it is in time.
+    """
+    if wanted == "heavy" and slack_s < 0:
+        return CascadeDecision(is_deferred=False, reason="no_time")
+    return CascadeDecision(is_deferred=wanted == "heavy", reason="scorer_away")
+
+
+def answers_with_light(plan: CascadePlan, left_s: float) -> bool:
+    """Return whether a light image is published for a heavy one that will not come.
+
+    Args:
+        left_s: seconds until the deadline; infinite for a request that is wanted even if late.
+    """
+    return plan.when_late == "light" and left_s >= 0
 
 
 def cascade_entry(

@@ -42,12 +42,15 @@ class CascadeSpec:
         discriminate_s: from the light model's image to its confidence.
         quality: over the deferral rate.
         deferral: what is known of confidences beforehand.
+        num_scorers: replicas that score one image at a time; None where a light replica scores
+            what it has made, as the last part of its batch.
     """
 
     heavy_model: str
     quality: QualityCurve
     deferral: DeferralCurve
     discriminate_s: float = 0.0
+    num_scorers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

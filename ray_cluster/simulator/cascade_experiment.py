@@ -69,6 +69,12 @@ class CascadeExperiment(ControlExperiment):
     slo_s: Seconds = 5.0
     period_s: PeriodSeconds = 2.0
     load_s: LoadSeconds = 0.0
+    num_scorers: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="replicas that score images, beside the GPUs; light replicas do it if empty",
+    )
     light_profile: str = "sd-turbo-a100"
     heavy_profile: str = "sd15-a100"
     bin_s: float = Field(5.0, ge=0.1, le=86400, description="of the time means")
@@ -126,7 +132,13 @@ class CascadeExperiment(ControlExperiment):
                 f"slo_s: given {self.slo_s:g}; allowed: at least {least_s:.2f}, for an image of "
                 "each model and its confidence"
             )
-        cascade = CascadeSpec(heavy.model, CASCADE_FID, CASCADE_DEFERRAL, discriminate[0].seconds)
+        cascade = CascadeSpec(
+            heavy.model,
+            CASCADE_FID,
+            CASCADE_DEFERRAL,
+            discriminate[0].seconds,
+            self.num_scorers,
+        )
         return Fleet(
             (DeviceSpec(DEVICE, price=0),),
             pools,

@@ -1,27 +1,46 @@
 """A simulated cluster behind the control loop's protocol: loads, failures, noise, cascades.
 
 Every decision is a plan's or a policy's: which images are deferred (:mod:`policies.cascade` under
-the plan's threshold), how large batches are, how many replicas there are.
+the plan's threshold), how large batches are, how many replicas there are. Requests go from stage to
+stage as the live dispatcher's do (:mod:`dispatch.stages`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 
 import numpy as np
 
-from ray_cluster.policies.cascade import heavy_finish_s, request_threshold
+from ray_cluster.dispatch.stages import (
+    RequestStages,
+    Route,
+    cascade_route,
+    decide,
+    direct_route,
+    fail,
+    finish_image,
+    single_route,
+)
+from ray_cluster.policies.cascade import (
+    answers_with_light,
+    decide_deferral,
+    heavy_finish_s,
+    needs_slack,
+)
 from ray_cluster.policies.cluster_state import ClusterState, ModelState, ServiceState
-from ray_cluster.policies.fleet import Fleet
+from ray_cluster.policies.fleet import Fleet, ServiceSpec
 from ray_cluster.policies.plan import CascadePlan, Knobs
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.jobs import SimulatedRequest
 from ray_cluster.simulator.outcomes import Answer, Faults, SimulatedOutcome
 from ray_cluster.simulator.scaling import Scaling, Watch
+from ray_cluster.simulator.scorers import Scorers
 from ray_cluster.simulator.serving import Serving
 
 # a plan that has not come yet defers nothing
 _NO_PLAN = CascadePlan("", 0.0)
+_SCORER = "scorer"
 
 
 class SimulatedCluster:
@@ -58,6 +77,18 @@ class SimulatedCluster:
         self._dwell_s = dwell_s
         self._models = tuple(dict.fromkeys(pool.model for pool in fleet.pools))
         self._services = {spec.name: spec for spec in fleet.services}
+        self._routes = {spec.name: _route_of(spec) for spec in fleet.services}
+        self._direct_routes = {
+            spec.name: direct_route(spec.cascade.heavy_model)
+            for spec in fleet.services
+            if spec.cascade
+        }
+        self._scorers = {
+            spec.name: Scorers(events, spec.cascade.num_scorers, spec.cascade.discriminate_s)
+            for spec in fleet.services
+            if spec.cascade
+        }
+        self._stages: dict[int, RequestStages] = {}
         seed = int(rng.integers(2**32))
         self.serving = Serving(fleet, events, self, seed=seed, noise_cv=noise_cv)
         self._scaling = Scaling(
@@ -121,7 +152,7 @@ class SimulatedCluster:
 
         Replicas never end to poll, so that the clock alone would go on for ever.
         """
-        while self.serving.num_leased:
+        while self.serving.num_leased or any(one.num_held for one in self._scorers.values()):
             self._events.run(self._events.now_s + 1.0)
 
     @property
@@ -132,60 +163,86 @@ class SimulatedCluster:
     @property
     def num_running(self) -> int:
         """Requests that have not ended."""
-        return self.serving.num_running
+        return len(self._stages)
 
     def threshold_of(self, service: str) -> float:
         """Return the confidence threshold that is in force."""
-        return self._cascades.get(service, _NO_PLAN).threshold
+        return self._plan_of(service).threshold
+
+    def _plan_of(self, service: str) -> CascadePlan:
+        return self._cascades.get(service, _NO_PLAN)
 
     # requests
 
     def offer(self, job: SimulatedRequest) -> None:
         """Take in a request at its arrival."""
-        service = self._services[job.service]
-        self._num_arrived[service.name] += 1
-        plan = self._cascades.get(service.name, _NO_PLAN)
-        if service.cascade and (job.is_direct or job.coin < plan.heavy_share):
-            self._num_direct[service.name] += job.is_direct
-            self.serving.offer(service.cascade.heavy_model, job)
+        name = job.service
+        self._num_arrived[name] += 1
+        route, direct = self._routes[name], self._direct_routes.get(name)
+        if direct and (job.is_direct or job.coin < self._plan_of(name).heavy_share):
+            self._num_direct[name] += job.is_direct
+            route = direct
+        self._go_on(job, RequestStages(route))
+
+    def _go_on(self, job: SimulatedRequest, stages: RequestStages) -> None:
+        """Have the present stage done, or note how the request ended."""
+        if stages.has_ended:
+            del self._stages[job.number]
+            self._note_end(job, stages)
+            return
+        self._stages[job.number] = stages
+        if stages.present.kind == "score":
+            self._scorers[job.service].score(partial(self._on_scored, job))
         else:
-            self.serving.offer(service.model, job)
+            self.serving.offer(stages.present.model, job, stages.index)
 
     def on_made(self, model: str, job: SimulatedRequest) -> None:
-        """An image is done: it is the answer, or is deferred to the heavy model."""
-        service = self._services[job.service]
-        if service.cascade is None or model == service.cascade.heavy_model:
-            self._finish(job, "heavy" if service.cascade else "light")
-            return
-        job.has_light_answer = True
-        self._confidences[service.name].append(job.confidence)
-        plan = self._cascades.get(service.name, _NO_PLAN)
-        heavy = service.cascade.heavy_model
-        is_wanted = plan.routing == "confidence" and job.confidence < plan.threshold
-        if is_wanted and job.confidence < self._threshold(plan, job, heavy):
-            self.serving.offer(heavy, job)
+        """An image is done: it is the answer, or is to be scored."""
+        stages = self._stages[job.number]
+        assert stages.present.model == model
+        self._go_on(job, finish_image(stages, stages.index))
+
+    def _on_scored(self, job: SimulatedRequest) -> None:
+        """A light image has its confidence: it is the answer, or is deferred."""
+        stages, plan = self._stages[job.number], self._plan_of(job.service)
+        self._confidences[job.service].append(job.confidence)
+        if needs_slack(plan, job.confidence):
+            decision = decide_deferral(plan, job.confidence, self._slack_s(job, stages.route))
         else:
-            self._finish(job, "light", kept=is_wanted)
+            decision = decide_deferral(plan, job.confidence)
+        self._go_on(job, decide(stages, stages.index, decision, job.confidence))
 
     def on_hopeless(self, job: SimulatedRequest) -> None:
         """An image won't come: the job gets the light answer if it has one and the plan says so."""
-        plan = self._cascades.get(job.service, _NO_PLAN)
-        may_answer = job.has_light_answer and plan.when_late == "light"
-        if may_answer and self._events.now_s <= job.deadline_s:
-            self._finish(job, "light", kept=True)
-        else:
-            self._finish(job, "dropped")
+        stages, left_s = self._stages[job.number], job.deadline_s - self._events.now_s
+        keeps_light = answers_with_light(self._plan_of(job.service), left_s)
+        self._go_on(job, fail(stages, stages.index, "too_late", keeps_light=keeps_light))
 
-    def _threshold(self, plan: CascadePlan, job: SimulatedRequest, heavy: str) -> float:
-        if plan.reserve_s is None:
-            return plan.threshold
-        finish_s = heavy_finish_s(self.serving.outlook(heavy))
-        slack_s = job.deadline_s - self._events.now_s - finish_s
-        return request_threshold(plan.threshold, slack_s, plan.reserve_s)
+    def _slack_s(self, job: SimulatedRequest, route: Route) -> float:
+        """Seconds before the deadline that are left once the last stage is done."""
+        finish_s = heavy_finish_s(self.serving.outlook(route.stages[-1].model))
+        return job.deadline_s - self._events.now_s - finish_s
 
-    def _finish(self, job: SimulatedRequest, answer: Answer, *, kept: bool = False) -> None:
-        on_time = answer != "dropped" and self._events.now_s <= job.deadline_s
+    def _note_end(self, job: SimulatedRequest, stages: RequestStages) -> None:
+        now_s, published = self._events.now_s, stages.published
+        on_time = published is not None and now_s <= job.deadline_s
         self._num_missed[job.service] += not on_time
+        kept = published is not None and published.reason == "no_time"
         self.outcomes.append(
-            SimulatedOutcome(job.service, job.arrival_s, self._events.now_s, answer, on_time, kept)
+            SimulatedOutcome(job.service, job.arrival_s, now_s, _answer_of(stages), on_time, kept)
         )
+
+
+def _route_of(spec: ServiceSpec) -> Route:
+    if spec.cascade is None:
+        return single_route(spec.model)
+    return cascade_route(spec.model, _SCORER, spec.cascade.heavy_model)
+
+
+def _answer_of(stages: RequestStages) -> Answer:
+    """Whose image it got: the heavy model's stage is the last of its route."""
+    if stages.published is None:
+        return "dropped"
+    route = stages.route
+    is_heavy = route.kind != "single" and stages.published.model == route.stages[-1].model
+    return "heavy" if is_heavy else "light"

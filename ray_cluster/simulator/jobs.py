@@ -13,7 +13,7 @@ class SimulatedRequest:
         number: no other has it.
         confidence: that the light model's image will get.
         coin: in [0, 1), for routing at random.
-        has_light_answer: whether the light model has made an image.
+        is_direct: whether it skips the light model of a cascade.
     """
 
     number: int
@@ -23,4 +23,3 @@ class SimulatedRequest:
     confidence: float
     coin: float
     is_direct: bool = False
-    has_light_answer: bool = False

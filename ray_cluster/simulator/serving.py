@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.stage_names import stage_id
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import InTimeBatches
 from ray_cluster.policies.batch_times import BatchTimes, observe_batch
@@ -53,7 +54,7 @@ class ServedPool:
     """What is the same for all replicas of a pool.
 
     Attributes:
-        extra_s: seconds that every batch takes beside its images, such as the discriminator's.
+        extra_s: seconds that every batch takes beside its images, to score them.
         cost: as its replicas tell it.
     """
 
@@ -121,9 +122,9 @@ class Serving:
 
     # requests
 
-    def offer(self, model: str, job: SimulatedRequest) -> None:
-        """Take a job in for one of the models; a free replica begins at once."""
-        request_id, now_s = f"{job.number}-{model}", self._events.now_s
+    def offer(self, model: str, job: SimulatedRequest, stage_index: int = 0) -> None:
+        """Take a stage of a job in for one of the models; a free replica begins at once."""
+        request_id, now_s = stage_id(str(job.number), stage_index), self._events.now_s
         request = ImageRequest(
             request_id=request_id,
             model=model,
@@ -161,11 +162,6 @@ class Serving:
     def num_leased(self) -> int:
         """Images that are leased, of all models."""
         return sum(len(one.held) for one in self.core.replicas)
-
-    @property
-    def num_running(self) -> int:
-        """Images that have not ended."""
-        return self.core.num_waiting + self.num_leased
 
     def outlook(self, model: str) -> HeavyOutlook:
         """What waits for an image that is offered now; batches as long as the slowest pool's."""
@@ -274,8 +270,9 @@ class Serving:
 
 
 def served(spec: PoolSpec, fleet: Fleet) -> ServedPool:
-    """Return a pool with what its batches take, discrimination included."""
+    """Return a pool with what its batches take, the scores included that it gives itself."""
     owners = [one.cascade for one in fleet.services if one.model == spec.model]
-    extra_s = max((one.discriminate_s for one in owners if one), default=0.0)
+    scored_here = (one for one in owners if one and one.num_scorers is None)
+    extra_s = max((one.discriminate_s for one in scored_here), default=0.0)
     options = [BatchOption(one.batch, one.seconds + extra_s) for one in spec.options]
     return ServedPool(spec, extra_s, fit_image_cost(options, _MEGAPIXELS))

@@ -8,17 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.cascade import (
+    CascadeEntry,
     ConfidenceWindow,
     HeavyOutlook,
+    answers_with_light,
     cascade_entry,
+    decide_deferral,
+    decide_unscored,
     deferral_rate,
     heavy_finish_s,
+    needs_slack,
     observe,
     request_threshold,
     threshold_for,
     window_from,
 )
 from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.plan import CascadePlan
 from tests.policies.cascades import DEFERRALS, FID
 
 shares = st.floats(0, 1)
@@ -147,3 +153,62 @@ def test_only_what_the_light_model_supports_enters_the_cascade(
     addons: tuple[str, ...], is_edit: bool, supported: tuple[str, ...], entry: str
 ) -> None:
     assert cascade_entry(addons, supported, is_edit=is_edit) == entry
+
+
+@pytest.mark.parametrize(
+    ("plan", "confidence", "slack_s", "reason"),
+    [
+        (CascadePlan("s", 0.5), 0.5, 9.0, "confident"),
+        (CascadePlan("s", 0.5), 0.4, -1.0, "deferred"),
+        (CascadePlan("s", 0.5, reserve_s=1.0), 0.4, 9.0, "deferred"),
+        (CascadePlan("s", 0.5, reserve_s=1.0), 0.4, 0.5, "no_time"),
+        (CascadePlan("s", 0.5, reserve_s=1.0), 0.2, 0.5, "deferred"),
+        (CascadePlan("s", 0.5, reserve_s=0.0), 0.4, -0.1, "no_time"),
+        (CascadePlan("s", 0.5, reserve_s=1.0), 0.5, -0.1, "confident"),
+        (CascadePlan("s", math.inf, reserve_s=0.0), 1.0, 0.0, "deferred"),
+        (CascadePlan("s", 0.5, routing="random", heavy_share=1.0), 0.0, 9.0, "random_routing"),
+    ],
+)
+def test_a_light_image_is_deferred_below_the_threshold_that_its_slack_allows(
+    plan: CascadePlan, confidence: float, slack_s: float, reason: str
+) -> None:
+    found = decide_deferral(plan, confidence, slack_s)
+    assert (found.is_deferred, found.reason) == (reason == "deferred", reason)
+
+
+plans = st.builds(
+    CascadePlan,
+    st.just("s"),
+    st.sampled_from([0.0, 0.3, 1.0, math.inf]),
+    routing=st.sampled_from(["confidence", "random"]),
+    reserve_s=st.sampled_from([None, 0.0, 1.0]),
+)
+
+
+@given(plans, shares, st.floats(-10, 10))
+def test_slack_is_needed_wherever_a_decision_depends_on_it(
+    plan: CascadePlan, confidence: float, slack_s: float
+) -> None:
+    if not needs_slack(plan, confidence):
+        assert decide_deferral(plan, confidence, slack_s) == decide_deferral(plan, confidence)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "slack_s", "is_deferred", "reason"),
+    [
+        ("light", 9.0, False, "scorer_away"),
+        ("heavy", 0.0, True, "scorer_away"),
+        ("heavy", -0.1, False, "no_time"),
+    ],
+)
+def test_without_a_score_the_heavy_model_is_used_only_if_it_is_wanted_and_in_time(
+    wanted: CascadeEntry, slack_s: float, is_deferred: bool, reason: str
+) -> None:
+    found = decide_unscored(wanted, slack_s)
+    assert (found.is_deferred, found.reason) == (is_deferred, reason)
+
+
+def test_a_light_image_answers_in_time_if_the_plan_says_so() -> None:
+    assert answers_with_light(CascadePlan("s", 0.5), 0.0)
+    assert not answers_with_light(CascadePlan("s", 0.5), -0.1)
+    assert not answers_with_light(CascadePlan("s", 0.5, when_late="drop"), 9.0)
