@@ -134,6 +134,17 @@ def test_a_large_image_is_a_413_that_a_client_reads_and_leaves_nothing(
     assert wait_for(lambda: len(uploads.names) == 1)
 
 
+def test_a_refusal_is_read_though_much_is_still_to_be_sent(
+    config: ClusterConfig, tmp_path: Path, serve: Serve
+) -> None:
+    address = urlparse(serve(UploadApp(config, tmp_path, max_upload_bytes=40 << 20).app))
+    # more than sockets buffer
+    for data, status in ((PNG + bytes(20 << 20), 413), (b"GIF89a" + bytes(20 << 20), 400)):
+        with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+            client.sendall(raw_form(data))
+            assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
 def test_each_route_has_its_own_bound_on_bodies(uploads: UploadApp, serve: Serve) -> None:
     url = serve(uploads.app)
     images = [("image[]", file(PNG[:8] + bytes([index]) * 90_000)) for index in range(3)]
@@ -153,10 +164,8 @@ def test_a_client_that_goes_away_inside_an_image_leaves_nothing(
     uploads: UploadApp, serve: Serve
 ) -> None:
     address = urlparse(serve(uploads.app))
-    request = httpx.Request("POST", f"http://x{FORM_URL}", files=[("image", file())])
-    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     with socket.create_connection((address.hostname, address.port), timeout=5) as client:
-        client.sendall(f"POST {FORM_URL} HTTP/1.1\r\n{head}\r\n".encode() + request.read()[:5000])
+        client.sendall(raw_form(PNG)[:-5000])
         time.sleep(0.2)
         assert not [name for name in uploads.names if not name.endswith(".part")]
     assert wait_for(lambda: uploads.names == [])
@@ -349,6 +358,13 @@ async def test_a_large_image_in_base64_names_its_field(uploads: UploadApp) -> No
     with pytest.raises(ApiError) as caught:
         await uploads.uploads.store_text("a", base64.b64encode(fits + b"x").decode(), "mask")
     assert (caught.value.status, caught.value.param) == (413, "mask")
+
+
+def raw_form(data: bytes) -> bytes:
+    """A whole HTTP request with one image."""
+    request = httpx.Request("POST", f"http://x{FORM_URL}", files=[("image", file(data))])
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    return f"POST {FORM_URL} HTTP/1.1\r\n{head}\r\n".encode() + request.read()
 
 
 def wait_for(condition: Any, timeout_s: float = 5.0) -> bool:

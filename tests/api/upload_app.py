@@ -43,11 +43,12 @@ class UploadApp:
         *,
         keys: Sequence[str] = (),
         max_upload_s: float = 5.0,
+        max_upload_bytes: int = MAX_UPLOAD_BYTES,
     ) -> None:
         limits = config.limits.model_copy(
             update={
                 "max_input_bytes": MAX_INPUT_BYTES,
-                "max_upload_bytes": MAX_UPLOAD_BYTES,
+                "max_upload_bytes": max_upload_bytes,
                 "max_body_bytes": MAX_BODY_BYTES,
                 "max_upload_s": max_upload_s,
             }
