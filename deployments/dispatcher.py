@@ -1,9 +1,9 @@
 """The Dispatcher deployment: exactly one per cell.
 
 Duties: own the dispatch and job services on its event loop; take up the jobs that are open; delete
-the states that no replica deletes; let gateways and replicas call it, without Serve in between;
-pass its metrics on to Ray; say whether it is well, and whether its files are where the other nodes
-find them.
+the states that no replica deletes, and the inputs that no request uses; let gateways and replicas
+call it, without Serve in between; pass its metrics on to Ray; say whether it is well, and whether
+its files are where the other nodes find them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ray_cluster.protocol.dispatcher import CellCalls, DispatcherLink, ImageCall
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.rpc import RpcAddress, RpcServer
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 
 # of a process that tells its metrics every few seconds
 _SILENCE_S = 30.0
@@ -67,6 +68,11 @@ class Dispatcher:
             self._service,
             await asyncio.to_thread(SqlJobStore.open, config.storage.jobs),
             await asyncio.to_thread(BlobStore, config.storage.results),
+            InputStore(
+                await asyncio.to_thread(BlobStore, config.storage.inputs),
+                grace_s=config.storage.inputs_grace_s,
+                wall_clock=time.time,
+            ),
             config=config.storage,
             max_open_per_client=config.limits.max_open_jobs_per_client,
             wall_clock=time.time,

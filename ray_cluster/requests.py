@@ -142,6 +142,7 @@ class ImageRequest:
             second row for it.
         call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
         job_id: the durable job that it belongs to; empty for an attached one.
+        owner: whose inputs it may read; see :class:`ray_cluster.storage.inputs.InputStore`.
     """
 
     request_id: str
@@ -164,6 +165,7 @@ class ImageRequest:
     embeds_guidance: bool = False
     call_id: str = field(default="", compare=False)
     job_id: str = field(default="", compare=False)
+    owner: str = field(default="", compare=False)
 
     @property
     def size_px(self) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 
 Kind = Literal["attached", "durable"]
 KINDS: tuple[Kind, ...] = ("attached", "durable")
@@ -185,7 +186,7 @@ async def _window(
 async def _services(
     folder: Path,
 ) -> AsyncIterator[tuple[DispatchCore, DispatchService, JobService]]:
-    config = DispatchConfig()
+    config, storage = DispatchConfig(), StorageConfig()
     # all fakes are one client, which nothing is to bound here
     limits = LimitsConfig(
         max_queued_images=100_000,
@@ -198,7 +199,12 @@ async def _services(
         dispatch,
         SqlJobStore.open(f"sqlite:///{folder}/jobs.db"),
         BlobStore(str(folder / "results")),
-        config=StorageConfig(),
+        InputStore(
+            BlobStore(str(folder / "inputs")),
+            grace_s=storage.inputs_grace_s,
+            wall_clock=time.time,
+        ),
+        config=storage,
         max_open_per_client=limits.max_open_jobs_per_client,
         wall_clock=time.time,
     )

@@ -13,6 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
 from ray_cluster.api.errors import ApiError
+from ray_cluster.storage.inputs import OPEN_OWNER
 
 BEARER = HTTPBearer(auto_error=False, description="One of the configured `http.api_keys`.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
@@ -41,6 +42,11 @@ def key_guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
 def client_of(request: Request) -> str:
     """Return whose call it is: a digest of its API key, or nothing on an open service."""
     return str(getattr(request.state, "client", ""))
+
+
+def owner_of(request: Request) -> str:
+    """Return whose images it may read in the input store, and under whom it stores others."""
+    return client_of(request) or OPEN_OWNER
 
 
 def caller_of(request: Request) -> str:

@@ -1,43 +1,86 @@
-"""Reads a JSON object from a request: bounded while it streams in, and strictly."""
+"""Bounds a request's body while it streams in, and reads a JSON object from it, strictly."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
 
 from ray_cluster.api.errors import ApiError
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 
 # what a client may go on sending after the limit: it reads the 413 only when it has sent all
 DRAIN_FACTOR = 16
+_MAX_DRAINED_BYTES = 64 << 20
 
 
-async def read_object(request: Request, max_bytes: int, max_s: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """What a route's bodies may be.
+
+    Attributes:
+        max_bytes: their size.
+        max_s: seconds within which they must have arrived.
+        time_key: the setting that ``max_s`` comes from, for messages.
+    """
+
+    max_bytes: int
+    max_s: float
+    time_key: str
+
+    @classmethod
+    def of_json(cls, limits: LimitsConfig) -> BodyLimit:
+        """Return the limit of routes whose bodies are JSON, and are held in memory."""
+        return cls(limits.max_body_bytes, limits.max_body_s, "limits.max_body_s")
+
+    @classmethod
+    def of_uploads(cls, limits: LimitsConfig) -> BodyLimit:
+        """Return the limit of routes whose bodies are forms with files, which are streamed."""
+        return cls(limits.max_upload_bytes, limits.max_upload_s, "limits.max_upload_s")
+
+    @property
+    def drained_bytes(self) -> int:
+        """How much of a body that is too large is read all the same."""
+        return min(self.max_bytes * DRAIN_FACTOR, self.max_bytes + _MAX_DRAINED_BYTES)
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Bound the time within; raises :class:`ApiError` 408 when it is over."""
+        try:
+            async with asyncio.timeout(self.max_s):
+                yield
+        except TimeoutError:
+            raise ApiError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"The body has not arrived within the {self.max_s:g} s allowed ({self.time_key}); "
+                "send it faster.",
+                code="body_too_slow",
+                # the rest of it would be taken for the next call
+                headers={"Connection": "close"},
+            ) from None
+
+
+async def read_object(request: Request, limit: BodyLimit) -> dict[str, Any]:
     """Return the request's JSON object.
 
     Raises:
-        ApiError: 415 for another content type, 413 for a body above ``max_bytes``, 408 for one that
-            has not arrived within ``max_s``.
+        ApiError: 415 for another content type, 413 for a body that is too large, 408 for one that
+            has not arrived in time.
         InvalidRequest: not UTF-8, not JSON, not an object, nested too deeply, a name given twice.
     """
     _check_content_type(request)
-    try:
-        async with asyncio.timeout(max_s):
-            raw = await _read(request, max_bytes)
-    except TimeoutError:
-        raise ApiError(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"The body has not arrived within the {max_s:g} s allowed (limits.max_body_s); send "
-            "it faster.",
-            code="body_too_slow",
-            # the rest of it would be taken for the next call
-            headers={"Connection": "close"},
-        ) from None
-    return parse_object(raw)
+    body = bytearray()
+    async with limit.in_time():
+        async for chunk in bounded(request, limit):
+            body += chunk
+    return parse_object(bytes(body))
 
 
 def _check_content_type(request: Request) -> None:
@@ -58,27 +101,30 @@ def _check_content_type(request: Request) -> None:
         )
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
-    body = bytearray()
+async def bounded(request: Request, limit: BodyLimit) -> AsyncGenerator[bytes, None]:
+    """Yield the request's body as it arrives.
+
+    Raises:
+        ApiError: 413 once there is more of it than the limit allows; no byte above that is yielded.
+    """
     num_bytes = 0
     # a length that is announced far too large is not even drained
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and len(announced) < 20:
-        num_bytes = 0 if int(announced) <= max_bytes * DRAIN_FACTOR else max_bytes + 1
-    if num_bytes <= max_bytes:
+        num_bytes = 0 if int(announced) <= limit.drained_bytes else limit.max_bytes + 1
+    if num_bytes <= limit.max_bytes:
         async for chunk in request.stream():
             num_bytes += len(chunk)
-            if num_bytes <= max_bytes:
-                body += chunk
-            elif num_bytes > max_bytes * DRAIN_FACTOR:
+            if num_bytes <= limit.max_bytes:
+                yield chunk
+            elif num_bytes > limit.drained_bytes:
                 break
-    if num_bytes > max_bytes:
+    if num_bytes > limit.max_bytes:
         raise ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"The body is larger than the {max_bytes} bytes allowed; send a smaller one.",
+            f"The body is larger than the {limit.max_bytes} bytes allowed; send a smaller one.",
             code="body_too_large",
         )
-    return bytes(body)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

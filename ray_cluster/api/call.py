@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ray_cluster.api.body import read_object
+from ray_cluster.api.auth import owner_of
+from ray_cluster.api.body import BodyLimit, read_object
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.request_id import request_id_of
 from ray_cluster.api.resolve import resolve
@@ -54,8 +55,7 @@ class CallReader:
             InvalidRequest: a parameter is wrong.
         """
         key = _idempotency_key(request)
-        limits = self._limits
-        body = await read_object(request, limits.max_body_bytes, limits.max_body_s)
+        body = await read_object(request, BodyLimit.of_json(self._limits))
         fields = validate(body)
         if is_job:
             _check_job(fields)
@@ -72,7 +72,8 @@ class CallReader:
         is_stored = is_job or key is not None or fields.response_format == "url"
         requests = resolve(fields, profile, defaults, self._limits, is_stored=is_stored)
         call_id = request_id_of(request)
-        requests = tuple(replace(one, call_id=call_id) for one in requests)
+        owner = owner_of(request)
+        requests = tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
         return Call(fields, requests, _digest(body), key)
 
 

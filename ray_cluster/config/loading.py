@@ -63,6 +63,13 @@ class ClusterConfig(Section):
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pool names must differ, given {names}")
+        grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
+        if grace_s < 2 * upload_s:
+            raise ValueError(
+                f"storage.inputs_grace_s {grace_s:g} is below twice limits.max_upload_s "
+                f"{upload_s:g}: an image could be deleted before the call that sends it is "
+                "accepted; raise the one or lower the other"
+            )
         return self
 
     def pool(self, name: str) -> PoolConfig:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+# the keys of `storage` that name a folder or an object store's URL
+BLOB_FOLDERS = ("results", "states", "inputs")
 
 
 class Section(BaseModel):
@@ -92,6 +96,15 @@ class LimitsConfig(Section):
     max_header_bytes: int = Field(32 << 10, ge=1024, description="path and headers of a call")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="of a call")
     max_body_s: float = Field(30.0, gt=0, description="time that a body may take to arrive")
+    max_input_bytes: int = Field(
+        50 << 20, ge=1024, description="of one image that a call sends, decoded from base64"
+    )
+    max_upload_bytes: int = Field(
+        200 << 20, ge=1024, description="of a call that sends images as files (multipart)"
+    )
+    max_upload_s: float = Field(
+        300.0, gt=0, description="time that the body of such a call may take to arrive"
+    )
     max_send_stall_s: float = Field(
         60.0, gt=0, description="time for which a client may leave its reply unread"
     )
@@ -121,6 +134,12 @@ class LimitsConfig(Section):
                 f"max_attached_images_per_client {self.max_attached_images_per_client} is below "
                 f"max_images_per_request {self.max_images_per_request}: a call for so many would "
                 "never be served; raise the one or lower the other"
+            )
+        if self.max_upload_bytes < self.max_input_bytes:
+            raise ValueError(
+                f"max_upload_bytes {self.max_upload_bytes} is below max_input_bytes "
+                f"{self.max_input_bytes}: no call could send so large an image; raise the one or "
+                "lower the other"
             )
         return self
 
@@ -163,8 +182,8 @@ class DispatchConfig(Section):
 
 
 class StorageConfig(Section):
-    """What outlives processes: jobs and their images, and what is done of images that are not yet
-    finished. Relative folders start where ``serve`` is called."""
+    """What outlives processes: jobs and their images, what is done of images that are not yet
+    finished, and images that calls send. Relative folders start where ``serve`` is called."""
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
@@ -176,6 +195,17 @@ class StorageConfig(Section):
     states: str = Field(
         ".ray-cluster/states",
         description="where replicas leave unfinished images for others; likewise",
+    )
+    inputs: str = Field(
+        ".ray-cluster/inputs",
+        description="where gateways store the images that calls send; likewise, and of this cell "
+        "alone: its dispatcher deletes what none of its own requests uses",
+    )
+    inputs_grace_s: float = Field(
+        3600.0,
+        ge=600,
+        description="age from which such an image is deleted, unless a request that has not ended "
+        "uses it; it may stay up to three times as long",
     )
     is_shared: bool = Field(
         False,
@@ -198,8 +228,10 @@ class StorageConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> StorageConfig:
-        if self.results == self.states:
-            raise ValueError(f"results and states must be different places, given {self.states!r}")
+        for one, other in combinations(BLOB_FOLDERS, 2):
+            url = getattr(self, one)
+            if url.rstrip("/") == getattr(self, other).rstrip("/"):
+                raise ValueError(f"{one} and {other} must be different places, given {url!r}")
         return self
 
     def resolved(self, folder: Path) -> StorageConfig:
@@ -208,9 +240,10 @@ class StorageConfig(Section):
         kind, mark, path = jobs.partition(":///")
         if kind == "sqlite" and mark and path and path != ":memory:":
             jobs = f"sqlite:///{folder / path}"
+        urls = {name: getattr(self, name) for name in BLOB_FOLDERS}
         folders = {
             name: url if "://" in url else str(folder / Path(url).expanduser())
-            for name, url in (("results", self.results), ("states", self.states))
+            for name, url in urls.items()
         }
         return self.model_copy(update={"jobs": jobs} | folders)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.sections import BLOB_FOLDERS, StorageConfig
 from ray_cluster.errors import ConfigError
 
 
@@ -18,16 +18,16 @@ def check_storage(config: StorageConfig, num_nodes: int) -> None:
     Raises:
         ConfigError: names the keys, and what to set.
     """
-    places = {"jobs": config.jobs, "results": config.results, "states": config.states}
+    places = {key: getattr(config, key) for key in ("jobs", *BLOB_FOLDERS)}
     local = [f"storage.{key} ({value})" for key, value in places.items() if _is_local(value)]
     if num_nodes <= 1 or config.is_shared or not local:
         return
     raise ConfigError(
         f"the Ray cluster has {num_nodes} nodes, but {' and '.join(local)} would be on the disk of "
         "one of them. Set storage.jobs to 'postgresql://user:password@host/database', and "
-        "storage.results and storage.states to an object store ('s3://bucket/folder'); or, if "
-        "these paths are on a disk that all nodes share and that outlives each of them, set "
-        "storage.is_shared: true"
+        "storage.results, storage.states and storage.inputs to an object store "
+        "('s3://bucket/folder'); or, if these paths are on a disk that all nodes share and that "
+        "outlives each of them, set storage.is_shared: true"
     )
 
 

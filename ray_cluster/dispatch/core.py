@@ -259,6 +259,10 @@ class DispatchCore:
         """Whether the request is waiting or leased."""
         return request_id in self._ledger
 
+    def open_requests(self) -> Iterator[ImageRequest]:
+        """Yield every request that is waiting or leased."""
+        return (record.request for record in self._ledger)
+
     def progress(
         self, request_ids: Iterable[str], now_s: float, *, predicts: bool
     ) -> tuple[Progress | None, ...]:

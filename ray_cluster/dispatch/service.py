@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ray_cluster.config.sections import DispatchConfig
 from ray_cluster.dispatch.clients import WaitingClients
@@ -153,6 +153,10 @@ class DispatchService:
         self._core.restore(request, age_s=age_s, slo_s=slo_s, now_s=self._clock())
         self._keepers[request.request_id] = keeper
         self._polls.wake()
+
+    def open_requests(self) -> Iterator[ImageRequest]:
+        """See :meth:`DispatchCore.open_requests`."""
+        return self._core.open_requests()
 
     def progress(
         self, request_ids: Iterable[str], *, predicts: bool

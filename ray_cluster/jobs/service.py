@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from ray_cluster.config.sections import StorageConfig
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.input_sweeper import InputSweeper
 from ray_cluster.jobs.job_log import tell, tell_end
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.store import JobStore, JobStoreError
@@ -30,8 +31,9 @@ from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.jobs import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Outcome
-from ray_cluster.requests import granted
+from ray_cluster.requests import ImageRequest, granted
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class JobService:
 
     Args:
         results: where replicas put the images.
+        inputs: where gateways put what clients send.
         max_open_per_client: bound on a client's jobs that have not ended.
         wall_clock: Unix time in seconds; ages of jobs are told by it.
     """
@@ -59,6 +62,7 @@ class JobService:
         dispatch: DispatchService,
         store: JobStore,
         results: BlobStore,
+        inputs: InputStore,
         *,
         config: StorageConfig,
         max_open_per_client: int,
@@ -75,6 +79,12 @@ class JobService:
         self._keyed: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._threads = StoreThreads(store)
         self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
+        self._input_sweeper = InputSweeper(
+            inputs,
+            open_requests=self._open_requests,
+            grace_s=config.inputs_grace_s,
+            wall_clock=wall_clock,
+        )
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -84,6 +94,14 @@ class JobService:
         for job in await self._threads.call("read", self._store.unfinished):
             self._take_up(job, await asyncio.to_thread(self._done, job))
         self._spawn(self._sweeper.run())
+        # not before the open jobs are known
+        self._spawn(self._input_sweeper.run())
+
+    def _open_requests(self) -> Iterator[ImageRequest]:
+        """Yield those that wait or are made, and all of the jobs that have not ended."""
+        yield from self._dispatch.open_requests()
+        for open_job in self._open.values():
+            yield from open_job.job.requests
 
     def _done(self, job: Job) -> dict[str, StoredImage]:
         """Return which images of a job there are."""
@@ -224,7 +242,13 @@ class JobService:
         """What keeps jobs from being made, for an operator; the log tells more."""
         jobs = "the job store cannot be read or written: no job is accepted"
         results = "the result store cannot be read or written"
-        return (jobs,) * self._threads.is_failing + (results,) * self._sweeper.is_failing
+        inputs = "the store of images that clients send cannot be read or written"
+        failing = {
+            jobs: self._threads.is_failing,
+            results: self._sweeper.is_failing,
+            inputs: self._input_sweeper.is_failing,
+        }
+        return tuple(text for text, is_failing in failing.items() if is_failing)
 
     @property
     def num_open(self) -> int:

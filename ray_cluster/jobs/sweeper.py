@@ -22,6 +22,16 @@ _SWEEP_REST = 50.0
 _PURGE_AT_ONCE = 500
 
 
+async def rest_after_sweep(started_s: float) -> None:
+    """Sleep until the next sweep is due.
+
+    Args:
+        started_s: when the last one began, on the event loop's clock.
+    """
+    took_s = asyncio.get_running_loop().time() - started_s
+    await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * took_s))
+
+
 class JobSweeper:
     """Keeps the stores of jobs and results within the age and size of the configuration.
 
@@ -51,17 +61,15 @@ class JobSweeper:
 
     async def run(self) -> None:
         """Sweep now and again, for ever."""
-        clock = asyncio.get_running_loop().time
         while True:
-            started_s = clock()
+            started_s = asyncio.get_running_loop().time()
             try:
                 await self._sweep()
                 self._is_failing = False
             except (JobStoreError, BlobStoreError) as error:
                 self._is_failing = isinstance(error, BlobStoreError)
                 logger.error("old jobs and results are not forgotten: %s", error)
-            took_s = clock() - started_s
-            await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * took_s))
+            await rest_after_sweep(started_s)
 
     async def _sweep(self) -> None:
         """Forget jobs and images that are older than the configuration says, or too many."""

@@ -1,12 +1,14 @@
-"""Named bytes in a folder or an object store: finished images, and states to go on from."""
+"""Named bytes in a folder or an object store: finished images, states to go on from, inputs."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
+import logging
 import os
 import re
 import secrets
+import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +20,13 @@ import fsspec
 
 from ray_cluster.errors import RayClusterError
 
+logger = logging.getLogger(__name__)
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
-_PART = ".part"
+# ends the names of entries that are not written to their end
+PART_SUFFIX = ".part"
+# of an entry that is written piece by piece, as object stores take them; s3 has a least size
+_BLOCK_BYTES = 8 << 20
 # entries of a sweep that are in memory at a time
 _AT_ONCE = 1000
 # what file systems raise: s3fs and gcsfs translate theirs to these
@@ -76,7 +83,7 @@ class BlobStore:
                 # object stores show an entry when it is whole
                 self._fs.pipe_file(path, data)
                 return
-            part = f"{path}.{secrets.token_hex(8)}{_PART}"
+            part = f"{path}.{secrets.token_hex(8)}{PART_SUFFIX}"
             try:
                 self._fs.pipe_file(part, data)
                 self._fs.mv(part, path)
@@ -85,6 +92,10 @@ class BlobStore:
                 raise
         except _FAILURES as error:
             raise BlobStoreError(f"{self.url} did not take {name}: {error}") from error
+
+    def writer(self) -> BlobWriter:
+        """Return what writes one entry piece by piece, and names it at the end."""
+        return BlobWriter(self)
 
     def get(self, name: str, num_bytes: int | None = None) -> bytes | None:
         """Return the bytes under a name, or the first of them; None if there is no such entry."""
@@ -186,6 +197,73 @@ class BlobStore:
                 self._fs.rm_file(path)
             except FileNotFoundError:
                 continue
+
+
+class BlobWriter:
+    """Writes one entry piece by piece; nothing is there under its name before it is committed.
+
+    A process that is killed in between leaves an entry that only a sweep sees. Calls block; they
+    may come from any thread, and wait for each other. All but :meth:`discard` raise
+    :class:`BlobStoreError`.
+    """
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._fs = store._fs
+        self._part = store._path(f"{secrets.token_hex(16)}{PART_SUFFIX}")
+        self._file: Any = None
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Append a piece."""
+        with self._lock, self._failing():
+            self._open().write(data)
+
+    def commit(self, name: str) -> None:
+        """Make what was written the entry of this name, whole and at once."""
+        path = self._store._path(name)
+        with self._lock, self._failing():
+            file = self._open()
+            if self._store._is_local:
+                # once named, it is whole after a power failure, too
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+                self._fs.mv(self._part, path)
+            else:
+                file.close()
+                self._fs.cp_file(self._part, path)
+                self._store._remove([self._part])
+            self._is_over = True
+
+    def discard(self) -> None:
+        """Remove what was written, unless it is committed; what fails is left to a sweep."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            if self._file is None:
+                return
+            try:
+                self._file.close()
+                self._store._remove([self._part])
+            except _FAILURES as error:
+                logger.warning("%s is left to the sweep: %s", self._part, error)
+
+    def _open(self) -> Any:
+        if self._is_over:
+            raise ValueError("the entry is committed or given up already")
+        if self._file is None:
+            self._file = self._fs.open(self._part, "wb", block_size=_BLOCK_BYTES)
+        return self._file
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except _FAILURES as error:
+            raise BlobStoreError(f"{self._store.url} did not take a new entry: {error}") from error
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ async def test_a_prompt_alone_takes_every_default(
         sampler="ddim",
         seed=request.seed,
     )
+    assert request.owner == "open"
     assert len(request.request_id) > 30
     assert 0 <= request.seed < 2**53
     assert reply["created"] == int(NOW_S)

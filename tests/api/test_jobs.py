@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -281,6 +282,10 @@ async def test_jobs_belong_to_their_key(
     alice, bob = ({"Authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as calls:
         job = (await calls.post("/v1/jobs", json=BODY, headers=alice)).json()
+        kept = cell.store.get(job["id"])
+        assert kept is not None
+        # its replica, too, reads no images but those that this client has sent
+        assert kept.client == kept.requests[0].owner == hashlib.sha256(b"alice-key").hexdigest()
         path = f"/v1/jobs/{job['id']}"
         assert (await calls.get(path, headers=alice)).status_code == 200
         check_error(await calls.get(path, headers=bob), 404, code="job_not_found")

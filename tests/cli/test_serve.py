@@ -149,6 +149,18 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
             "{storage: {results: x, states: x}, pools: [{name: a, model: b}]}",
             "results and states must be different places",
         ),
+        (
+            "{storage: {states: x, inputs: x/}, pools: [{name: a, model: b}]}",
+            "states and inputs must be different places",
+        ),
+        (
+            "{limits: {max_upload_s: 2000}, pools: [{name: a, model: b}]}",
+            "storage.inputs_grace_s 3600 is below twice limits.max_upload_s 2000",
+        ),
+        (
+            "{limits: {max_input_bytes: 300000000}, pools: [{name: a, model: b}]}",
+            "max_upload_bytes 209715200 is below max_input_bytes 300000000",
+        ),
         ("{http: {api_keys: ['']}, pools: [{name: a, model: b}]}", "an API key is empty"),
         (
             "{ray: {worker_port_range: [5, 1]}, pools: [{name: a, model: b}]}",

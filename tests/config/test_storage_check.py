@@ -24,7 +24,9 @@ POSTGRESQL = "postgresql://user:secret@host/jobs"
 def test_files_of_one_node_are_refused_on_several(
     jobs: str, results: str, named: list[str]
 ) -> None:
-    config = StorageConfig(jobs=jobs, results=results, states="s3://bucket/states")
+    config = StorageConfig(
+        jobs=jobs, results=results, states="s3://bucket/states", inputs="s3://bucket/inputs"
+    )
     with pytest.raises(ConfigError) as caught:
         check_storage(config, num_nodes=2)
     message = str(caught.value)
@@ -34,12 +36,16 @@ def test_files_of_one_node_are_refused_on_several(
     check_storage(config.model_copy(update={"is_shared": True}), num_nodes=2)
 
 
-def test_unfinished_images_of_one_node_are_refused_too() -> None:
-    config = StorageConfig(jobs=POSTGRESQL, results="s3://bucket/results", states="/data/states")
-    with pytest.raises(ConfigError, match=r"but storage.states \(/data/states\) would"):
+@pytest.mark.parametrize("key", ["states", "inputs"])
+def test_unfinished_images_and_inputs_of_one_node_are_refused_too(key: str) -> None:
+    remote = {one: f"s3://bucket/{one}" for one in ("results", "states", "inputs")}
+    config = StorageConfig(jobs=POSTGRESQL, **{**remote, key: f"/data/{key}"})
+    with pytest.raises(ConfigError, match=rf"but storage.{key} \(/data/{key}\) would"):
         check_storage(config, num_nodes=2)
 
 
 def test_servers_are_taken_on_any_number_of_nodes() -> None:
-    config = StorageConfig(jobs=POSTGRESQL, results="s3://bucket/r", states="s3://bucket/s")
+    config = StorageConfig(
+        jobs=POSTGRESQL, results="s3://bucket/r", states="s3://bucket/s", inputs="s3://bucket/i"
+    )
     check_storage(config, num_nodes=9)

@@ -100,6 +100,7 @@ class Service:
                 "jobs": f"sqlite:///{folder}/store/jobs.db",
                 "results": str(folder / "store" / "results"),
                 "states": str(folder / "store" / "states"),
+                "inputs": str(folder / "store" / "inputs"),
             },
             "pools": [
                 {

@@ -29,6 +29,7 @@ from ray_cluster.requests import (
     Timing,
 )
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 from tests.fakes import image_request, registration
 
 DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
@@ -64,6 +65,7 @@ class JobsCell:
         max_queued: int = 64,
         max_open: int = 100,
         limits: LimitsConfig | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         limits = limits or LimitsConfig(max_queued_images=max_queued)
         self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
@@ -74,15 +76,21 @@ class JobsCell:
             on_register=self._note_worker,
         )
         self.results = BlobStore(str(folder / "results"))
+        self.inputs = InputStore(
+            BlobStore(str(folder / "inputs")),
+            grace_s=StorageConfig().inputs_grace_s,
+            wall_clock=wall_clock,
+        )
         self.store = store or SqlJobStore.open(f"sqlite:///{folder}/jobs.db")
         self.book = MetricsBook(30.0)
         self.jobs_service = JobService(
             self.dispatch,
             self.store,
             self.results,
+            self.inputs,
             config=StorageConfig(retention_s=retention_s),
             max_open_per_client=max_open,
-            wall_clock=time.time,
+            wall_clock=wall_clock,
         )
         self.cell = CellService(self.dispatch, self.jobs_service, self.book, time.monotonic)
         # as a gateway's dispatcher client has them

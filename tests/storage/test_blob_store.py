@@ -64,6 +64,37 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.png"]
 
 
+def test_what_is_written_in_pieces_is_there_once_it_is_committed(store: BlobStore) -> None:
+    writer, other = store.writer(), store.writer()
+    for piece in (b"one", b"", b" and two"):
+        writer.write(piece)
+        other.write(piece)
+    assert store.get("a.png") is None
+    writer.commit("a.png")
+    assert store.get("a.png") == b"one and two"
+    other.discard()
+    assert names(store) == {"a.png"}
+    store.writer().commit("b.png")
+    assert store.get("b.png") == b""
+    with pytest.raises(ValueError, match="no name"):
+        store.writer().commit("../a")
+
+
+def test_a_writer_that_has_ended_writes_no_more(store: BlobStore) -> None:
+    ended, never = store.writer(), store.writer()
+    ended.write(b"one")
+    ended.commit("a.png")
+    ended.discard()
+    never.discard()
+    for writer in (ended, never):
+        with pytest.raises(BlobStoreError, match="already"):
+            writer.write(b"two")
+        with pytest.raises(BlobStoreError, match="already"):
+            writer.commit("b.png")
+    assert names(store) == {"a.png"}
+    assert store.get("a.png") == b"one"
+
+
 def test_a_sweep_takes_the_old_and_then_the_oldest(tmp_path: Path) -> None:
     store = BlobStore(str(tmp_path))
     for index in range(6):

@@ -175,6 +175,7 @@ class OwnContender:
                 "jobs": f"sqlite:///{site.folder}/jobs.db",
                 "results": str(site.folder / "results"),
                 "states": str(site.folder / "states"),
+                "inputs": str(site.folder / "inputs"),
             },
             "pools": [self.pool_section(site.dtype)],
         }

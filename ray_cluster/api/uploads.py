@@ -1,0 +1,285 @@
+"""Takes the images that calls send into the input store: files of a form, and base64 in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.requests import Request
+
+from ray_cluster.api.auth import owner_of
+from ray_cluster.api.body import BodyLimit, bounded
+from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.api.multipart import Event, PartBegin, PartData, boundary_of, form_events
+from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.requests import BlobRef
+from ray_cluster.storage.blob_store import BlobStoreError
+from ray_cluster.storage.inputs import InputStore, InputTooLarge
+
+logger = logging.getLogger(__name__)
+
+LIST_MARK = "[]"
+# as many bytes as tell the kinds apart
+_HEAD_BYTES = 12
+# a multiple of four, so that each piece can be decoded by itself
+_BASE64_PIECE_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a form held.
+
+    Attributes:
+        texts: by name.
+        images: by name, without ``[]``; in the order in which they were sent.
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    images: dict[str, tuple[BlobRef, ...]] = field(default_factory=dict)
+
+
+class Uploads:
+    """Stores the images of calls under their client, each checked for size and kind.
+
+    The kind is told from the first bytes (PNG, JPEG or WebP); that the rest can be decoded is for
+    the caller to check.
+    """
+
+    def __init__(self, inputs: InputStore, limits: LimitsConfig) -> None:
+        self._inputs = inputs
+        self._limit = BodyLimit.of_uploads(limits)
+        self._max_input_bytes = limits.max_input_bytes
+        self._max_text_bytes = limits.max_body_bytes
+
+    async def read_form(self, request: Request, max_images: Mapping[str, int]) -> Form:
+        """Read a form; its images are stored while they arrive.
+
+        An image comes in a part of its name, or several come in parts of its name with ``[]``.
+
+        Args:
+            max_images: names of the parts that are images, and how many there may be of each.
+
+        Raises:
+            ApiError: 415 for another content type, 413 for a body, an image or texts that are too
+                large, 408 for a body that is too slow, 503 where the input store fails.
+            InvalidRequest: the form or one of its parts is wrong; it names the part.
+        """
+        boundary = boundary_of(request)
+        reading = _FormReading(self, owner_of(request), max_images, self._max_text_bytes)
+        async with self._limit.in_time(), aclosing(bounded(request, self._limit)) as body:
+            try:
+                async with aclosing(form_events(body, boundary)) as events:
+                    return await reading.read(events)
+            except (ApiError, InvalidRequest):
+                # a client reads the reply once it has sent everything
+                with suppress(ApiError):
+                    async for _ in body:
+                        pass
+                raise
+
+    async def store_text(self, owner: str, text: str, param: str) -> BlobRef:
+        """Store an image that a JSON body holds as base64 or as a ``data:`` URL.
+
+        Args:
+            param: the field, for errors.
+
+        Raises:
+            ApiError: 413 for an image that is too large, 503 where the input store fails.
+            InvalidRequest: it is not base64, or no image.
+        """
+        return await self.store(owner, _decoded(_payload(text, param), param), param)
+
+    async def store(self, owner: str, chunks: AsyncIterator[bytes], param: str) -> BlobRef:
+        """Store an image while it arrives; errors are those of :meth:`store_text`."""
+        try:
+            async with aclosing(_of_known_kind(chunks, param)) as checked:
+                return await self._inputs.put(owner, checked, max_bytes=self._max_input_bytes)
+        except InputTooLarge as error:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"The image {param!r} is larger than the {self._max_input_bytes} bytes allowed; "
+                "send a smaller one.",
+                code="image_too_large",
+                param=param,
+            ) from error
+        except BlobStoreError as error:
+            logger.error("an image that a client sends is not stored: %s", error)
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "The store of images that calls send does not answer; try again.",
+                code="input_store_unavailable",
+                retry_after_s=DEFAULT_RETRY_AFTER_S,
+            ) from error
+
+
+class _FormReading:
+    """One form while it arrives.
+
+    Args:
+        max_text_bytes: of all texts together.
+    """
+
+    def __init__(
+        self, uploads: Uploads, owner: str, max_images: Mapping[str, int], max_text_bytes: int
+    ) -> None:
+        self._uploads = uploads
+        self._owner = owner
+        self._max_images = max_images
+        self._max_text_bytes = self._num_text_bytes_left = max_text_bytes
+        self._names: set[str] = set()
+        self._texts: dict[str, str] = {}
+        self._images: dict[str, list[BlobRef]] = {}
+
+    async def read(self, events: AsyncIterator[Event]) -> Form:
+        """Return the form that these events tell of."""
+        async for event in events:
+            assert isinstance(event, PartBegin)
+            base = event.name.removesuffix(LIST_MARK)
+            async with aclosing(_data_of_part(events)) as data:
+                if base in self._max_images:
+                    await self._read_image(event, base, data)
+                else:
+                    await self._read_text(event, data)
+        images = {name: tuple(refs) for name, refs in self._images.items()}
+        return Form(self._texts, images)
+
+    async def _read_image(self, part: PartBegin, base: str, data: AsyncIterator[bytes]) -> None:
+        name, most = part.name, self._max_images[base]
+        if not part.is_file:
+            raise InvalidRequest(
+                f"The part {name!r} must be a file; given a text. Give the part a file name.", name
+            )
+        refs = self._images.setdefault(base, [])
+        if refs and (base in self._names or name == base):
+            raise _duplicate(name, f"send several images as {base + LIST_MARK!r}")
+        if len(refs) == most:
+            raise InvalidRequest(
+                f"The part {name!r} is given {most + 1} times or more; at most {most} are allowed.",
+                name,
+            )
+        self._names.add(name)
+        refs.append(await self._uploads.store(self._owner, data, name))
+
+    async def _read_text(self, part: PartBegin, data: AsyncIterator[bytes]) -> None:
+        name = part.name
+        if part.is_file:
+            allowed = ", ".join(self._max_images)
+            raise InvalidRequest(
+                f"The part {name!r} must be a text; given a file. Files are allowed for: "
+                f"{allowed}.",
+                name,
+            )
+        if "[" in name.removesuffix(LIST_MARK):
+            field_name = name.partition("[")[0]
+            raise InvalidRequest(
+                f"The part {name!r} cannot be read: a form does not tell which of these values "
+                f"belong together. Send all of {field_name!r} as one text of JSON.",
+                name,
+            )
+        if name in self._texts:
+            raise _duplicate(name, "give it once")
+        self._texts[name] = await self._text(name, data)
+
+    async def _text(self, name: str, data: AsyncIterator[bytes]) -> str:
+        raw = bytearray()
+        async for chunk in data:
+            raw += chunk
+            if len(raw) > self._num_text_bytes_left:
+                raise ApiError(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                    f"With the part {name!r} the form's texts are larger than the "
+                    f"{self._max_text_bytes} bytes allowed; send shorter ones.",
+                    code="body_too_large",
+                    param=name,
+                )
+        self._num_text_bytes_left -= len(raw)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"The part {name!r} is not UTF-8 at byte {error.start}; send it as UTF-8.", name
+            ) from error
+
+
+async def _data_of_part(events: AsyncIterator[Event]) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes up to the end of the part that has begun."""
+    async for event in events:
+        if not isinstance(event, PartData):
+            return
+        yield event.data
+
+
+def _duplicate(name: str, instead: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The part {name!r} is given more than once; {instead}.", name, code="duplicate_parameter"
+    )
+
+
+async def _of_known_kind(chunks: AsyncIterator[bytes], param: str) -> AsyncGenerator[bytes, None]:
+    """Yield the same bytes, once the first of them are those of an image."""
+    head = bytearray()
+    async for chunk in chunks:
+        if len(head) >= _HEAD_BYTES:
+            yield chunk
+            continue
+        head += chunk
+        if len(head) >= _HEAD_BYTES:
+            _check_kind(head, param)
+            yield bytes(head)
+    if len(head) < _HEAD_BYTES:
+        _check_kind(head, param)
+
+
+def _check_kind(head: bytearray, param: str) -> None:
+    is_known = len(head) >= _HEAD_BYTES and (
+        head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"))
+        or (head.startswith(b"RIFF") and head[8:12] == b"WEBP")
+    )
+    if not is_known:
+        begins = f"begins with {bytes(head[:_HEAD_BYTES])!r}" if head else "is empty"
+        raise InvalidRequest(
+            f"{param!r} must be a PNG, JPEG or WebP image; what was sent {begins}.",
+            param,
+            code="invalid_image",
+        )
+
+
+def _payload(text: str, param: str) -> str:
+    """Return the base64 of a text that is nothing else, or of a ``data:`` URL."""
+    if text[:8].lower().startswith(("http://", "https://")):
+        raise InvalidRequest(
+            f"{param!r} must hold the image itself; given a URL, which this service does not "
+            "fetch. Send base64 or 'data:image/png;base64,...'.",
+            param,
+        )
+    if text[:5].lower() != "data:":
+        return text
+    head, comma, payload = text.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidRequest(
+            f"{param!r} must be 'data:image/png;base64,...'; given {text[:40]!r}.", param
+        )
+    return payload
+
+
+async def _decoded(text: str, param: str) -> AsyncIterator[bytes]:
+    """Yield what base64 says, piece by piece."""
+    try:
+        if len(text) % 4 or "=" in text[:-2]:
+            raise binascii.Error("its length or padding is wrong")
+        for start in range(0, len(text), _BASE64_PIECE_CHARS):
+            piece = text[start : start + _BASE64_PIECE_CHARS]
+            yield await asyncio.to_thread(base64.b64decode, piece, validate=True)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{param!r} must be base64 in the standard alphabet, with padding and without line "
+            f"breaks: {error}.",
+            param,
+        ) from error
