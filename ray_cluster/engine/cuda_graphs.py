@@ -102,7 +102,7 @@ class GraphedExecutor(Generic[PreparedT]):
         self, encoded: StepBatch[PreparedT], residuals: Residuals | None = None
     ) -> Tensor:
         """Return the prediction after guidance, ``[M, C]`` float32."""
-        if residuals is not None or encoded.deltas:
+        if residuals is not None or any(encoded.deltas):
             halfway = self._executor.encode_half(encoded)
             return self._executor.decode_half(halfway, residuals)
         key = _key(encoded)
