@@ -15,6 +15,7 @@ from benchmarks.settings import GUIDANCE, Report, Settings
 from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Executor, Residuals, StepBatch
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.step_engine import StepEngine
@@ -51,9 +52,9 @@ class ClockedExecutor:
         """See :class:`Executor`."""
         return self._inner.num_levels
 
-    def prepare(self, conditioning: Conditioning) -> Any:
+    def prepare(self, conditioning: Conditioning, deltas: LayerDeltas | None = None) -> Any:
         """See :class:`Executor`."""
-        return self._inner.prepare(conditioning)
+        return self._inner.prepare(conditioning, deltas)
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """See :class:`Executor`."""

@@ -8,13 +8,14 @@ by ``benchmarks/gpu``; until it is shown, nothing in the service uses it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.deltas import Delta, LayerDeltas
 from ray_cluster.engine.executor import Executor, PreparedT, Residuals, StepBatch
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.errors import ConfigError
@@ -36,8 +37,8 @@ class GraphedExecutor(Generic[PreparedT]):
     that the graph reads, prompts only where they are others than in the batch before. A graph
     keeps the memory of its activations: the least recently used one is dropped for a new one.
 
-    With residuals between the halves the call runs as without a graph. While a graph is captured
-    other threads may use the device, as the stages around the step thread do.
+    With residuals between the halves, or deltas, the call runs as without a graph. While one is
+    captured other threads may use the device, as the stages around the step thread do.
 
     Args:
         executor: on a CUDA device, its weights there too (not offloaded).
@@ -84,9 +85,13 @@ class GraphedExecutor(Generic[PreparedT]):
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         return self._executor.latent_shape(width_px, height_px)
 
-    def prepare(self, conditioning: Conditioning) -> PreparedT:
+    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
+        """Return deltas for requests of this model; see :meth:`Executor.bind`."""
+        return self._executor.bind(deltas)
+
+    def prepare(self, conditioning: Conditioning, deltas: LayerDeltas | None = None) -> PreparedT:
         """Compute what stays the same in all steps of a request; never from a graph."""
-        return self._executor.prepare(conditioning)
+        return self._executor.prepare(conditioning, deltas)
 
     def encode_half(self, batch: StepBatch[PreparedT]) -> StepBatch[PreparedT]:
         """Return the batch: a graph has both halves."""
@@ -97,7 +102,7 @@ class GraphedExecutor(Generic[PreparedT]):
         self, encoded: StepBatch[PreparedT], residuals: Residuals | None = None
     ) -> Tensor:
         """Return the prediction after guidance, ``[M, C]`` float32."""
-        if residuals is not None:
+        if residuals is not None or any(encoded.deltas):
             halfway = self._executor.encode_half(encoded)
             return self._executor.decode_half(halfway, residuals)
         key = _key(encoded)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.deltas import Delta, LayerDeltas
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import TokenLayout
 from ray_cluster.policies.reuse import ActivePatches
@@ -67,6 +69,7 @@ class StepBatch(Generic[PreparedT]):
         num_calls: model calls that the step takes, of which this is one.
         reuse: per request its part in reuse; None for those that reuse nothing and keep nothing,
             and empty where all are like that.
+        deltas: per request what it adds to the outputs of layers, and empty where none does.
     """
 
     layout: TokenLayout
@@ -76,14 +79,16 @@ class StepBatch(Generic[PreparedT]):
     guidance_scales: Tensor
     num_calls: int = 1
     reuse: tuple[RowReuse | None, ...] = ()
+    deltas: tuple[LayerDeltas | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What a ControlNet adds between the halves; matrices of the layout's levels.
+    """What ControlNets add between the halves, matrices of the layout's levels; zeros for rows that
+    have none.
 
     Attributes:
-        down: one ``[N, C]`` per skip connection.
+        down: one ``[N, C]`` per skip connection, the one nearest to the latents first.
         mid: ``[N, C]``.
     """
 
@@ -96,7 +101,7 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
 
     ``encode_half`` runs the down and mid blocks; what it returns goes into ``decode_half``, which
     runs the up blocks and applies guidance. Residuals may arrive between the halves
-    (SwiftDiffusion §4.1).
+    (SwiftDiffusion §4.1); batches in which rows reuse something have none.
     """
 
     @property
@@ -118,11 +123,26 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
 
-    def prepare(self, conditioning: Conditioning) -> PreparedT:
-        """Compute what stays the same in all steps of a request."""
+    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
+        """Return deltas for requests of this model.
+
+        Args:
+            deltas: by the path of a layer in diffusers' model.
+
+        Raises:
+            ModelUnsupported: a path names no layer that can have one.
+        """
+
+    def prepare(self, conditioning: Conditioning, deltas: LayerDeltas | None = None) -> PreparedT:
+        """Compute what stays the same in all steps of a request, with what it adds to layers."""
 
     def encode_half(self, batch: StepBatch[PreparedT]) -> EncodedT:
         """Run the first half and return what the second half needs."""
 
     def decode_half(self, encoded: EncodedT, residuals: Residuals | None = None) -> Tensor:
-        """Return the prediction after guidance, ``[M, C]`` float32."""
+        """Return the prediction after guidance, ``[M, C]`` float32.
+
+        Raises:
+            ModelUnsupported: the model takes no residuals.
+            ValueError: there are residuals of another number, or for a batch in which rows reuse.
+        """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ray_cluster.engine.activations import ActivationStore
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Executor, RowReuse, StepBatch
+from ray_cluster.engine.residuals import NoResiduals, ResidualSource, StepPart
 from ray_cluster.engine.reuse_steps import Turn, turn_of
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.state import RequestState
@@ -35,12 +37,14 @@ class Held:
     Attributes:
         table: the schedule of its sampler.
         last_step: number of the engine's step that it was last part of, or after which it came.
+        deltas: what it adds to the outputs of layers.
         prepared: what the executor made of its conditioning, from its first step here on.
     """
 
     state: RequestState
     table: SamplerTable
     last_step: int
+    deltas: LayerDeltas | None = None
     prepared: Any = None
 
     @property
@@ -52,6 +56,19 @@ class Held:
     def draws_noise(self) -> bool:
         """Whether its next step draws from the request's generator."""
         return self.table.takes_noise[self.state.step_index]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSources:
+    """Where a step has from what its model call does not compute.
+
+    Attributes:
+        store: of what rows keep of a step for later ones; without a limit unless given.
+        residuals: of ControlNets; no request has any unless given.
+    """
+
+    store: ActivationStore = field(default_factory=ActivationStore)
+    residuals: ResidualSource = field(default_factory=NoResiduals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +108,7 @@ def compute_step(
     rows: Sequence[Held],
     executor: Executor[Any, Any],
     choose: LayoutChoice,
-    store: ActivationStore,
+    sources: StepSources,
 ) -> list[Advanced]:
     """Compute one step of every row in one batch; the rows' states stay as they are.
 
@@ -102,19 +119,41 @@ def compute_step(
         rows: any.
         executor: the model.
         choose: told the number of sizes, says whether they share a model call.
-        store: of what rows have kept.
+        sources: of what the model call does not compute.
+
+    Raises:
+        ValueError: some rows have residuals, and some are on a schedule of reuse.
     """
+    _check_residuals(rows, sources.residuals)
     for row in rows:
         if row.prepared is None:
-            row.prepared = executor.prepare(row.state.conditioning)
-    turns = [turn_of(row.state, row.table.num_steps, store) for row in rows]
+            row.prepared = executor.prepare(row.state.conditioning, row.deltas)
+    turns = [turn_of(row.state, row.table.num_steps, sources.store) for row in rows]
     lacking = [pair for pair in zip(rows, turns, strict=True) if pair[1].is_lacking]
     if lacking:
         _restore(lacking, executor, choose)
     composition, order = _arranged(rows)
-    advanced = _compute([(rows[i], turns[i]) for i in order], composition, executor, choose)
+    starts = [
+        _Start(rows[i], rows[i].state.latents, rows[i].state.step_index, turns[i].reuse)
+        for i in order
+    ]
+    call = _Call(starts, layout_of(composition, executor.num_levels), executor)
+    prediction = _predict(call, choose, sources.residuals)
+    advanced = _advance(call, prediction, [turns[i] for i in order])
     by_row = dict(zip(order, advanced, strict=True))
     return [by_row[index] for index in range(len(rows))]
+
+
+def _check_residuals(rows: Sequence[Held], source: ResidualSource) -> None:
+    """Refuse residuals beside reuse: what is reused was made without those of the present step."""
+    added = [row.state for row in rows if source.adds_to(row.state)]
+    reusing = [row.state for row in rows if row.state.reuse is not None]
+    if added and reusing:
+        raise ValueError(
+            f"request {added[0].request.request_id!r} has ControlNet residuals and "
+            f"{reusing[0].request.request_id!r} a reuse schedule: no model call has both; "
+            "leave one of them out, or step these requests apart"
+        )
 
 
 def _arranged(rows: Sequence[Held]) -> tuple[Composition, tuple[int, ...]]:
@@ -137,7 +176,8 @@ def _restore(
         again = RowReuse(part.num_outer, is_by_patch=part.is_by_patch)
         starts.append(_Start(row, last.latents, last.step_index, again))
         parts.append(part)
-    _predict(_Call(starts, layout_of(composition, executor.num_levels), executor), choose)
+    call = _Call(starts, layout_of(composition, executor.num_levels), executor)
+    _predict(call, choose, NoResiduals())
     for part, start in zip(parts, starts, strict=True):
         assert start.reuse is not None
         part.kept = start.reuse.fresh
@@ -147,6 +187,7 @@ class _Call:
     """The inputs of a model call over rows in the order of their layout.
 
     Attributes:
+        rows: whose call it is.
         latents: ``[M, C]`` in the samplers' own scales.
         coefficients: ``[B, 8]`` of the samplers' updates.
         owner: ``[M]``, whose pixel it is.
@@ -164,9 +205,11 @@ class _Call:
             .split([1, 1, NUM_COEFFICIENTS, 1], dim=1)
         )
         self.executor = executor
+        self.rows = [start.row for start in starts]
         self.owner = layout.request_of_token(executor.device)
         self.latents = _flat([start.latents for start in starts])
         parts = tuple(start.reuse for start in starts)
+        deltas = tuple(row.deltas for row in self.rows)
         self.batch: StepBatch[Any] = StepBatch(
             layout=layout,
             latents=self.latents * input_scale[self.owner],
@@ -174,47 +217,43 @@ class _Call:
             prepared=tuple(start.row.prepared for start in starts),
             guidance_scales=scales[:, 0],
             reuse=parts if any(part is not None for part in parts) else (),
+            deltas=deltas if any(deltas) else (),
         )
 
 
-def _predict(call: _Call, choose: LayoutChoice) -> Tensor:
+def _predict(call: _Call, choose: LayoutChoice, source: ResidualSource) -> Tensor:
     """Call the model, once or for each size; return the guided prediction ``[M, C]``."""
     composition, executor = call.batch.layout.composition, call.executor
     runs = [composition]
     if choose(len(composition)) == "grouped":
         runs = [(group,) for group in composition]
-    return torch.cat(
-        [
-            executor.decode_half(executor.encode_half(part))
-            for part in _parts(call.batch, runs, executor.num_levels)
+    parts = list(_parts(call, runs, executor.num_levels))
+    pending = source.begin(parts)
+    if pending is None:
+        # one call after the other: what lies between its halves is needed for itself alone
+        outputs = [executor.decode_half(executor.encode_half(part.batch)) for part in parts]
+    else:
+        halves = [executor.encode_half(part.batch) for part in parts]
+        outputs = [
+            executor.decode_half(half, pending.of(index)) for index, half in enumerate(halves)
         ]
-    )
+    return torch.cat(outputs)
 
 
-def _compute(
-    turns: Sequence[tuple[Held, Turn]],
-    composition: Composition,
-    executor: Executor[Any, Any],
-    choose: LayoutChoice,
-) -> list[Advanced]:
-    """Compute a step of rows in the order of their layout."""
-    rows = [row for row, _ in turns]
-    layout = layout_of(composition, executor.num_levels)
-    starts = [
-        _Start(row, row.state.latents, row.state.step_index, turn.reuse) for row, turn in turns
-    ]
-    call = _Call(starts, layout, executor)
+def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Advanced]:
+    """Update the latents of a call's rows."""
+    rows, layout = call.rows, call.batch.layout
     advanced, denoised = sampler_update(
         call.latents,
-        _predict(call, choose),
+        prediction,
         _flat([row.state.denoised for row in rows]),
-        _noise(rows, executor.device),
+        _noise(rows, call.executor.device),
         call.coefficients,
         call.owner,
     )
     return [
         Advanced(latents=new, denoised=estimate, is_finite=is_finite, turn=turn)
-        for new, estimate, is_finite, (_, turn) in zip(
+        for new, estimate, is_finite, turn in zip(
             _images(advanced, rows, layout),
             _images(denoised, rows, layout),
             _are_finite(advanced, call.owner, len(rows)),
@@ -224,19 +263,18 @@ def _compute(
     ]
 
 
-def _parts(
-    batch: StepBatch[Any], runs: Sequence[Composition], num_levels: int
-) -> Iterator[StepBatch[Any]]:
-    """Cut a batch into one for each run of its sizes."""
+def _parts(call: _Call, runs: Sequence[Composition], num_levels: int) -> Iterator[StepPart]:
+    """Cut a call's batch into one for each run of its sizes."""
+    batch, states = call.batch, tuple(row.state for row in call.rows)
     if len(runs) == 1:
-        yield batch
+        yield StepPart(batch, states)
         return
     request = token = 0
     for run in runs:
         layout = layout_of(run, num_levels)
         requests = slice(request, request + layout.num_requests)
         tokens = slice(token, token + sum(layout.request_tokens))
-        yield StepBatch(
+        part: StepBatch[Any] = StepBatch(
             layout=layout,
             latents=batch.latents[tokens],
             timesteps=batch.timesteps[requests],
@@ -244,7 +282,9 @@ def _parts(
             guidance_scales=batch.guidance_scales[requests],
             num_calls=len(runs),
             reuse=batch.reuse[requests],
+            deltas=batch.deltas[requests],
         )
+        yield StepPart(part, states[requests])
         request, token = requests.stop, tokens.stop
 
 

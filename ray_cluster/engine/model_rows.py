@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.deltas import LayerDeltas, RowDeltas
 from ray_cluster.engine.executor import PreparedT, StepBatch
 from ray_cluster.engine.rings import Ring
 
@@ -45,6 +46,24 @@ def guide(output: Tensor, batch: StepBatch[Any]) -> Tensor:
     unconditional = output[layout.unconditional_tokens(output.device)]
     scales = batch.guidance_scales[layout.request_of_token(output.device), None]
     return torch.addcmul(unconditional, scales, conditional - unconditional)
+
+
+def request_deltas(batch: StepBatch[Any]) -> RowDeltas | None:
+    """Return which requests of a batch have deltas."""
+    return RowDeltas.of(batch.deltas)
+
+
+def ring_deltas(batch: StepBatch[Any], ring: Ring) -> RowDeltas | None:
+    """Return which model rows of a ring have deltas."""
+    if not batch.deltas:
+        return None
+    owners = batch.layout.row_request
+    return RowDeltas.of([batch.deltas[owners[image]] for image in ring.images])
+
+
+def prepared_deltas(deltas: LayerDeltas | None, num_rows: int) -> RowDeltas | None:
+    """Return those of a request's own model rows."""
+    return RowDeltas.of([deltas] * num_rows)
 
 
 class KeptStacks(Generic[PreparedT, StackedT]):

@@ -11,6 +11,9 @@ are slower than PyTorch's.
 Elsewhere the layers of one input become one, and convolutions have their weights channels last, as
 the flat matrix has its pixels: otherwise each call would bring one of the two into the other's
 order. Layers whose weights are elsewhere until they run (``offload``) are called as they are.
+
+Every layer takes the deltas of its rows too (``deltas.py``), which know the given layers. Rows that
+have one before an activation that is part of the product take both apart; the others do not.
 """
 
 from __future__ import annotations
@@ -23,18 +26,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
+from ray_cluster.engine.deltas import Owned, RowDeltas, owned_by
 from ray_cluster.kernels.geglu.op import geglu
 
-Layer = Callable[[Tensor], Tensor]
+Product = Callable[[Tensor], Tensor]
+"""From rows ``[N, C]`` to ``[N, D]``."""
 GeluFormula = Literal["none", "tanh"]
 """Of PyTorch's ``gelu``: exact, or with the hyperbolic tangent."""
+
+
+class Layer(Protocol):
+    """A layer over rows."""
+
+    def __call__(self, rows: Tensor, deltas: RowDeltas | None = None, /) -> Tensor:
+        """Return it of ``[N, C]``, with what some of the rows add to its product."""
 
 
 class Convolution(Protocol):
     """A convolution that can leave out the padding around images."""
 
-    def __call__(self, images: Tensor, /) -> Tensor:
-        """Return it of ``[n, C, h, w]``, padded as it is in the model."""
+    @property
+    def owned(self) -> tuple[Owned, ...]:
+        """The layer that it is."""
+
+    def __call__(self, images: Tensor, deltas: RowDeltas | None = None, /) -> Tensor:
+        """Return it of ``[n, C, h, w]``, padded as it is in the model.
+
+        Args:
+            deltas: of these images.
+        """
 
     def unpadded(self, windows: Tensor, /) -> Tensor:
         """Return it of ``[n, C, h, w]`` that have what is around them."""
@@ -68,19 +88,25 @@ def packed_linear(*layers: nn.Module) -> Layer:
         layers: ``Linear``, or ``Conv2d`` over as many pixels as its kernel has; all of one input.
     """
     if any(_is_offloaded(layer) for layer in layers):
-        return _CalledLinear(layers)
+        return _Linear(_CalledLinear(layers), layers)
     weight, bias = _taken(layers)
     if can_pack(weight):
-        return _PackedLinear(weight, bias)
-    return lambda rows: F.linear(rows, weight, bias)
+        return _Linear(_PackedProduct(weight, bias), layers)
+    return _Linear(lambda rows: F.linear(rows, weight, bias), layers)
 
 
 def packed_gelu(layer: nn.Module, formula: GeluFormula) -> Layer:
     """Return a linear layer over rows and the GELU of its outputs; its weights are taken over."""
     if _is_offloaded(layer) or not can_pack(_weight(layer)):
         linear = packed_linear(layer)
-        return lambda rows: _gelu_(linear(rows), formula)
-    return _PackedLinear(*_taken([layer]), gelu=formula)
+        return lambda rows, deltas=None: _gelu_(linear(rows, deltas), formula)
+    product = _PackedProduct(*_taken([layer]))
+    linear = _Linear(product, [layer])
+    return _Fused(
+        layer,
+        lambda rows: product.gelu(rows, formula),
+        lambda rows, deltas=None: _gelu_(linear(rows, deltas), formula),
+    )
 
 
 def packed_geglu(layer: nn.Module) -> Layer:
@@ -91,19 +117,21 @@ def packed_geglu(layer: nn.Module) -> Layer:
     """
     if _is_offloaded(layer) or _weight(layer).device.type != "cpu":
         linear = packed_linear(layer)
-        return lambda rows: geglu(linear(rows))
+        return lambda rows, deltas=None: geglu(linear(rows, deltas))
     weight, bias = _taken([layer])
     (hidden, gate), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
-    if can_pack(weight):
-        packed = _PackedLinear(hidden, biases[0])
-        gelu = _PackedLinear(gate, biases[1], gelu="none")
-        return lambda rows: packed.times(rows, gelu(rows))
-
-    def by_halves(rows: Tensor) -> Tensor:
-        gelu = _gelu_(F.linear(rows, gate, biases[1]), "none")
-        return F.linear(rows, hidden, biases[0]).mul_(gelu)
-
-    return by_halves
+    if not can_pack(weight):
+        return _Halves(
+            layer,
+            lambda rows: F.linear(rows, hidden, biases[0]),
+            lambda rows: F.linear(rows, gate, biases[1]),
+        )
+    first, second = _PackedProduct(hidden, biases[0]), _PackedProduct(gate, biases[1])
+    return _Fused(
+        layer,
+        lambda rows: first.times(rows, second.gelu(rows, "none")),
+        _Halves(layer, first, second),
+    )
 
 
 def packed_conv(layer: nn.Conv2d) -> Convolution:
@@ -114,6 +142,56 @@ def packed_conv(layer: nn.Conv2d) -> Convolution:
         return _PackedConv(layer)
     layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     return _CalledConv(layer)
+
+
+class _Linear:
+    """The product of one input with the weights of some layers."""
+
+    def __init__(self, product: Product, layers: Sequence[nn.Module]) -> None:
+        self._product = product
+        self._owned = owned_by(layers)
+
+    def __call__(self, rows: Tensor, deltas: RowDeltas | None = None) -> Tensor:
+        outputs = self._product(rows)
+        if deltas is not None:
+            deltas.add(self._owned, rows, outputs)
+        return outputs
+
+
+class _Halves:
+    """A product in two halves, the GELU of the second of which gates the first."""
+
+    def __init__(self, layer: nn.Module, hidden: Product, gate: Product) -> None:
+        self._layer, self._hidden, self._gate = layer, hidden, gate
+
+    def __call__(self, rows: Tensor, deltas: RowDeltas | None = None) -> Tensor:
+        hidden, gate = self._hidden(rows), self._gate(rows)
+        if deltas is not None:
+            for own, delta in deltas.of_layer(self._layer):
+                more = delta(rows[own]).chunk(2, dim=1)
+                hidden[own].add_(more[0])
+                gate[own].add_(more[1])
+        return hidden.mul_(_gelu_(gate, "none"))
+
+
+class _Fused:
+    """A layer whose product has its activation in it, except of rows with a delta between them.
+
+    Args:
+        apart: product, deltas and activation, one after the other.
+    """
+
+    def __init__(self, layer: nn.Module, fused: Product, apart: Layer) -> None:
+        self._layer, self._fused, self._apart = layer, fused, apart
+
+    def __call__(self, rows: Tensor, deltas: RowDeltas | None = None) -> Tensor:
+        if deltas is None:
+            return self._fused(rows)
+        parts = [
+            self._fused(rows[run]) if own is None else self._apart(rows[run], own)
+            for run, own in deltas.runs(self._layer, len(rows))
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _CalledLinear:
@@ -132,20 +210,22 @@ class _CalledLinear:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
 
-class _PackedLinear:
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, gelu: GeluFormula | None = None
-    ) -> None:
+class _PackedProduct:
+    """A product with weights packed for oneDNN, and with what follows it while it is made."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias = None if bias is None else bias.contiguous()
-        self._then: tuple[str, list[float], str] = (
-            ("none", [], "") if gelu is None else ("gelu", [], gelu)
-        )
         self._run = torch.ops.mkldnn._linear_pointwise.default
         self._run_binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, rows: Tensor) -> Tensor:
-        result: Tensor = self._run(rows, self._weight, self._bias, *self._then)
+        result: Tensor = self._run(rows, self._weight, self._bias, "none", [], "")
+        return result
+
+    def gelu(self, rows: Tensor, formula: GeluFormula) -> Tensor:
+        """Return the GELU of its outputs."""
+        result: Tensor = self._run(rows, self._weight, self._bias, "gelu", [], formula)
         return result
 
     def times(self, rows: Tensor, others: Tensor) -> Tensor:
@@ -159,10 +239,13 @@ class _CalledConv:
 
     def __init__(self, layer: nn.Conv2d) -> None:
         self._layer = layer
+        self.owned = owned_by([layer])
 
-    def __call__(self, images: Tensor) -> Tensor:
-        result: Tensor = self._layer(images)
-        return result
+    def __call__(self, images: Tensor, deltas: RowDeltas | None = None) -> Tensor:
+        outputs: Tensor = self._layer(images)
+        if deltas is not None:
+            deltas.add(self.owned, images, outputs)
+        return outputs
 
     def unpadded(self, windows: Tensor) -> Tensor:
         layer = self._layer
@@ -183,6 +266,7 @@ class _CalledConv:
 
 class _PackedConv:
     def __init__(self, layer: nn.Conv2d) -> None:
+        self.owned = owned_by([layer])
         self._padding = [int(side) for side in layer.padding]
         self._settings = (list(layer.stride), list(layer.dilation), layer.groups)
         self._bias = None if layer.bias is None else layer.bias.detach()
@@ -192,8 +276,11 @@ class _PackedConv:
         self._run = torch.ops.mkldnn._convolution_pointwise.default
         _drop_weight(layer)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        return self._padded(images, self._padding)
+    def __call__(self, images: Tensor, deltas: RowDeltas | None = None) -> Tensor:
+        outputs = self._padded(images, self._padding)
+        if deltas is not None:
+            deltas.add(self.owned, images, outputs)
+        return outputs
 
     def unpadded(self, windows: Tensor) -> Tensor:
         return self._padded(windows, [0, 0])

@@ -44,6 +44,11 @@ def spans_of(images: Sequence[slice], lengths: Sequence[int]) -> Spans:
     return tuple(Span(*span) for span in zip(images, rows, lengths, strict=True))
 
 
+def image_lengths(spans: Spans) -> list[int]:
+    """Return the length of every image's sequence."""
+    return [span.length for span in spans for _ in range(span.num_images)]
+
+
 def divided(images: Sequence[slice], counts: Sequence[object]) -> Iterator[tuple[int, slice]]:
     """Divide runs of images into such as have equal counts.
 

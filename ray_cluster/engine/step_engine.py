@@ -12,10 +12,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.device_errors import is_out_of_memory, raise_if_broken
 from ray_cluster.engine.executor import Executor
-from ray_cluster.engine.mixed_step import Advanced, Held, LayoutChoice, compute_step
+from ray_cluster.engine.mixed_step import (
+    Advanced,
+    Held,
+    LayoutChoice,
+    StepSources,
+    compute_step,
+)
 from ray_cluster.engine.reuse_steps import check_reuse, note_step
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.samplers import SamplerTables
@@ -105,7 +111,7 @@ class StepEngine:
         limits: told of every batch that ran, and of those that ran out of memory.
         costs: told how long every step took.
         layout: whether the sizes of a batch share a model call; by their costs unless given.
-        store: of what rows keep of a step for later ones; without a limit unless given.
+        sources: of what a step's model call does not compute; no residuals unless given.
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class StepEngine:
         limits: BatchLimits | None = None,
         costs: StepCosts | None = None,
         layout: LayoutChoice | None = None,
-        store: ActivationStore | None = None,
+        sources: StepSources | None = None,
     ) -> None:
         self._executor = executor
         self._policy = policy
@@ -127,8 +133,7 @@ class StepEngine:
         self._limits = limits
         self._costs = costs or StepCosts()
         self._choose_layout = layout or self._by_cost
-        # an empty one is false
-        self._store = store if store is not None else ActivationStore()
+        self._sources = sources or StepSources()
         self._rows: dict[str, Held] = {}
         self._num_steps = 0
         # tries to compute one, those of halves among them
@@ -147,21 +152,30 @@ class StepEngine:
         """Progress of every row held."""
         return {request_id: row.state.step_index for request_id, row in self._rows.items()}
 
-    def add(self, row: RequestState) -> None:
+    def add(self, row: RequestState, deltas: LayerDeltas | None = None) -> None:
         """Take an encoded request; it joins a batch at a following step.
 
+        Args:
+            deltas: what it adds to the outputs of layers, bound to the executor.
+
         Raises:
-            ValueError: a request of that id is here, or the model cannot keep its schedule.
+            ValueError: a request of that id is here, or the model cannot keep its schedule, or it
+                has such a schedule and residuals.
         """
         request_id = row.request.request_id
         if request_id in self._rows:
             raise ValueError(f"request {request_id!r} is already in the engine")
         check_reuse(row, self._executor)
-        self._rows[request_id] = Held(row, self._table(row), self._num_steps)
+        if row.reuse is not None and self._sources.residuals.adds_to(row):
+            raise ValueError(
+                f"request {request_id!r} has a reuse schedule and ControlNet residuals; leave one "
+                "of them out"
+            )
+        self._rows[request_id] = Held(row, self._table(row), self._num_steps, deltas)
 
-    def import_state(self, state: RequestState) -> None:
+    def import_state(self, state: RequestState, deltas: LayerDeltas | None = None) -> None:
         """Take a request that another engine has exported, and go on where it stopped."""
-        self.add(state)
+        self.add(state, deltas)
 
     def export_state(self, request_id: str) -> RequestState:
         """Give a request away at this step boundary; KeyError if it is not here."""
@@ -180,7 +194,7 @@ class StepEngine:
 
     def abort(self, request_id: str) -> bool:
         """Drop a request; its row is gone before the next step. Returns whether it was here."""
-        self._store.drop(request_id)
+        self._sources.store.drop(request_id)
         return self._rows.pop(request_id, None) is not None
 
     def step(self) -> StepReport:
@@ -196,7 +210,7 @@ class StepEngine:
             row.last_step = self._num_steps
         reused_before = sum(row.state.num_reused for row in rows)
         computed_before = self._num_computed
-        failed = self._advance(rows)
+        failed = [row for group in self._apart(rows) for row in self._advance(group)]
         finished = [row.state for row in rows if row.is_done]
         for state in (*finished, *(failure.state for failure in failed)):
             self.abort(state.request.request_id)
@@ -245,6 +259,14 @@ class StepEngine:
         request = state.request
         return self._tables.table(request.sampler, request.num_steps, request.size_px)
 
+    def _apart(self, rows: Sequence[Held]) -> list[list[Held]]:
+        """Group rows for model calls: rows with residuals never share one with rows that reuse."""
+        added = [row for row in rows if self._sources.residuals.adds_to(row.state)]
+        reusing = [row for row in rows if row.state.reuse is not None]
+        if not (added and reusing):
+            return [list(rows)]
+        return [reusing, [row for row in rows if row.state.reuse is None]]
+
     def _advance(self, rows: Sequence[Held]) -> list[FailedRow]:
         """Step the rows together; if that fails, in halves, so that only the culprit fails.
 
@@ -255,7 +277,7 @@ class StepEngine:
         generator_states = [generator.get_state() for generator in generators]
         try:
             self._num_computed += 1
-            advanced = compute_step(rows, self._executor, self._choose_layout, self._store)
+            advanced = compute_step(rows, self._executor, self._choose_layout, self._sources)
         except MODEL_ERRORS as error:
             raise_if_broken(error)
             message = f"{type(error).__name__}: {error}"
@@ -287,7 +309,7 @@ class StepEngine:
             try:
                 if not new.is_finite:
                     raise ArithmeticError("latents became NaN or infinite")
-                note_step(state, new.denoised, new.turn, self._store)
+                note_step(state, new.denoised, new.turn, self._sources.store)
             except MODEL_ERRORS as error:
                 raise_if_broken(error)
                 message = f"{type(error).__name__}: {error} at step {state.step_index + 1}"

@@ -64,8 +64,8 @@ class FailsWith:
         self.num_calls = 0
         self.sizes: list[int] = []
 
-    def prepare(self, conditioning: Any) -> Any:
-        prepared = self._inner.prepare(conditioning)
+    def prepare(self, conditioning: Any, deltas: Any = None) -> Any:
+        prepared = self._inner.prepare(conditioning, deltas)
         if conditioning is self._marked:
             self._marked_prepared = prepared
         return prepared

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.state import Conditioning, RequestState
@@ -85,8 +86,10 @@ def call_model(
     timesteps: Tensor,
     conditionings: Sequence[Conditioning],
     guidance_scales: Sequence[float],
+    deltas: Sequence[LayerDeltas | None] = (),
 ) -> list[Tensor]:
     """One model call over images ``[C, h, w]`` of any sizes; what it predicts for each."""
+    owned = list(deltas) or [None] * len(latents)
     sizes = [
         (*image.shape[1:], conditioning.is_guided)
         for image, conditioning in zip(latents, conditionings, strict=True)
@@ -98,8 +101,9 @@ def call_model(
             layout,
             torch.cat([latents[index].permute(1, 2, 0).flatten(0, 1) for index in order]),
             timesteps[list(order)],
-            tuple(executor.prepare(conditionings[index]) for index in order),
+            tuple(executor.prepare(conditionings[index], owned[index]) for index in order),
             torch.tensor([guidance_scales[index] for index in order]),
+            deltas=tuple(owned[index] for index in order) if any(owned) else (),
         )
         output = executor.decode_half(executor.encode_half(batch))
     parts = dict(zip(order, output.split(layout.request_tokens), strict=True))

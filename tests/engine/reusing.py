@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.mixed_step import StepSources
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
@@ -92,7 +93,7 @@ class Company:
             self.model.tables,
             lambda: 0.0,
             layout=layout and (lambda _sizes: layout),
-            store=store,
+            sources=None if store is None else StepSources(store),
         )
 
     def run(

@@ -118,9 +118,9 @@ class StagedModel:
             self._id_by_embeds[id(embeds)] = key
         return conditionings
 
-    def prepare(self, conditioning: Any) -> Any:
+    def prepare(self, conditioning: Any, deltas: Any = None) -> Any:
         with self._one_thread:
-            prepared = self.inner.executor.prepare(conditioning)
+            prepared = self.inner.executor.prepare(conditioning, deltas)
         name = self._id_by_embeds.get(id(conditioning.prompt_embeds), "?")
         self._id_by_prepared[id(prepared)] = name
         return prepared

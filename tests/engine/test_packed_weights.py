@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ray_cluster.engine import packed_weights
-from ray_cluster.engine.packed_weights import GeluFormula, packed_geglu, packed_gelu
-from tests.engine.harness import CALL_TOLERANCE, difference
+from ray_cluster.engine.deltas import RowDeltas
+from ray_cluster.engine.packed_weights import (
+    GeluFormula,
+    packed_conv,
+    packed_geglu,
+    packed_gelu,
+    packed_linear,
+)
+from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference
+from tests.engine.low_rank import LowRank
 
 Record = Callable[[str, object], None]
 
@@ -65,3 +74,61 @@ def test_either_formula_of_the_gelu(way: str, formula: GeluFormula, record: Reco
     assert error <= CALL_TOLERANCE
     (other,) = expected.values()
     assert difference(found, other) > CALL_TOLERANCE
+
+
+def joint(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda rows: torch.cat([layer(rows) for layer in layers], dim=1)
+
+
+def gated(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def run(rows: Tensor) -> Tensor:
+        hidden, gate = layer(rows).chunk(2, dim=1)
+        return hidden * F.gelu(gate)
+
+    return run
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["linear", "joint", "gelu", "geglu", "conv"])
+def test_rows_with_deltas_are_those_of_merged_weights_and_others_stay_to_the_bit(
+    way: str, kind: str
+) -> None:
+    """Rows 2 to 5, 5 to 9 and 12 have some; of two layers beside each other, only the second."""
+    layers: list[nn.Module]
+    if kind == "conv":
+        layers = [nn.Conv2d(24, 40, 3, padding=1)]
+        rows = torch.randn(14, 24, 6, 5)
+    else:
+        layers = [layer_of(way, 40) for _ in range(1 + (kind == "joint"))]
+        rows = torch.randn(14, 24)
+    changed, generator = layers[-1], torch.Generator().manual_seed(0)
+    deltas = [LowRank.random(changed, rank, generator) for rank in (2, 3)]
+    plain = {
+        "linear": lambda: layers[0],
+        "joint": lambda: joint(*layers),
+        "gelu": lambda: lambda rows: F.gelu(layers[0](rows)),
+        "geglu": lambda: gated(layers[0]),
+        "conv": lambda: layers[0],
+    }[kind]
+    expected = [plain()(rows)]
+    for delta in deltas:
+        changed.weight.data += delta.weight
+        expected.append(plain()(rows))
+        changed.weight.data -= delta.weight
+    packed: Any = {
+        "linear": packed_linear,
+        "joint": packed_linear,
+        "gelu": lambda layer: packed_gelu(layer, "none"),
+        "geglu": packed_geglu,
+        "conv": packed_conv,
+    }[kind](*layers)
+    owners = [0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 1, 0]
+    owned = [None, *({changed: delta} for delta in deltas)]
+    without = packed(rows)
+    found = packed(rows, RowDeltas.of([owned[owner] for owner in owners]))
+    for row, owner in enumerate(owners):
+        assert difference(found[row], expected[owner][row]) <= CALL_TOLERANCE
+        if owner == 0:
+            assert torch.equal(found[row], without[row])
+        else:
+            assert difference(found[row], expected[0][row]) >= CONTROL_FACTOR * CALL_TOLERANCE

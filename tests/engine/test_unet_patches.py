@@ -171,9 +171,9 @@ def test_only_active_pixels_are_computed_and_what_was_kept_stays(
     company, lengths = companies("sd"), []
     run = parts.FeedForward.__call__
 
-    def counted(self: Any, pixels: Tensor) -> Tensor:
+    def counted(self: Any, pixels: Tensor, grid: Any) -> Tensor:
         lengths.append(len(pixels))
-        return run(self, pixels)
+        return run(self, pixels, grid)
 
     monkeypatch.setattr(parts.FeedForward, "__call__", counted)
     row = replace(rows_of(company)[0][6], cut=1)

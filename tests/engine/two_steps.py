@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Activations, RowReuse, StepBatch
 from ray_cluster.engine.token_layout import composition_of, layout_of
 from ray_cluster.policies.reuse import ActivePatches
@@ -26,6 +27,7 @@ class StepRow:
         more: per skip connection and for the middle, ``[rows, tokens, C]`` of each step.
         kept: of the first step.
         active: what the second one computes within the cut.
+        deltas: what the request adds to layers.
     """
 
     prepared: Any
@@ -35,6 +37,7 @@ class StepRow:
     more: list[list[Tensor]] = field(default_factory=list)
     kept: Activations | None = None
     active: ActivePatches | None = None
+    deltas: LayerDeltas | None = None
 
 
 def timestep_of(step: int) -> float:
@@ -54,6 +57,7 @@ def batch_of(executor: Any, rows: Sequence[StepRow], step: int) -> StepBatch[Any
         tuple(row.prepared for row in rows),
         torch.full((len(rows),), SCALE),
         reuse=parts if any(part is not None for part in parts) else (),
+        deltas=tuple(row.deltas for row in rows) if any(row.deltas for row in rows) else (),
     )
 
 

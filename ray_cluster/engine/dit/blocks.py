@@ -14,12 +14,12 @@ from ray_cluster.engine.dit.parts import (
     FeedForward,
     Heads,
     LastNorm,
+    Place,
     Projections,
     add_gated,
     modulate,
 )
 from ray_cluster.engine.packed_weights import packed_linear
-from ray_cluster.engine.spans import Spans
 
 # shift, scale and gate: of attention, of the feed-forward layer, of a second attention
 _PARTS = 3
@@ -65,14 +65,15 @@ class JointBlock:
     ) -> tuple[Tensor, Tensor]:
         """Return the next images' and prompts' tokens, ``[N, D]`` and ``[P, D]``."""
         packing = conditions.packing
-        images = self._image.begin(image, packing.image, conditions)
-        prompts = self._prompt.begin(prompt, packing.prompt, conditions)
+        images = self._image.begin(image, conditions.image, conditions)
+        prompts = self._prompt.begin(prompt, conditions.prompt, conditions)
         query, key, value = map(packing.merge, prompts.heads, images.heads)
         attended = conditions.attend_jointly(query, key, value)
-        image = self._image.finish(image, packing.image, images, packing.image_rows(attended))
+        own = packing.image_rows(attended)
+        image = self._image.finish(image, conditions.image, images, own)
         if isinstance(self._prompt, _Stream):
             own = packing.prompt_rows(attended)
-            prompt = self._prompt.finish(prompt, packing.prompt, prompts, own)
+            prompt = self._prompt.finish(prompt, conditions.prompt, prompts, own)
         return image, prompt
 
 
@@ -114,26 +115,27 @@ class _Stream:
         self._output = packed_linear(output)
         self._tail_norm, self._feed_forward = tail[0], FeedForward(tail[1])
 
-    def begin(self, rows: Tensor, spans: Spans, conditions: Conditions) -> _Begun:
+    def begin(self, rows: Tensor, place: Place, conditions: Conditions) -> _Begun:
         """Compute what comes before the joint attention."""
-        parts = self._modulation(conditions.embedding).chunk(self._num_parts, dim=1)
-        normed = self._norm(rows)
+        modulation = self._modulation(conditions.embedding, conditions.row_deltas)
+        parts = modulation.chunk(self._num_parts, dim=1)
+        normed, spans = self._norm(rows), place.spans
         more = None
         if self._second is not None:
             shift, scale, _ = parts[2 * _PARTS :]
             more = self._second(modulate(normed.clone(), spans, shift, scale), conditions)
-        heads = self._heads(modulate(normed, spans, parts[0], parts[1]))
+        heads = self._heads(modulate(normed, spans, parts[0], parts[1]), place.deltas)
         return _Begun(heads, parts, more)
 
-    def finish(self, rows: Tensor, spans: Spans, begun: _Begun, attended: Tensor) -> Tensor:
+    def finish(self, rows: Tensor, place: Place, begun: _Begun, attended: Tensor) -> Tensor:
         """Return the rows after attention and feed-forward layer."""
-        parts = begun.parts
-        rows = add_gated(rows, spans, parts[2], self._output(attended))
+        parts, (spans, deltas) = begun.parts, place
+        rows = add_gated(rows, spans, parts[2], self._output(attended, deltas))
         if begun.more is not None:
             rows = add_gated(rows, spans, parts[-1], begun.more)
         shift, scale, gate = parts[_PARTS : 2 * _PARTS]
         normed = modulate(self._tail_norm(rows), spans, shift, scale)
-        return add_gated(rows, spans, gate, self._feed_forward(normed))
+        return add_gated(rows, spans, gate, self._feed_forward(normed, deltas))
 
 
 class _LastStream:
@@ -142,9 +144,9 @@ class _LastStream:
     def __init__(self, heads: Projections, norm: Any) -> None:
         self._heads, self._norm = heads, LastNorm(norm)
 
-    def begin(self, rows: Tensor, spans: Spans, conditions: Conditions) -> _Begun:
+    def begin(self, rows: Tensor, place: Place, conditions: Conditions) -> _Begun:
         """Compute what comes before the joint attention."""
-        return _Begun(self._heads(self._norm(rows, spans, conditions)))
+        return _Begun(self._heads(self._norm(rows, place.spans, conditions), place.deltas))
 
 
 class _SelfAttention:
@@ -155,7 +157,8 @@ class _SelfAttention:
         self._output = packed_linear(attention.to_out[0])
 
     def __call__(self, rows: Tensor, conditions: Conditions) -> Tensor:
-        return self._output(conditions.attend_images(*self._heads(rows)))
+        deltas = conditions.image.deltas
+        return self._output(conditions.attend_images(*self._heads(rows, deltas)), deltas)
 
 
 class SingleBlock:
@@ -175,13 +178,15 @@ class SingleBlock:
 
     def __call__(self, joint: Tensor, conditions: Conditions) -> Tensor:
         """Return the next tokens of both, ``[J, D]``."""
-        spans = conditions.packing.joint
-        shift, scale, gate = self._modulation(conditions.embedding).chunk(_PARTS, dim=1)
-        projected = self._input(modulate(self._norm(joint), spans, shift, scale))
+        spans, deltas = conditions.joint
+        modulation = self._modulation(conditions.embedding, conditions.row_deltas)
+        shift, scale, gate = modulation.chunk(_PARTS, dim=1)
+        projected = self._input(modulate(self._norm(joint), spans, shift, scale), deltas)
         query, key, value = self._heads(projected[:, : 3 * self._width])
         attended = conditions.attend_jointly(query, key, value)
         fed = F.gelu(projected[:, 3 * self._width :], approximate="tanh")
-        return add_gated(joint, spans, gate, self._output(torch.cat([attended, fed], dim=1)))
+        output = self._output(torch.cat([attended, fed], dim=1), deltas)
+        return add_gated(joint, spans, gate, output)
 
 
 def _own_projections(attention: Any) -> Projections:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,24 @@ import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
+from ray_cluster.engine.deltas import Delta, LayerDeltas, adding, bound_deltas
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
 from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
 from ray_cluster.engine.dit.packing import narrowed, packing_of
-from ray_cluster.engine.dit.parts import Conditions
+from ray_cluster.engine.dit.parts import Conditions, TokenDeltas
 from ray_cluster.engine.dit.streams import Parted
 from ray_cluster.engine.dit.walk import Walk, num_rings
 from ray_cluster.engine.executor import Residuals, StepBatch
-from ray_cluster.engine.model_rows import KeptStacks, guide, lay_out, rows_of
+from ray_cluster.engine.model_rows import (
+    KeptStacks,
+    guide,
+    lay_out,
+    prepared_deltas,
+    ring_deltas,
+    rows_of,
+)
 from ray_cluster.engine.packed_weights import packed_linear
 from ray_cluster.engine.rings import Rings
 from ray_cluster.engine.state import Conditioning
@@ -84,7 +92,7 @@ class DiTExecutor:
         self._device = device
         # diffusers walks through all modules to answer this
         self._dtype = model.dtype
-        model.eval()
+        self._model = model.eval()
         is_flux = isinstance(model, FluxTransformer2DModel)
         self._lean: LeanDiT = LeanFlux(model) if is_flux else LeanSD3(model)
         self._prompts = packed_linear(model.context_embedder)
@@ -118,15 +126,29 @@ class DiTExecutor:
         factor = self._vae_scale_factor
         return (self._lean.channels, height_px // factor, width_px // factor)
 
-    def prepare(self, conditioning: Conditioning) -> PreparedPrompt:
-        """Compute what stays the same in all steps of a request."""
+    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
+        """Return deltas for requests of this model; any linear layer and convolution may have one.
+
+        Raises:
+            ModelUnsupported: a path names no such layer.
+        """
+        return bound_deltas(self._model, deltas)
+
+    def prepare(
+        self, conditioning: Conditioning, deltas: LayerDeltas | None = None
+    ) -> PreparedPrompt:
+        """Compute what stays the same in all steps of a request, with what it adds to layers."""
         embeds = torch.stack(rows_of(conditioning.negative_embeds, conditioning.prompt_embeds))
         assert conditioning.pooled_embeds is not None, "these models have pooled embeddings"
         pooled = rows_of(conditioning.negative_pooled_embeds, conditioning.pooled_embeds)
-        return PreparedPrompt(
-            tokens=self._prompts(embeds.flatten(0, 1)).unflatten(0, embeds.shape[:2]),
-            pooled=self._pooled(torch.stack(pooled)),
-        )
+        num_rows, length = embeds.shape[:2]
+        own = prepared_deltas(deltas, num_rows)
+        tokens = self._prompts(embeds.flatten(0, 1), own and own.spread([length] * num_rows))
+        with adding(own, self._pooled):
+            return PreparedPrompt(
+                tokens=tokens.unflatten(0, (num_rows, length)),
+                pooled=self._pooled(torch.stack(pooled)),
+            )
 
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Embed patches, timesteps and positions."""
@@ -135,7 +157,8 @@ class DiTExecutor:
         prompts = self._stacked.of(batch, rings[0])
         tokens = TokenRows.of(batch, prompts.tokens.shape[1], lean.patch)
         conditions = self._conditions(batch, rings, prompts, tokens)
-        image = lean.tokens(lay_out(batch, self._dtype), layout.levels)
+        latents = lay_out(batch, self._dtype)
+        image = lean.tokens(latents, layout.levels, conditions[0].row_deltas)
         prompt = prompts.tokens.flatten(0, 1)
         walk = Walk(lean, rings, conditions, tokens)
         return EncodedHalf(batch, walk, Parted(image, prompt))
@@ -149,7 +172,7 @@ class DiTExecutor:
     ) -> list[Conditions]:
         """Return the conditions of every ring."""
         lean, layout = self._lean, batch.layout
-        times = lean.times(batch.timesteps, batch.guidance_scales, self._dtype)
+        times = lean.times(batch, self._dtype)
         if layout.num_guided:
             times = times[layout.request_of_row(times.device)]
         embedding = F.silu(times + prompts.pooled)
@@ -174,6 +197,7 @@ class DiTExecutor:
                     rotary=rotary,
                     key_rotary=key_rotary,
                     others=others,
+                    deltas=TokenDeltas.of(ring_deltas(batch, ring), packing),
                 )
             )
         return found

@@ -8,12 +8,15 @@ import torch
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
+from ray_cluster.engine.deltas import RowDeltas, adding
 from ray_cluster.engine.dit.blocks import JointBlock, SingleBlock
 from ray_cluster.engine.dit.packing import Packing
 from ray_cluster.engine.dit.parts import Conditions, LastNorm
 from ray_cluster.engine.dit.patches import from_channels_first, from_channels_last, to_patches
 from ray_cluster.engine.dit.rotary import Rotary, RotaryTables
 from ray_cluster.engine.dit.streams import Joined, Parted, Streams
+from ray_cluster.engine.executor import StepBatch
+from ray_cluster.engine.model_rows import request_deltas
 from ray_cluster.engine.packed_weights import packed_linear
 from ray_cluster.engine.token_layout import Level
 
@@ -33,11 +36,17 @@ class LeanDiT(Protocol):
     def channels(self) -> int:
         """Of the latents."""
 
-    def tokens(self, pixels: Tensor, levels: tuple[Level, ...], /) -> Tensor:
-        """Return the embedded patches ``[N, D]`` of ``[N * patch**2, C]``."""
+    def tokens(
+        self, pixels: Tensor, levels: tuple[Level, ...], deltas: RowDeltas | None, /
+    ) -> Tensor:
+        """Return the embedded patches ``[N, D]`` of ``[N * patch**2, C]``.
 
-    def times(self, timesteps: Tensor, guidance_scales: Tensor, dtype: torch.dtype, /) -> Tensor:
-        """Return what the embeddings of timesteps ``[B]`` come to, ``[B, D]``."""
+        Args:
+            deltas: of the images.
+        """
+
+    def times(self, batch: StepBatch[Any], dtype: torch.dtype, /) -> Tensor:
+        """Return what the embeddings of the requests' timesteps come to, ``[B, D]``."""
 
     def rotary(self, packing: Packing, device: torch.device, /) -> Rotary | None:
         """Return the positions that queries and keys are turned by, if they are."""
@@ -64,16 +73,19 @@ class LeanSD3:
         self._blocks = [JointBlock(block) for block in model.transformer_blocks]
         self._last_norm, self._last = LastNorm(model.norm_out), packed_linear(model.proj_out)
 
-    def tokens(self, pixels: Tensor, levels: tuple[Level, ...]) -> Tensor:
+    def tokens(self, pixels: Tensor, levels: tuple[Level, ...], deltas: RowDeltas | None) -> Tensor:
         """Return embedded patches; every size has its own part of the table of positions."""
-        parts = [
-            self._embed(segment.as_images(pixels)).flatten(0, 1) for segment in levels[0].segments
-        ]
+        parts = []
+        for segment in levels[0].segments:
+            with adding(deltas and deltas.within(segment.images), self._embed):
+                parts.append(self._embed(segment.as_images(pixels)).flatten(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def times(self, timesteps: Tensor, _guidance_scales: Tensor, dtype: torch.dtype) -> Tensor:
+    def times(self, batch: StepBatch[Any], dtype: torch.dtype) -> Tensor:
         """Return the embeddings of timesteps; guidance takes a second model row instead."""
-        embedded: Tensor = self._time.timestep_embedder(self._time.time_proj(timesteps).to(dtype))
+        waves = self._time.time_proj(batch.timesteps).to(dtype)
+        with adding(request_deltas(batch), self._time):
+            embedded: Tensor = self._time.timestep_embedder(waves)
         return embedded
 
     def rotary(self, _packing: Packing, _device: torch.device) -> Rotary | None:
@@ -92,7 +104,8 @@ class LeanSD3:
     def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
         """Return the prediction."""
         normed = self._last_norm(image, conditions.packing.image, conditions)
-        return from_channels_last(self._last(normed), levels[-1], self.patch)
+        output = self._last(normed, conditions.image.deltas)
+        return from_channels_last(output, levels[-1], self.patch)
 
 
 class LeanFlux:
@@ -109,18 +122,21 @@ class LeanFlux:
         self._single_blocks = [SingleBlock(block) for block in model.single_transformer_blocks]
         self._last_norm, self._last = LastNorm(model.norm_out), packed_linear(model.proj_out)
 
-    def tokens(self, pixels: Tensor, levels: tuple[Level, ...]) -> Tensor:
+    def tokens(self, pixels: Tensor, levels: tuple[Level, ...], deltas: RowDeltas | None) -> Tensor:
         """Return embedded patches."""
-        return self._embed(to_patches(pixels, levels[-1], self.patch))
+        own = deltas and deltas.spread(levels[-1].image_tokens)
+        return self._embed(to_patches(pixels, levels[-1], self.patch), own)
 
-    def times(self, timesteps: Tensor, guidance_scales: Tensor, dtype: torch.dtype) -> Tensor:
+    def times(self, batch: StepBatch[Any], dtype: torch.dtype) -> Tensor:
         """Return the embeddings of timesteps, with those of the scales where the model has such."""
         # rounded as on diffusers' way through the pipeline and the model
-        timesteps = timesteps.to(dtype) / _FLUX_TIMESTEPS * _FLUX_TIMESTEPS
-        embedded: Tensor = self._time.timestep_embedder(self._time.time_proj(timesteps).to(dtype))
-        if self._embeds_guidance:
-            scales = self._time.time_proj(guidance_scales.to(dtype) * _FLUX_TIMESTEPS)
-            embedded = embedded + self._time.guidance_embedder(scales.to(dtype))
+        timesteps = batch.timesteps.to(dtype) / _FLUX_TIMESTEPS * _FLUX_TIMESTEPS
+        with adding(request_deltas(batch), self._time):
+            waves = self._time.time_proj(timesteps).to(dtype)
+            embedded: Tensor = self._time.timestep_embedder(waves)
+            if self._embeds_guidance:
+                scales = self._time.time_proj(batch.guidance_scales.to(dtype) * _FLUX_TIMESTEPS)
+                embedded = embedded + self._time.guidance_embedder(scales.to(dtype))
         return embedded
 
     def rotary(self, packing: Packing, device: torch.device) -> Rotary | None:
@@ -144,7 +160,8 @@ class LeanFlux:
     def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
         """Return the prediction."""
         normed = self._last_norm(image, conditions.packing.image, conditions)
-        return from_channels_first(self._last(normed), levels[-1], self.patch)
+        output = self._last(normed, conditions.image.deltas)
+        return from_channels_first(output, levels[-1], self.patch)
 
 
 def _within_half(rows: Tensor) -> Tensor:

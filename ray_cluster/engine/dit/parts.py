@@ -7,18 +7,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ray_cluster.engine.active import OtherTokens
+from ray_cluster.engine.deltas import RowDeltas
 from ray_cluster.engine.dit.active import Matrix
 from ray_cluster.engine.dit.attention import Attend
 from ray_cluster.engine.dit.packing import Packing
 from ray_cluster.engine.dit.rotary import Rotary
 from ray_cluster.engine.packed_weights import packed_gelu, packed_linear
-from ray_cluster.engine.spans import Spans
+from ray_cluster.engine.spans import Spans, image_lengths
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDeltas:
+    """Which rows of a ring's matrices have deltas.
+
+    Attributes:
+        rows: of those with one row per image.
+        image: of the images' tokens.
+        prompt: of the prompts' tokens.
+        joint: of both.
+    """
+
+    rows: RowDeltas
+    image: RowDeltas
+    prompt: RowDeltas
+    joint: RowDeltas
+
+    @classmethod
+    def of(cls, rows: RowDeltas | None, packing: Packing) -> TokenDeltas | None:
+        """Find them, given which images have deltas."""
+        if rows is None:
+            return None
+        matrices = (packing.image, packing.prompt, packing.joint)
+        return cls(rows, *(rows.spread(image_lengths(spans)) for spans in matrices))
+
+
+class Place(NamedTuple):
+    """Where sequences lie in a matrix, and which of its rows have deltas."""
+
+    spans: Spans
+    deltas: RowDeltas | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +64,7 @@ class Conditions:
         key_rotary: of the joint rows that are attended to, likewise.
         others: what is attended to of tokens that are not in the matrices, and noted of those that
             are; None where there are none and nothing is noted.
+        deltas: None where no image has any.
     """
 
     embedding: Tensor
@@ -39,6 +73,27 @@ class Conditions:
     rotary: Rotary | None
     key_rotary: Rotary | None
     others: OtherTokens[Matrix] | None = None
+    deltas: TokenDeltas | None = None
+
+    @property
+    def image(self) -> Place:
+        """The matrix of images' tokens."""
+        return Place(self.packing.image, None if self.deltas is None else self.deltas.image)
+
+    @property
+    def prompt(self) -> Place:
+        """That of prompts' tokens."""
+        return Place(self.packing.prompt, None if self.deltas is None else self.deltas.prompt)
+
+    @property
+    def joint(self) -> Place:
+        """That of both."""
+        return Place(self.packing.joint, None if self.deltas is None else self.deltas.joint)
+
+    @property
+    def row_deltas(self) -> RowDeltas | None:
+        """Which rows of the embedding have deltas."""
+        return None if self.deltas is None else self.deltas.rows
 
     def attend_jointly(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention over the joint rows, ``[J, heads, d]`` each, as ``[J, heads * d]``."""
@@ -106,9 +161,9 @@ class Projections:
         self._layer = packed_linear(*layers)
         self._heads = heads
 
-    def __call__(self, rows: Tensor) -> list[Tensor]:
+    def __call__(self, rows: Tensor, deltas: RowDeltas | None) -> list[Tensor]:
         """Return queries, keys and values."""
-        return self._heads(self._layer(rows))
+        return self._heads(self._layer(rows, deltas))
 
 
 class FeedForward:
@@ -118,8 +173,8 @@ class FeedForward:
         first, _, second = feed_forward.net
         self._first, self._second = packed_gelu(first.proj, "tanh"), packed_linear(second)
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return self._second(self._first(rows))
+    def __call__(self, rows: Tensor, deltas: RowDeltas | None) -> Tensor:
+        return self._second(self._first(rows, deltas), deltas)
 
 
 class LastNorm:
@@ -129,5 +184,5 @@ class LastNorm:
         self._norm, self._modulation = norm.norm, packed_linear(norm.linear)
 
     def __call__(self, rows: Tensor, spans: Spans, conditions: Conditions) -> Tensor:
-        scale, shift = self._modulation(conditions.embedding).chunk(2, dim=1)
+        scale, shift = self._modulation(conditions.embedding, conditions.row_deltas).chunk(2, dim=1)
         return modulate(self._norm(rows), spans, shift, scale)

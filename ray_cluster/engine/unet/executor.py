@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,17 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from ray_cluster.engine.deltas import Delta, LayerDeltas, adding, bound_deltas
 from ray_cluster.engine.executor import Residuals, StepBatch
-from ray_cluster.engine.model_rows import KeptStacks, guide, lay_out, rows_of
+from ray_cluster.engine.model_rows import (
+    KeptStacks,
+    guide,
+    lay_out,
+    prepared_deltas,
+    request_deltas,
+    ring_deltas,
+    rows_of,
+)
 from ray_cluster.engine.packed_weights import can_pack
 from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.state import Conditioning
@@ -111,8 +120,18 @@ class UNetExecutor:
         factor = self._vae_scale_factor
         return (self._unet.config.in_channels, height_px // factor, width_px // factor)
 
-    def prepare(self, conditioning: Conditioning) -> PreparedPrompt:
-        """Compute what stays the same in all steps of a request."""
+    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
+        """Return deltas for requests of this model; any linear layer and convolution may have one.
+
+        Raises:
+            ModelUnsupported: a path names no such layer.
+        """
+        return bound_deltas(self._unet, deltas)
+
+    def prepare(
+        self, conditioning: Conditioning, deltas: LayerDeltas | None = None
+    ) -> PreparedPrompt:
+        """Compute what stays the same in all steps of a request, with what it adds to layers."""
         embeds = torch.stack(rows_of(conditioning.negative_embeds, conditioning.prompt_embeds))
         embeds = embeds.to(self._dtype)
         added: dict[str, Tensor] = {}
@@ -122,17 +141,22 @@ class UNetExecutor:
             ids = torch.stack([conditioning.time_ids] * len(pooled))
             added = {"text_embeds": torch.stack(pooled).to(self._dtype), "time_ids": ids}
         shape = embeds.new_zeros(len(embeds), self._unet.time_embedding.linear_1.out_features)
-        prompts = self._unet.process_encoder_hidden_states(
-            encoder_hidden_states=embeds, added_cond_kwargs=added
-        )
-        conditions = self._unet.get_aug_embed(
-            emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
-        )
-        classes = self._unet.get_class_embed(sample=shape, class_labels=self._labels(conditioning))
+        labels, own = self._labels(conditioning), prepared_deltas(deltas, len(embeds))
+        with adding(own, self._unet):
+            prompts = self._unet.process_encoder_hidden_states(
+                encoder_hidden_states=embeds, added_cond_kwargs=added
+            )
+            conditions = self._unet.get_aug_embed(
+                emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
+            )
+            classes = self._unet.get_class_embed(sample=shape, class_labels=labels)
         parts = [part for part in (classes, conditions) if part is not None]
         assert self._lean.prompts is not None
+        num_rows, length = prompts.shape[:2]
+        of_tokens = own and own.spread([length] * num_rows)
+        keys_values = self._lean.prompts(prompts.flatten(0, 1), of_tokens)
         return PreparedPrompt(
-            keys_values=self._lean.prompts(prompts.flatten(0, 1)).unflatten(0, prompts.shape[:2]),
+            keys_values=keys_values.unflatten(0, (num_rows, length)),
             added=torch.stack(parts).sum(0) if parts else None,
         )
 
@@ -175,11 +199,15 @@ class UNetExecutor:
         return EncodedHalf(batch, rings, rows, conditions, hidden, tuple(skips))
 
     def decode_half(self, encoded: EncodedHalf, residuals: Residuals | None = None) -> Tensor:
-        """Run up blocks and output convolution; return the guided prediction ``[M, C]``."""
+        """Run up blocks and output convolution; return the guided prediction ``[M, C]``.
+
+        Raises:
+            ValueError: there are residuals of another number, or for a batch in which rows reuse.
+        """
         lean, rings, hidden = self._lean, encoded.rings, encoded.hidden
         skips = list(encoded.skips)
         if residuals is not None:
-            hidden, skips = self._add(residuals, encoded)
+            hidden, skips = _added(residuals, encoded)
         number = len(lean.inwards) + 1
         for pair, upsample, level in lean.outwards:
             rows, within = encoded.rows[level], encoded.conditions[number]
@@ -202,20 +230,6 @@ class UNetExecutor:
         output = lean.last(hidden, outer)[: outer.level.num_tokens]
         return guide(output.float(), encoded.batch)
 
-    def _add(self, residuals: Residuals, encoded: EncodedHalf) -> tuple[Tensor, list[Tensor]]:
-        """Add what a ControlNet made, of the rows that are in each ring."""
-        rings, rows, hidden = encoded.rings, encoded.rows, encoded.hidden
-        levels = [0, *(level + isinstance(part, Downsample) for part, level in self._lean.inwards)]
-        added = []
-        for number, (skip, more, level) in enumerate(
-            zip(encoded.skips, residuals.down, levels, strict=False), start=1
-        ):
-            added.append(_sum(skip, rings.select(more, rings[0], rings[number], rows[level])))
-        if not rings[self._num_rings].is_empty:
-            own = rings.select(residuals.mid, rings[0], rings[self._num_rings], rows[-1])
-            hidden = _sum(hidden, own)
-        return hidden, added
-
     def _conditions(
         self, batch: StepBatch[PreparedPrompt], rings: Rings, rows: Sequence[Rows]
     ) -> list[Conditions]:
@@ -223,13 +237,16 @@ class UNetExecutor:
         unet, layout = self._unet, batch.layout
         # of the sample it reads the number of rows and the dtype
         sample = batch.timesteps.to(self._dtype)
-        embeds = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=batch.timesteps))
+        waves = unet.get_time_embed(sample=sample, timestep=batch.timesteps)
+        with adding(request_deltas(batch), unet.time_embedding):
+            embeds = unet.time_embedding(waves)
         if layout.num_guided:
             embeds = embeds[layout.request_of_row(embeds.device)]
         prompts = self._stacked.of(batch, rings[0])
         if prompts.added is not None:
             embeds = embeds + prompts.added
-        time, keys_values = self._lean.time(F.silu(embeds)), prompts.keys_values
+        time = self._lean.time(F.silu(embeds), ring_deltas(batch, rings[0]))
+        keys_values = prompts.keys_values
         found = [
             Conditions(time, keys_values, grids_of(batch, rings, 0, rows, rounds=self._rounds))
         ]
@@ -252,6 +269,19 @@ def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
     if rows[0][0].added is not None:
         added = torch.stack([one.added[row] for one, row in rows if one.added is not None])
     return PreparedPrompt(torch.stack([one.keys_values[row] for one, row in rows]), added)
+
+
+def _added(residuals: Residuals, encoded: EncodedHalf) -> tuple[Tensor, list[Tensor]]:
+    """Return what the mid block made and the skip connections, with residuals added to each."""
+    if encoded.batch.reuse:
+        raise ValueError("rows that reuse activations cannot be in a batch that has residuals")
+    if len(residuals.down) != len(encoded.skips):
+        raise ValueError(
+            f"residuals for {len(residuals.down)} skip connections; the model has "
+            f"{len(encoded.skips)}"
+        )
+    skips = [_sum(*pair) for pair in zip(encoded.skips, residuals.down, strict=True)]
+    return _sum(encoded.hidden, residuals.mid), skips
 
 
 def _sum(hidden: Tensor, residual: Tensor) -> Tensor:

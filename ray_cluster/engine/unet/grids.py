@@ -8,7 +8,7 @@ sections 4 and 5.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.active import OtherTokens, image_rows
+from ray_cluster.engine.deltas import RowDeltas
 from ray_cluster.engine.executor import StepBatch
+from ray_cluster.engine.model_rows import ring_deltas
 from ray_cluster.engine.packed_weights import Convolution
 from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.spans import Span, Spans, divided, spans_of
@@ -34,12 +36,13 @@ class Move:
     Attributes:
         target: the grid of that level.
         reach: what it takes its pixels from.
-        of_images: all that is done with whole images ``[n, C, h, w]``, to such of another size.
+        inputs_of: what is done with whole images ``[n, C, h, w]`` before it, given the size of what
+            it makes of them.
     """
 
     target: Grid
     reach: Reach
-    of_images: Callable[[Tensor, Size], Tensor]
+    inputs_of: Callable[[Tensor, Size], Tensor]
 
 
 class Grid:
@@ -49,15 +52,21 @@ class Grid:
         level: where they lie.
         rounds: whether matrices of several sizes have rows to spare, so that there are few numbers
             of rows; see :func:`rounded_rows`.
+        deltas: of the images; None where they have none.
 
     Attributes:
         level: where they lie.
+        deltas: of the matrix's rows.
         spans: the same, as sequences.
         key_spans: where the pixels lie that these attend to, span by span.
     """
 
-    def __init__(self, level: Level, *, rounds: bool = False) -> None:
+    def __init__(
+        self, level: Level, deltas: RowDeltas | None = None, *, rounds: bool = False
+    ) -> None:
         self.level = level
+        self._of_images = deltas
+        self.deltas = deltas and deltas.spread(level.image_tokens)
         self._num_spare = 0
         if rounds and len(level.segments) > 1:
             self._num_spare = rounded_rows(level.num_tokens) - level.num_tokens
@@ -66,6 +75,10 @@ class Grid:
             for segment in level.segments
         )
         self.key_spans = self.spans
+
+    def deltas_in(self, segment: Segment) -> RowDeltas | None:
+        """Return the deltas of the images of a segment."""
+        return self._of_images and self._of_images.within(segment.images)
 
     def stacked(self, parts: Sequence[Tensor]) -> Tensor:
         """Return matrices ``[n, C]`` of all pixels, one after the other, as one of them."""
@@ -90,12 +103,16 @@ class Grid:
         Args:
             move: where its results lie, if that is another level.
         """
-        if move is None:
-            made = [convolution(one.as_images(every)) for one in self.level.segments]
-            return self.stacked([as_rows(images) for images in made])
-        pairs = zip(self.level.segments, move.target.level.segments, strict=True)
-        made = [move.of_images(one.as_images(every), _size(other)) for one, other in pairs]
-        return move.target.stacked([as_rows(images) for images in made])
+        target = self if move is None else move.target
+        made = [
+            convolution(_inputs(one, other, every, move), self.deltas_in(one))
+            for one, other in self._pairs(target)
+        ]
+        return target.stacked([as_rows(images) for images in made])
+
+    def _pairs(self, target: Grid) -> Iterator[tuple[Segment, Segment]]:
+        """Return the segments of this level, each with that of the same images in another grid."""
+        return zip(self.level.segments, target.level.segments, strict=True)
 
 
 class PatchGrid(Grid):
@@ -107,6 +124,7 @@ class PatchGrid(Grid):
         rows: what the level's matrix has of every model row.
         active: patches of the ring's partial rows, by model row of the batch.
         others: pixels that are not computed.
+        deltas: of the images.
     """
 
     def __init__(
@@ -116,8 +134,9 @@ class PatchGrid(Grid):
         rows: Rows,
         active: Mapping[int, ActivePatches],
         others: OtherTokens[int],
+        deltas: RowDeltas | None = None,
     ) -> None:
-        super().__init__(level)
+        super().__init__(level, deltas)
         self._number, self._others = number, others
         sizes = [_size(one) for one in level.segments for _ in range(one.num_images)]
         firsts = accumulate((size.height * size.width for size in sizes), initial=0)
@@ -126,6 +145,7 @@ class PatchGrid(Grid):
             for image, size, first in zip(others.ring.images, sizes, firsts, strict=False)
         ]
         self._counts = rows.counts(others.ring)
+        self.deltas = deltas and deltas.spread(self._counts)
         divisions = list(divided([one.images for one in level.segments], self._counts))
         runs = [run for _, run in divisions]
         lengths = [self.spans[index].length for index, _ in divisions]
@@ -164,11 +184,26 @@ class PatchGrid(Grid):
             images = part.view(-1, *piece.size, part.shape[1]).permute(0, 3, 1, 2)
             if piece.target is None:
                 made.append(convolution.unpadded(images))
-            elif move is None:
-                made.append(convolution(images))
             else:
-                made.append(move.of_images(images, piece.target))
-        return row_gather(torch.cat([as_rows(images) for images in made]), plan.order)
+                inputs = images if move is None else move.inputs_of(images, piece.target)
+                made.append(convolution(inputs))
+        found = row_gather(torch.cat([as_rows(images) for images in made]), plan.order)
+        [own] = convolution.owned
+        if self._of_images is not None and any(self._of_images.of_layer(own.layer)):
+            self._add(found, every, convolution, move)
+        return found
+
+    def _add(
+        self, found: Tensor, every: Tensor, convolution: Convolution, move: Move | None
+    ) -> None:
+        """Add deltas to a convolution: they see whole images, of which some pixels are computed."""
+        target = self if move is None else move.target
+        more = found.new_zeros(target.level.num_tokens, found.shape[1])
+        for one, other in self._pairs(target):
+            if (deltas := self.deltas_in(one)) is not None:
+                inputs = _inputs(one, other, every, move)
+                deltas.add(convolution.owned, inputs, other.as_images(more))
+        found += target.own(more)
 
     def _plan(self, move: Move | None, device: torch.device) -> HaloPlan:
         reach = Reach() if move is None else move.reach
@@ -197,9 +232,11 @@ def grids_of(
         rounds: see :class:`Grid`; not where rows reuse, whose rings differ from each other.
     """
     ring, owners = rings[depth], batch.layout.row_request
+    deltas = ring_deltas(batch, ring)
     others = OtherTokens.of(rings, depth, dict(enumerate(rows)))
     if others is None:
-        return tuple(Grid(level, rounds=rounds and not batch.reuse) for level in ring.layout.levels)
+        rounds = rounds and not batch.reuse
+        return tuple(Grid(level, deltas, rounds=rounds) for level in ring.layout.levels)
     active: dict[int, ActivePatches] = {}
     for image in ring.partial:
         part = batch.reuse[owners[image]]
@@ -207,7 +244,7 @@ def grids_of(
         assert part.active is not None, "a partial row has active patches"
         active[image] = part.active
     return tuple(
-        PatchGrid(number, level, rows[number], active, others)
+        PatchGrid(number, level, rows[number], active, others, deltas)
         for number, level in enumerate(ring.layout.levels)
     )
 
@@ -225,6 +262,12 @@ def rounded_rows(count: int) -> int:
 def as_rows(images: Tensor) -> Tensor:
     """Return ``[n, C, h, w]`` as ``[n * h * w, C]``; a view if it is in channels-last order."""
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+
+
+def _inputs(segment: Segment, goal: Segment, every: Tensor, move: Move | None) -> Tensor:
+    """Return what the images of a segment are convolved as."""
+    images = segment.as_images(every)
+    return images if move is None else move.inputs_of(images, _size(goal))
 
 
 def _size(segment: Segment) -> Size:

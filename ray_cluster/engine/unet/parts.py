@@ -109,15 +109,16 @@ class Resnet:
         self._time = time
 
     def __call__(self, flat: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
-        kept = flat if self._shortcut is None else self._shortcut(flat)
+        kept = flat if self._shortcut is None else self._shortcut(flat, grid.deltas)
         if isinstance(grid, PatchGrid):
             return self._of_patches(flat, grid, conditions).add_(kept)
         time = conditions.time[:, self._time, None, None]
 
         def compute(segment: Segment) -> Tensor:
-            hidden = self._conv1(self._norm1(segment.as_images(flat), segment))
+            deltas = grid.deltas_in(segment)
+            hidden = self._conv1(self._norm1(segment.as_images(flat), segment), deltas)
             hidden += time[segment.images]
-            hidden = self._conv2(self._norm2(hidden, segment))
+            hidden = self._conv2(self._norm2(hidden, segment), deltas)
             hidden += segment.as_images(kept)
             return hidden
 
@@ -151,7 +152,7 @@ class Attention:
         self._output = packed_linear(attention.to_out[0])
 
     def __call__(self, rows: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
-        projected = self._inputs(rows)
+        projected = self._inputs(rows, grid.deltas)
         if self._prompt is None:
             width = projected.shape[1] // 3
             both = grid.joined(projected[:, width:])
@@ -164,7 +165,7 @@ class Attention:
             self._attend(span.of(projected), both)
             for span, both in zip(grid.spans, keys_values, strict=True)
         ]
-        return self._output(grid.stacked(attended))
+        return self._output(grid.stacked(attended), grid.deltas)
 
     def _attend(self, query: Tensor, keys_values: Tensor) -> Tensor:
         """Return ``[n * L, C]`` of sequences of one length, ``[n, L, C]`` and ``[n, K, 2 * C]``."""
@@ -186,8 +187,8 @@ class FeedForward:
         gated, _, output = feed_forward.net
         self._gated, self._output = packed_geglu(gated.proj), packed_linear(output)
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return self._output(self._gated(rows))
+    def __call__(self, rows: Tensor, grid: Grid) -> Tensor:
+        return self._output(self._gated(rows, grid.deltas), grid.deltas)
 
 
 class TransformerLayer:
@@ -203,7 +204,7 @@ class TransformerLayer:
         first, second, third = self._norms
         rows = self._pixels(first(rows), grid, conditions).add_(rows)
         rows = self._prompt(second(rows), grid, conditions).add_(rows)
-        return self._feed_forward(third(rows)).add_(rows)
+        return self._feed_forward(third(rows), grid).add_(rows)
 
 
 class Transformer:
@@ -220,10 +221,10 @@ class Transformer:
 
     def __call__(self, flat: Tensor, grid: Grid, conditions: Conditions) -> Tensor:
         normed = self._norm.of_rows(grid.joined(flat), grid)
-        rows = self._input(grid.own(normed))
+        rows = self._input(grid.own(normed), grid.deltas)
         for layer in self._layers:
             rows = layer(rows, grid, conditions)
-        return self._output(rows).add_(flat)
+        return self._output(rows, grid.deltas).add_(flat)
 
 
 class Convolve:
@@ -245,11 +246,11 @@ class Downsample:
         self._reach = Reach(stride=2, before=0 if self._pads_after else 1)
 
     def __call__(self, flat: Tensor, grid: Grid, target: Grid) -> Tensor:
-        move = Move(target, self._reach, self._shrunk)
+        move = Move(target, self._reach, self._padded)
         return grid.convolved(grid.joined(flat), self._conv, move)
 
-    def _shrunk(self, images: Tensor, _size: Size) -> Tensor:
-        return self._conv(F.pad(images, (0, 1, 0, 1)) if self._pads_after else images)
+    def _padded(self, images: Tensor, _size: Size) -> Tensor:
+        return F.pad(images, (0, 1, 0, 1)) if self._pads_after else images
 
 
 class Upsample:
@@ -259,11 +260,8 @@ class Upsample:
         self._conv = packed_conv(upsample.conv)
 
     def __call__(self, flat: Tensor, grid: Grid, target: Grid) -> Tensor:
-        move = Move(target, Reach(growth=2), self._grown)
+        move = Move(target, Reach(growth=2), _grown)
         return grid.convolved(grid.joined(flat), self._conv, move)
-
-    def _grown(self, images: Tensor, size: Size) -> Tensor:
-        return self._conv(F.interpolate(images, size=size, mode="nearest"))
 
 
 class LastNorm:
@@ -274,3 +272,7 @@ class LastNorm:
 
     def __call__(self, flat: Tensor, grid: Grid) -> Tensor:
         return self._norm.of_rows(flat, grid)
+
+
+def _grown(images: Tensor, size: Size) -> Tensor:
+    return F.interpolate(images, size=size, mode="nearest")
