@@ -129,7 +129,7 @@ async def test_the_input_of_a_client_that_waits_stays_until_it_has_its_image(
         replica = await Replica(cell).register()
         ref = await cell.put(b"image")
         requests = edits(job("j").requests, ref)
-        waits = asyncio.create_task(cell.submit(requests, 30.0, "alice"))
+        waits = asyncio.create_task(cell.submit(requests, "alice", 30.0))
         await until(lambda: cell.core.num_waiting == 1)
         await cell.sweep_for(9 * GRACE_S)
         (lease,) = (await replica.poll()).values()
