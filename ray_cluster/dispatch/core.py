@@ -170,10 +170,11 @@ class DispatchCore:
             return PollReply(known=False)
         aborts = replica.stale
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
-        chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
-        if not (chosen or exchanged or preempted or aborts):
+        placed = self.replicas.choose(replica, self._ledger.queue, now_s, now_s - self.grace_s)
+        if not (placed.leased or exchanged or preempted or aborts):
             return _NOTHING_TO_SAY
-        leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in chosen)]
+        self._ledger.note_passes(placed.passed)
+        leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
         return PollReply(True, tuple(leases), aborts, moved, preempted)
 

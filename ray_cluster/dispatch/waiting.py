@@ -55,6 +55,10 @@ class _Lane:
         loads = self._loads[: self._num_rows]
         loads[:, place : count - 1] = loads[:, place + 1 : count]
 
+    def put(self, key: QueueKey, load: Load) -> None:
+        """Have a request that waits take something else."""
+        self._put(bisect_left(self.keys, key), load)
+
     def _put(self, place: int, load: Load) -> None:
         if not load.is_plain:
             self._num_rows = _NUM_ROWS
@@ -123,6 +127,11 @@ class WaitingQueue:
         if not lane.keys:
             del self._lanes[view.model]
 
+    def replace(self, view: RequestView) -> None:
+        """Have a request that waits be another one at the same place."""
+        self._views[view.request_id] = view
+        self._lanes[view.model].put(queue_key(view), load_of(view))
+
     def position(self, view: RequestView) -> int:
         """Return how many of the model's requests wait before this one, or would."""
         return bisect_left(self._keys(view.model), queue_key(view))
@@ -157,10 +166,6 @@ class WaitingQueue:
     def count(self, model: str) -> int:
         """Return how many requests of the model wait."""
         return len(self._keys(model))
-
-    def first_ids(self, model: str, count: int) -> tuple[str, ...]:
-        """Return the ids of the model's waiting requests, at most so many, the next one first."""
-        return tuple(key[-1] for key in self._keys(model)[:count])
 
     def line(self, model: str) -> Sequence[RequestView]:
         """Return a look at the model's waiting requests, the next one first; it copies nothing."""

@@ -48,13 +48,19 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A replica presents itself. Registering again under the same id drops its earlier leases."""
+    """A replica presents itself. Registering again under the same id drops its earlier leases.
+
+    Attributes:
+        residents: ids of the adapters and templates that are there, as
+            :mod:`ray_cluster.policies.residents` names them.
+    """
 
     replica_id: str
     profile: ModelProfile
     max_in_flight: int
     max_batch: int
     step_cost: StepCost
+    residents: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Poll:
             else has it, else in ``PollReply.aborts``.
         step_cost: its present measured cost of a step.
         metrics: what it has measured so far; None from one that measures nothing.
+        residents: all that is there now; None if that has not changed. What its requests need
+            counts as there, as it is being fetched.
     """
 
     replica_id: str
@@ -79,6 +87,7 @@ class Poll:
     steps_done_by_id: Mapping[str, int] = field(default_factory=dict)
     step_cost: StepCost | None = None
     metrics: Snapshot | None = None
+    residents: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
