@@ -22,22 +22,88 @@ class StepWork:
         megapixels: image pixels of all model rows, in millions.
         squared_megapixels: sum of the squares of each model row's megapixels.
         num_sizes: different image sizes.
+        extra: what add-ons put on top of that, and masks save of it.
     """
 
     megapixels: float
     squared_megapixels: float
     num_sizes: int = 1
+    extra: ExtraWork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraWork:
+    """What add-ons and masks do to the work of model rows, to be priced by a cost's shares.
+
+    Attributes:
+        control_megapixels: those of each row, as often as it has ControlNets.
+        control_squared_megapixels: their squares likewise.
+        lora_megapixels: those of each row, as often as it has LoRAs.
+        spared_megapixels: those outside the rows' masks.
+        spared_squared_megapixels: each row's spared megapixels times all of its megapixels: the
+            queries of a masked row meet all keys.
+    """
+
+    control_megapixels: float = 0.0
+    control_squared_megapixels: float = 0.0
+    lora_megapixels: float = 0.0
+    spared_megapixels: float = 0.0
+    spared_squared_megapixels: float = 0.0
+
+    def __add__(self, other: ExtraWork) -> ExtraWork:
+        return ExtraWork(
+            self.control_megapixels + other.control_megapixels,
+            self.control_squared_megapixels + other.control_squared_megapixels,
+            self.lora_megapixels + other.lora_megapixels,
+            self.spared_megapixels + other.spared_megapixels,
+            self.spared_squared_megapixels + other.spared_squared_megapixels,
+        )
+
+    def megapixels(self, cost: StepCost) -> float:
+        """Return the megapixels of plain rows that cost as much."""
+        return (
+            cost.control_share * self.control_megapixels
+            + cost.lora_share * self.lora_megapixels
+            - cost.spared_share * self.spared_megapixels
+        )
+
+    def squared_megapixels(self, cost: StepCost) -> float:
+        """Return the squared megapixels of plain rows that cost as much."""
+        return (
+            cost.control_share * self.control_squared_megapixels
+            - cost.spared_share * self.spared_squared_megapixels
+        )
 
 
 def work_of(requests: Iterable[RequestView]) -> StepWork:
     """Return the work of one step of these requests together."""
     megapixels = squared = 0.0
     sizes: set[tuple[int, int]] = set()
+    extra: ExtraWork | None = None
     for request in requests:
         megapixels += row_megapixels(request)
         squared += row_squared_megapixels(request)
         sizes.add(request.size_px)
-    return StepWork(megapixels, squared, len(sizes))
+        own = extra_of(request)
+        if own is not None:
+            extra = own if extra is None else extra + own
+    return StepWork(megapixels, squared, len(sizes), extra)
+
+
+def extra_of(request: RequestView) -> ExtraWork | None:
+    """Return what add-ons and a mask do to one step of a request; None if it has none."""
+    num_controls, num_loras = len(request.controls), len(request.loras)
+    spared = request.spared_pixels * request.rows_per_step / 1e6
+    if not (num_controls or num_loras or spared):
+        return None
+    megapixels, squared = row_megapixels(request), row_squared_megapixels(request)
+    return ExtraWork(
+        num_controls * megapixels,
+        num_controls * squared,
+        num_loras * megapixels,
+        spared,
+        spared * request.width_px * request.height_px / 1e6,
+    )
 
 
 def row_megapixels(request: RequestView) -> float:
@@ -53,10 +119,14 @@ def row_squared_megapixels(request: RequestView) -> float:
 def step_s(cost: StepCost, work: StepWork) -> float:
     """Return the seconds of one denoising step, with the batch in the faster layout."""
     further_size_s = min(cost.per_further_size_s, cost.fixed_s)
+    megapixels, squared = work.megapixels, work.squared_megapixels
+    if work.extra is not None:
+        megapixels += work.extra.megapixels(cost)
+        squared += work.extra.squared_megapixels(cost)
     return (
         cost.fixed_s
-        + cost.per_megapixel_s * work.megapixels
-        + cost.per_squared_megapixel_s * work.squared_megapixels
+        + cost.per_megapixel_s * megapixels
+        + cost.per_squared_megapixel_s * squared
         + further_size_s * max(0, work.num_sizes - 1)
     )
 
@@ -127,7 +197,15 @@ def own_s(cost: StepCost, request: RequestView) -> float:
     """Return the seconds that a request adds to a denoising step."""
     megapixels = request.width_px * request.height_px / 1e6
     each_s = cost.per_megapixel_s + cost.per_squared_megapixel_s * megapixels
-    return each_s * megapixels * request.rows_per_step
+    plain_s = each_s * megapixels * request.rows_per_step
+    extra = extra_of(request)
+    if extra is None:
+        return plain_s
+    return (
+        plain_s
+        + cost.per_megapixel_s * extra.megapixels(cost)
+        + cost.per_squared_megapixel_s * extra.squared_megapixels(cost)
+    )
 
 
 def decode_s(cost: StepCost, request: RequestView) -> float:
@@ -148,6 +226,9 @@ def differs(cost: StepCost, other: StepCost, *, by: float) -> bool:
         (cost.per_squared_megapixel_s, other.per_squared_megapixel_s),
         (cost.per_further_size_s, other.per_further_size_s),
         (cost.decode_per_megapixel_s, other.decode_per_megapixel_s),
+        (cost.control_share, other.control_share),
+        (cost.lora_share, other.lora_share),
+        (cost.spared_share, other.spared_share),
     )
     return any(abs(mine - theirs) > by * mine for mine, theirs in pairs)
 

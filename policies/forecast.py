@@ -1,21 +1,24 @@
 """When the requests of a small cell will be done, step by step, as its engines will batch them.
 
 Every replica is followed from its last word on (:mod:`ray_cluster.policies.replica_course`): it is
-leased what waits, in the queue's order, as places become free, steps those rows together that the
-policy of its engine would choose, and decodes what is finished. What is likely to come later takes
-its part, too, if that is asked for. Equal steps are taken at once, so it costs about a choice of a
-batch for each request that begins or ends, and for every fourth round in which rows are left out.
+leased what waits as places become free, by the dispatcher's own rule
+(:mod:`ray_cluster.policies.placement`), steps those rows together that the policy of its engine
+would choose, and decodes what is finished. What is likely to come later takes its part, too, if
+that is asked for. Equal steps are taken at once, so it costs about a choice of a batch for each
+request that begins or ends, and for every fourth round in which rows are left out.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.policies.placement import WINDOW, Residency, passed_over, place
+from ray_cluster.policies.pool import slowest_cost
 from ray_cluster.policies.replica_course import ReplicaCourse, ReplicaScene
 from ray_cluster.policies.types import RequestView
 
@@ -70,10 +73,26 @@ class _Course:
             ReplicaCourse(one, now_s=scene.now_s, encode_s=scene.encode_s) for one in scene.replicas
         ]
         self._line = [(queue_key(one), one) for one in scene.line]
+        self._holders: dict[str, set[int]] = {}
+        self._residency = self._look_for_residents()
         self._num_free = self._count_free()
         self._num_come = 0
         self._wanted = {one.request_id for one in wanted}
         self._ends_s: dict[str, float] = {}
+
+    def _look_for_residents(self) -> Residency | None:
+        """Where is what the line and those who come later need; None if they need nothing."""
+        scene = self._scene
+        needs = {need for one in (*scene.line, *scene.later) for need in one.needs}
+        if not needs:
+            return None
+        for row, one in enumerate(scene.replicas):
+            self._hold(row, one.residents & needs)
+        return Residency(
+            slowest_cost([one.cost for one in scene.replicas]),
+            max(one.max_batch for one in scene.replicas),
+            self._holders,
+        )
 
     def run(self) -> Mapping[str, float]:
         """Go on until all who are wanted have ended."""
@@ -117,7 +136,11 @@ class _Course:
         if not self._line or self._num_free <= 0:
             one = scene.later[self._num_come % len(scene.later)]
             arrival_s = scene.now_s + at_s
-            key = (-one.priority, arrival_s + one.deadline_s, arrival_s, "")
+            deadline_s = arrival_s + one.deadline_s
+            key = (-one.priority, deadline_s, arrival_s, "")
+            if self._residency is not None:
+                # it is placed by its deadline, and others of its id may be there
+                one = replace(one, request_id=f"later {self._num_come}", deadline_s=deadline_s)
             insort(self._line, (key, one), key=itemgetter(0))
             self._num_come += 1
         self._deal(at_s)
@@ -125,8 +148,41 @@ class _Course:
     def _deal(self, at_s: float) -> None:
         """Lease what waits to those with room who have the least to do."""
         while self._line and self._num_free > 0:
-            free = [one for one in self._replicas if one.num_free > 0]
-            soonest = free[0] if len(free) == 1 else min(free, key=ReplicaCourse.level_s)
-            key, request = self._line.pop(0)
-            soonest.take(request, key, at_s + self._scene.encode_s)
+            row = self._soonest()
+            key, request = self._pop_next(row, at_s)
+            self._replicas[row].take(request, key, at_s + self._scene.encode_s)
+            self._hold(row, request.needs)
             self._num_free -= 1
+
+    def _soonest(self) -> int:
+        """The row of the replica with room that has the least to do.
+
+        Of equal ones it is that with most of what the first request needs, as in
+        :func:`ray_cluster.policies.routing.soonest_first`.
+        """
+        free = [row for row, one in enumerate(self._replicas) if one.num_free > 0]
+        if len(free) == 1:
+            return free[0]
+        levels_s = [self._replicas[row].level_s() for row in free]
+        least_s = min(levels_s)
+        if self._residency is None:
+            return free[levels_s.index(least_s)]
+        equal = [row for row, level_s in zip(free, levels_s, strict=True) if level_s == least_s]
+        num_here = self._residency.num_here(self._line[0][1], len(self._replicas))
+        return max(equal, key=num_here.__getitem__)
+
+    def _pop_next(self, row: int, at_s: float) -> tuple[QueueKey, RequestView]:
+        """Take what a replica leases next out of the line."""
+        window = [one for _, one in self._line[:WINDOW]]
+        placed = place(window, 1, row, self._residency, self._scene.now_s + at_s)
+        if placed.leased[0] == window[0].request_id:
+            return self._line.pop(0)
+        choice = [one.request_id for one in window].index(placed.leased[0])
+        for passed, (key, one) in enumerate(self._line[:choice]):
+            self._line[passed] = (key, passed_over(one))
+        return self._line.pop(choice)
+
+    def _hold(self, row: int, residents: Iterable[str]) -> None:
+        """Have something resident on a replica from now on."""
+        for one in residents:
+            self._holders.setdefault(one, set()).add(row)

@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 
 from ray_cluster.policies.forecast import ForecastView, forecast_s
-from ray_cluster.policies.load import Amounts, amounts_of, load_of
+from ray_cluster.policies.load import Amounts, Floats, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.prediction import Floats, LineEnds, ends_s
+from ray_cluster.policies.prediction import LineEnds, ends_s
 from ray_cluster.policies.preemption import Exchange, exchanges
 from ray_cluster.policies.queue_view import QueueView
 from ray_cluster.policies.types import RequestView

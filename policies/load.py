@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,9 @@ import numpy.typing as npt
 from ray_cluster.policies.previews import previews_left
 from ray_cluster.policies.types import RequestView, StepCost
 
+Floats = npt.NDArray[np.float64]
 Amounts = npt.NDArray[np.float64]
-"""[5, ...]: the fields of :class:`Load`, in their order."""
+"""[L, ...]: the L fields of :class:`Load`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class Load:
         step_pixels: image pixels of all model rows, over all steps.
         step_squares: the squares of each model row's image pixels, over all steps.
         decode_pixels: image pixels to decode, of images and previews.
+        control_pixels: ``step_pixels``, those of each request as often as it has ControlNets.
+        control_squares: ``step_squares`` likewise.
+        lora_pixels: ``step_pixels``, those of each request as often as it has LoRAs.
+        spared_pixels: those of ``step_pixels`` that are outside masks.
+        spared_squares: each model row's spared pixels times all of its pixels, over all steps.
+        passes: times that later requests may still be leased before one of these.
     """
 
     num_requests: int = 0
@@ -31,6 +38,34 @@ class Load:
     step_pixels: int = 0
     step_squares: int = 0
     decode_pixels: int = 0
+    control_pixels: int = 0
+    control_squares: int = 0
+    lora_pixels: int = 0
+    spared_pixels: int = 0
+    spared_squares: int = 0
+    passes: int = 0
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """All fields, in their order."""
+        return (
+            self.num_requests,
+            self.steps,
+            self.step_pixels,
+            self.step_squares,
+            self.decode_pixels,
+            self.control_pixels,
+            self.control_squares,
+            self.lora_pixels,
+            self.spared_pixels,
+            self.spared_squares,
+            self.passes,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no add-ons and no masks."""
+        return not any(self.figures[NUM_PLAIN:])
 
     def __add__(self, other: Load) -> Load:
         return Load(
@@ -39,6 +74,12 @@ class Load:
             self.step_pixels + other.step_pixels,
             self.step_squares + other.step_squares,
             self.decode_pixels + other.decode_pixels,
+            self.control_pixels + other.control_pixels,
+            self.control_squares + other.control_squares,
+            self.lora_pixels + other.lora_pixels,
+            self.spared_pixels + other.spared_pixels,
+            self.spared_squares + other.spared_squares,
+            self.passes + other.passes,
         )
 
     def __sub__(self, other: Load) -> Load:
@@ -48,10 +89,21 @@ class Load:
             self.step_pixels - other.step_pixels,
             self.step_squares - other.step_squares,
             self.decode_pixels - other.decode_pixels,
+            self.control_pixels - other.control_pixels,
+            self.control_squares - other.control_squares,
+            self.lora_pixels - other.lora_pixels,
+            self.spared_pixels - other.spared_pixels,
+            self.spared_squares - other.spared_squares,
+            self.passes - other.passes,
         )
 
 
 NO_LOAD = Load()
+NUM_AMOUNTS = len(NO_LOAD.figures)
+# the first ones, which do not come from add-ons and masks
+NUM_PLAIN = 5
+# rows of amounts
+REQUESTS, PIXELS, SQUARES, PASSES = 0, 2, 3, NUM_AMOUNTS - 1
 
 
 def load_of(request: RequestView) -> Load:
@@ -61,12 +113,19 @@ def load_of(request: RequestView) -> Load:
     if request.num_previews:
         num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
     step_pixels = steps * pixels * request.rows_per_step
-    return Load(
-        num_requests=1,
-        steps=steps,
-        step_pixels=step_pixels,
-        step_squares=step_pixels * pixels,
-        decode_pixels=num_decodes * pixels,
+    plain = Load(1, steps, step_pixels, step_pixels * pixels, num_decodes * pixels)
+    if not (request.controls or request.loras or request.template):
+        return plain
+    num_controls = len(request.controls)
+    spared_pixels = steps * request.spared_pixels * request.rows_per_step
+    return replace(
+        plain,
+        control_pixels=num_controls * step_pixels,
+        control_squares=num_controls * step_pixels * pixels,
+        lora_pixels=len(request.loras) * step_pixels,
+        spared_pixels=spared_pixels,
+        spared_squares=spared_pixels * pixels,
+        passes=request.passes_left,
     )
 
 
@@ -76,36 +135,67 @@ def load_s(cost: StepCost, load: Load) -> float:
     With the cost that one request has in a full batch (:func:`share_cost`), or in a pool
     (:func:`pool_of`), it is the time in which a busy replica, or pool, works the load off.
     """
+    pixels = (
+        load.step_pixels
+        + cost.control_share * load.control_pixels
+        + cost.lora_share * load.lora_pixels
+        - cost.spared_share * load.spared_pixels
+    )
+    squares = (
+        load.step_squares
+        + cost.control_share * load.control_squares
+        - cost.spared_share * load.spared_squares
+    )
     return (
         cost.fixed_s * load.steps
-        + cost.per_megapixel_s * load.step_pixels / 1e6
-        + cost.per_squared_megapixel_s * load.step_squares / 1e12
+        + cost.per_megapixel_s * pixels / 1e6
+        + cost.per_squared_megapixel_s * squares / 1e12
         + cost.decode_per_megapixel_s * load.decode_pixels / 1e6
     )
 
 
 def amounts_of(load: Load) -> Amounts:
-    """Return a load as an array, [5]."""
-    return np.array(
-        (
-            load.num_requests,
-            load.steps,
-            load.step_pixels,
-            load.step_squares,
-            load.decode_pixels,
-        ),
-        dtype=float,
-    )
+    """Return a load as an array, [L]."""
+    return np.array(load.figures, dtype=float)
 
 
 def prices_s(cost: StepCost) -> Amounts:
-    """Return the seconds of one of each amount, [5]: ``prices @ amounts`` is :func:`load_s`."""
-    return np.array(
-        (
-            0.0,
-            cost.fixed_s,
-            cost.per_megapixel_s / 1e6,
-            cost.per_squared_megapixel_s / 1e12,
-            cost.decode_per_megapixel_s / 1e6,
-        )
+    """Return the seconds of one of each amount, [L]: ``prices @ amounts`` is :func:`load_s`.
+
+    Of a cost that prices neither add-ons nor masks it is only the plain amounts, [5].
+    """
+    pixel_s, square_s = cost.per_megapixel_s / 1e6, cost.per_squared_megapixel_s / 1e12
+    plain_s = (0.0, cost.fixed_s, pixel_s, square_s, cost.decode_per_megapixel_s / 1e6)
+    if not cost.prices_extras:
+        return np.array(plain_s)
+    control, lora, spared = cost.control_share, cost.lora_share, cost.spared_share
+    controls_s = (control * pixel_s, control * square_s)
+    spared_s = (-spared * pixel_s, -spared * square_s)
+    return np.array((*plain_s, *controls_s, lora * pixel_s, *spared_s, 0.0))
+
+
+def priced_s(prices: Amounts, amounts: Amounts) -> Floats:
+    """Return the seconds of amounts, [...]; those of plain ones do not depend on other prices.
+
+    Args:
+        prices: as :func:`prices_s` has them.
+        amounts: [L, ...].
+    """
+    # a longer sum may differ in its last digit
+    plain_s: Floats = prices[:NUM_PLAIN] @ amounts[:NUM_PLAIN]
+    if len(prices) == NUM_PLAIN:
+        return plain_s
+    return plain_s + prices[NUM_PLAIN:] @ amounts[NUM_PLAIN:]
+
+
+def row_pixels(cost: StepCost, amounts: Amounts) -> tuple[Floats, Floats]:
+    """Return the pixels and squares of plain model rows that cost as much, [...] each."""
+    pixels, squares = amounts[PIXELS], amounts[SQUARES]
+    if not cost.prices_extras:
+        return pixels, squares
+    control, lora, spared = cost.control_share, cost.lora_share, cost.spared_share
+    more, more_squares, lora_pixels, less, less_squares, _ = amounts[NUM_PLAIN:]
+    return (
+        pixels + control * more + lora * lora_pixels - spared * less,
+        squares + control * more_squares - spared * less_squares,
     )

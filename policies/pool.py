@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ray_cluster.policies.load import Amounts, prices_s
 from ray_cluster.policies.types import ReplicaView, StepCost
@@ -44,28 +44,35 @@ class PoolView:
 def pool_of(replicas: Sequence[ReplicaView]) -> PoolView:
     """Return the view of replicas of one model, of which there is at least one."""
     costs = [one.step_cost for one in replicas]
-    linear = [cost.per_megapixel_s for cost in costs]
-    squared = [cost.per_squared_megapixel_s for cost in costs]
-    decode = [cost.decode_per_megapixel_s for cost in costs]
+    slowest = slowest_cost(costs)
     return PoolView(
         num_replicas=len(replicas),
         num_slots=sum(one.max_batch for one in replicas),
         max_batch=max(one.max_batch for one in replicas),
-        shared_cost=StepCost(
+        shared_cost=replace(
+            # the worst shares of add-ons and masks are kept
+            slowest,
             # as share_cost does, for all at once
             fixed_s=_parallel([one.step_cost.fixed_s / one.max_batch for one in replicas]),
-            per_megapixel_s=_parallel(linear),
-            decode_per_megapixel_s=_parallel(decode),
-            per_squared_megapixel_s=_parallel(squared),
-            source="modelled",
+            per_megapixel_s=_parallel([cost.per_megapixel_s for cost in costs]),
+            decode_per_megapixel_s=_parallel([cost.decode_per_megapixel_s for cost in costs]),
+            per_squared_megapixel_s=_parallel([cost.per_squared_megapixel_s for cost in costs]),
         ),
-        slowest_cost=StepCost(
-            fixed_s=max(cost.fixed_s for cost in costs),
-            per_megapixel_s=max(linear),
-            decode_per_megapixel_s=max(decode),
-            per_squared_megapixel_s=max(squared),
-            source="modelled",
-        ),
+        slowest_cost=slowest,
+    )
+
+
+def slowest_cost(costs: Sequence[StepCost]) -> StepCost:
+    """Return each term of the replica that is slowest in it, for batches of one size."""
+    return StepCost(
+        fixed_s=max(cost.fixed_s for cost in costs),
+        per_megapixel_s=max(cost.per_megapixel_s for cost in costs),
+        decode_per_megapixel_s=max(cost.decode_per_megapixel_s for cost in costs),
+        per_squared_megapixel_s=max(cost.per_squared_megapixel_s for cost in costs),
+        source="modelled",
+        control_share=max(cost.control_share for cost in costs),
+        lora_share=max(cost.lora_share for cost in costs),
+        spared_share=min(cost.spared_share for cost in costs),
     )
 
 

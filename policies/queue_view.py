@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ray_cluster.policies.forecast import ForecastView
-from ray_cluster.policies.load import Amounts, Load
+from ray_cluster.policies.load import Amounts, Floats, Load
 from ray_cluster.policies.pool import PoolView
-from ray_cluster.policies.prediction import Floats
 from ray_cluster.policies.types import RequestView
 
 
@@ -18,7 +17,7 @@ class Line:
     """Waiting requests in the queue's order.
 
     Attributes:
-        amounts: what each of them takes, [5, N].
+        amounts: what each of them takes, [L, N].
         deadlines_s: instants, [N].
     """
 

@@ -42,6 +42,7 @@ class ReplicaScene:
         told_s: seconds from now to its last word of its progress, 0 or less.
         held: what it had then, as it was.
         leased: what it was given since.
+        residents: ids of what is resident there, or is being fetched.
     """
 
     cost: StepCost
@@ -50,6 +51,7 @@ class ReplicaScene:
     told_s: float = 0.0
     held: Sequence[RequestView] = ()
     leased: Sequence[Leased] = ()
+    residents: frozenset[str] = frozenset()
 
     @property
     def requests(self) -> tuple[RequestView, ...]:

@@ -1,7 +1,8 @@
 """Which waiting requests a polling replica leases now.
 
-Replicas pull, so routing is a choice of how far down the queue the one that asks may go. It takes
-a prefix of the queue, never skips, and leaves the rest to peers that would finish it sooner.
+Replicas pull, so routing is a choice of how far down the queue the one that asks may go: it leaves
+to peers what they would finish sooner. Which requests it gets of those that are left to it is the
+business of :mod:`ray_cluster.policies.placement`: the first ones, but for what is resident.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.load import load_of
+from ray_cluster.policies.load import Floats, Load, load_of
+from ray_cluster.policies.placement import Placement, Residency, place
 from ray_cluster.policies.types import ReplicaView, RequestView
 
-Floats = npt.NDArray[np.float64]
-NUM_PRICES = 4
+Prices = tuple[float, float, float, float, float, float, float, float, float]
+# of what every request takes, and of that with what add-ons and masks change
+_NUM_PLAIN = 4
+NUM_PRICES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +30,45 @@ class ReplicaTable:
     Attributes:
         levels_s: [R], replica seconds that the requests they hold still take in full batches.
         rooms: [R], requests they have room for; 0 for one that can't be counted on to poll soon.
-        prices_s: [R, 4], as :func:`prices_of` has them.
+        prices_s: [R, 9], as :func:`prices_of` has them.
+        residency: None where nothing is resident on any of them.
     """
 
     levels_s: Floats
     rooms: npt.NDArray[np.int64]
     prices_s: Floats
+    residency: Residency | None = None
 
 
-def prices_of(view: ReplicaView) -> tuple[float, float, float, float]:
-    """Return a replica's seconds per step, step megapixel, its square, and decoded megapixel."""
+def prices_of(view: ReplicaView) -> Prices:
+    """Return what a replica takes for each of :func:`_amounts_of`, in seconds."""
     cost = view.step_cost
+    linear_s, squared_s = cost.per_megapixel_s, cost.per_squared_megapixel_s
     return (
         cost.fixed_s / view.max_batch,
-        cost.per_megapixel_s,
-        cost.per_squared_megapixel_s,
+        linear_s,
+        squared_s,
         cost.decode_per_megapixel_s,
+        cost.control_share * linear_s,
+        cost.control_share * squared_s,
+        cost.lora_share * linear_s,
+        -cost.spared_share * linear_s,
+        -cost.spared_share * squared_s,
+    )
+
+
+def _amounts_of(load: Load) -> Prices:
+    """Steps, step megapixels, their squares, decoded megapixels; add-ons, and what masks spare."""
+    return (
+        load.steps,
+        load.step_pixels / 1e6,
+        load.step_squares / 1e12,
+        load.decode_pixels / 1e6,
+        load.control_pixels / 1e6,
+        load.control_squares / 1e12,
+        load.lora_pixels / 1e6,
+        load.spared_pixels / 1e6,
+        load.spared_squares / 1e12,
     )
 
 
@@ -54,8 +81,22 @@ def table_of(views: Sequence[ReplicaView]) -> ReplicaTable:
     )
 
 
-def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -> int:
-    """Return how many of the queue's first requests a replica leases.
+def choose_leases(
+    queue: Sequence[RequestView], row: int, table: ReplicaTable, now_s: float
+) -> Placement:
+    """Return which waiting requests a replica leases.
+
+    Args:
+        queue: waiting requests of the replicas' model, in the queue's order.
+        row: of the replica that polls.
+        table: it and its peers.
+        now_s: present instant on the clock of the deadlines.
+    """
+    return place(queue, count_leases(queue, row, table), row, table.residency, now_s)
+
+
+def count_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -> int:
+    """Return how many of the waiting requests a replica leases.
 
     Where enough waits for every place there is, the replica fills its own. Else the prefix fills it
     up to its fair level and stops where more than half of the next request would lie above. Whoever
@@ -82,9 +123,17 @@ def choose_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -
 
 
 def soonest_first(request: RequestView, table: ReplicaTable) -> Iterator[int]:
-    """Rows that have room, by when they would end a request; ties by their number."""
+    """Rows that have room, by when they would end a request.
+
+    Of those that would end it at the same time, those with most of what it needs come first; else
+    ties are by their number.
+    """
     ends_s = table.levels_s + works_of([request], table)[0]
     ends_s[table.rooms <= 0] = np.inf
+    if table.residency is not None and request.needs:
+        num_here = table.residency.num_here(request, len(ends_s))
+        yield from (row for row in np.lexsort((-num_here, ends_s)).tolist() if ends_s[row] < np.inf)
+        return
     for _ in range(len(ends_s)):
         row = int(ends_s.argmin())
         if ends_s[row] == np.inf:
@@ -95,14 +144,11 @@ def soonest_first(request: RequestView, table: ReplicaTable) -> Iterator[int]:
 
 def works_of(queue: Sequence[RequestView], table: ReplicaTable) -> Floats:
     """Return the seconds of each request in full batches of each replica, [requests, R]."""
-    amounts = np.array(
-        [
-            (one.steps, one.step_pixels / 1e6, one.step_squares / 1e12, one.decode_pixels / 1e6)
-            for one in map(load_of, queue)
-        ]
-    ).reshape(len(queue), NUM_PRICES)
-    works_s: Floats = amounts @ table.prices_s.T
-    return works_s
+    amounts = np.array([_amounts_of(load_of(one)) for one in queue]).reshape(-1, NUM_PRICES)
+    prices_s = table.prices_s
+    works_s: Floats = amounts[:, :_NUM_PLAIN] @ prices_s[:, :_NUM_PLAIN].T
+    extra = amounts[:, _NUM_PLAIN:]
+    return works_s + extra @ prices_s[:, _NUM_PLAIN:].T if extra.any() else works_s
 
 
 def fair_level_s(works_s: Floats, row: int, table: ReplicaTable) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ray_cluster.policies.residents import MOST_PASSES, lora_resident, template_resident
+
 RefusalReason = Literal[
     "queue_full",
     "never_fits",
@@ -32,6 +34,11 @@ class RequestView:
         when_late: whether it is wanted though it will miss its deadline.
         fewest_steps: how many steps it may be made with, where with more it or
             others would be late; None for all.
+        loras: names of its LoRAs.
+        controls: names of its ControlNets.
+        template: digest of the image that it edits; None for text to image.
+        mask_ratio: share of the template that is edited, in (0, 1].
+        num_passes: later requests that were leased before it.
     """
 
     request_id: str
@@ -48,6 +55,11 @@ class RequestView:
     num_preemptions: int = 0
     when_late: WhenLate = "accept"
     fewest_steps: int | None = None
+    loras: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    template: str | None = None
+    mask_ratio: float = 1.0
+    num_passes: int = 0
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -64,13 +76,34 @@ class RequestView:
         """Denoising steps still to take."""
         return self.num_steps - self.steps_done
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Resident ids of its adapters and its template: what a replica fetches if it lacks it."""
+        if not self.loras and self.template is None:
+            return ()
+        templates = () if self.template is None else (template_resident(self.template),)
+        return (*map(lora_resident, self.loras), *templates)
+
+    @property
+    def passes_left(self) -> int:
+        """Later requests that may still be leased before it; none if it needs nothing."""
+        return max(0, MOST_PASSES - self.num_passes) if self.needs else 0
+
+    @property
+    def spared_pixels(self) -> int:
+        """Image pixels that its mask leaves as they are, of each model row."""
+        if self.mask_ratio >= 1 or self.template is None:
+            return 0
+        return round((1 - self.mask_ratio) * self.width_px * self.height_px)
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """What one denoising step of a batch costs, linear in what it computes.
 
     Every model row counts, so a request with guidance counts twice. Beside steps a replica decodes:
-    each image at its end, and each preview.
+    each image at its end, and each preview. Add-ons and masks are priced as shares of a row's work,
+    which is what its pixels and their squares cost.
 
     Attributes:
         fixed_s: seconds a step costs whatever is in it.
@@ -79,6 +112,12 @@ class StepCost:
         per_further_size_s: seconds for every image size in a model call but the first.
         decode_per_megapixel_s: seconds of decoding per million image pixels.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
+        control_share: share of a whole row's work that each of its ControlNets adds.
+        lora_share: share of the work of a whole row's pixels that each of its LoRAs adds; attention
+            itself does not grow.
+        spared_share: share of a row's work that an edit would save where nothing is masked, by
+            using the template's activations. It saves the more, the less is masked: linear in the
+            mask ratio (InstGenIE, section 4.4).
     """
 
     fixed_s: float
@@ -87,6 +126,14 @@ class StepCost:
     per_squared_megapixel_s: float = 0.0
     per_further_size_s: float = 0.0
     source: Literal["measured", "modelled"] = "measured"
+    control_share: float = 0.0
+    lora_share: float = 0.0
+    spared_share: float = 0.0
+
+    @property
+    def prices_extras(self) -> bool:
+        """Whether add-ons and masks change what a row costs."""
+        return bool(self.control_share or self.lora_share or self.spared_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +146,7 @@ class ReplicaView:
         num_leased: requests it holds now.
         num_free: requests it has room for, by its own last word, less what it was given since.
         leased_work_s: replica seconds that the requests it holds still take in full batches.
+        residents: ids of the adapters and templates that are there, or are being fetched.
     """
 
     replica_id: str
@@ -109,6 +157,7 @@ class ReplicaView:
     num_leased: int = 0
     num_free: int = 0
     leased_work_s: float = 0.0
+    residents: frozenset[str] = frozenset()
 
     @property
     def room(self) -> int:

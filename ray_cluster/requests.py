@@ -226,6 +226,10 @@ class ImageRequest:
             num_previews=self.output.num_previews,
             when_late=self.when_late,
             fewest_steps=self.fewest_steps,
+            loras=tuple(use.name for use in self.add_ons.loras),
+            controls=tuple(use.name for use in self.add_ons.controls),
+            template=None if self.edit is None else self.edit.image.sha256,
+            mask_ratio=1.0 if self.edit is None else self.edit.mask_ratio,
         )
 
     def recipe(self) -> dict[str, str]:

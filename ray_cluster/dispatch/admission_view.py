@@ -141,4 +141,5 @@ def _scene_of(replica: ReplicaRecord, now_s: float, encode_s: float) -> ReplicaS
         told_s=min(0.0, replica.told_s - now_s),
         held=held,
         leased=leased,
+        residents=replica.view().residents,
     )

@@ -180,12 +180,13 @@ class DispatchCore:
             return PollReply(known=False)
         aborts = replica.stale
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
-        chosen = self.replicas.choose(replica, self._ledger.queue, now_s - self.grace_s)
+        placed = self.replicas.choose(replica, self._ledger.queue, now_s, now_s - self.grace_s)
         directory = self.replicas.directory
         peers = None if replica.peers_version == directory.version else directory
-        if not (chosen or exchanged or preempted or aborts or peers):
+        if not (placed.leased or exchanged or preempted or aborts or peers):
             return _NOTHING_TO_SAY
-        leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in chosen)]
+        self._ledger.note_passes(placed.passed)
+        leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
         return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers)
 

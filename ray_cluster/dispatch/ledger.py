@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Literal
@@ -15,6 +15,7 @@ from ray_cluster.dispatch.prediction_stats import PredictionStats
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
+from ray_cluster.policies.placement import passed_over
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import (
     Failed,
@@ -176,6 +177,13 @@ class Ledger:
             queued_s=record.queued_s,
             may_resume=may_resume,
         )
+
+    def note_passes(self, request_ids: Iterable[str]) -> None:
+        """Count later requests that are leased before these, which wait."""
+        for request_id in request_ids:
+            record = self._records[request_id]
+            record.view = passed_over(record.view)
+            self.queue.replace(record.view)
 
     def adopt(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
         """Give a waiting request to the replica that has it already; it is no new attempt."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from ray_cluster.policies.placement import Residency
 from ray_cluster.policies.routing import NUM_PRICES, ReplicaTable, prices_of
 from ray_cluster.policies.types import ReplicaView, StepCost
 
@@ -21,6 +22,8 @@ class ReplicaRows:
         # by which the rows' prices were worked out; None where there are none yet
         self._costs: list[StepCost | None] = []
         self._row_by_id: dict[str, int] = {}
+        self._residents: list[frozenset[str]] = []
+        self._holders: dict[str, set[int]] = {}
         self._levels_s: npt.NDArray[np.float64] = np.zeros(_FIRST_ROOM)
         self._rooms: npt.NDArray[np.int64] = np.zeros(_FIRST_ROOM, dtype=np.int64)
         self._prices_s: npt.NDArray[np.float64] = np.zeros((_FIRST_ROOM, NUM_PRICES))
@@ -33,6 +36,7 @@ class ReplicaRows:
             self._grow()
         self._ids.append(replica_id)
         self._costs.append(None)
+        self._residents.append(frozenset())
         self._row_by_id[replica_id] = row
         self._rooms[row] = 0
 
@@ -44,6 +48,20 @@ class ReplicaRows:
         if self._costs[row] is not view.step_cost:
             self._costs[row] = view.step_cost
             self._prices_s[row] = prices_of(view)
+        self._hold(row, view.residents)
+
+    def _hold(self, row: int, residents: frozenset[str]) -> None:
+        """Have something resident on a row, and nothing else."""
+        before = self._residents[row]
+        if residents is before or residents == before:
+            return
+        for one in before - residents:
+            self._holders[one].remove(row)
+            if not self._holders[one]:
+                del self._holders[one]
+        for one in residents - before:
+            self._holders.setdefault(one, set()).add(row)
+        self._residents[row] = residents
 
     def hear(self, replica_id: str, heard_s: float) -> None:
         """Note when a replica was last heard of."""
@@ -52,10 +70,14 @@ class ReplicaRows:
     def remove(self, replica_id: str) -> None:
         """Take a row out; the last one takes its place."""
         row, last = self._row_by_id.pop(replica_id), self._ids.pop()
-        cost = self._costs.pop()
+        cost, end = self._costs.pop(), len(self._ids)
+        residents = self._residents[end]
+        for one in {row, end}:
+            self._hold(one, frozenset())
+        self._residents.pop()
         if last == replica_id:
             return
-        end = len(self._ids)
+        self._hold(row, residents)
         for array in (self._levels_s, self._rooms, self._prices_s, self._heard_s):
             array[row] = array[end]
         self._ids[row], self._costs[row] = last, cost
@@ -65,6 +87,11 @@ class ReplicaRows:
     def ids(self) -> Sequence[str]:
         """Of the replicas; good until one comes or goes."""
         return self._ids
+
+    @property
+    def holders(self) -> Mapping[str, Collection[int]]:
+        """Rows by what is resident on them."""
+        return self._holders
 
     @property
     def num_free(self) -> int:
@@ -79,14 +106,16 @@ class ReplicaRows:
         """Return whose row it is."""
         return self._ids[row]
 
-    def table(self, heard_after_s: float, *, polls: int | None = None) -> ReplicaTable:
+    def table(
+        self, heard_after_s: float, residency: Residency | None, *, polls: int | None = None
+    ) -> ReplicaTable:
         """Return all rows; those not heard of since then have no room, but the one that polls."""
         count = len(self._ids)
         counts_on = self._heard_s[:count] >= heard_after_s
         if polls is not None:
             counts_on[polls] = True
         rooms = self._rooms[:count] * counts_on
-        return ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count])
+        return ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count], residency)
 
     def _grow(self) -> None:
         self._levels_s, self._rooms, self._prices_s, self._heard_s = (

@@ -11,6 +11,7 @@ from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.policies.cost_model import differs
 from ray_cluster.policies.load import NO_LOAD, Load
+from ray_cluster.policies.placement import NOTHING, Placement, Residency
 from ray_cluster.policies.pool import PoolView, pool_of
 from ray_cluster.policies.routing import choose_leases, soonest_first
 from ray_cluster.policies.types import StepCost
@@ -173,7 +174,8 @@ class Replicas:
         line, rows = queue.line(model), self._rows.get(model)
         if line and rows is not None:
             self._catch_up()
-            yield from map(rows.id_of, soonest_first(line[0], rows.table(heard_after_s)))
+            table = rows.table(heard_after_s, self._residency(model))
+            yield from map(rows.id_of, soonest_first(line[0], table))
 
     def alert(self, replica: ReplicaRecord | None) -> None:
         """Note that a replica, if there is one, has an abort to hear of."""
@@ -186,17 +188,23 @@ class Replicas:
         return alerted
 
     def choose(
-        self, replica: ReplicaRecord, queue: WaitingQueue, heard_after_s: float
-    ) -> tuple[str, ...]:
+        self, replica: ReplicaRecord, queue: WaitingQueue, now_s: float, heard_after_s: float
+    ) -> Placement:
         """Return what a replica leases now, beside peers that were heard of after that instant."""
-        if replica.num_free <= 0 or not queue.has(replica.model):
-            return ()
+        model = replica.model
+        if replica.num_free <= 0 or not queue.has(model):
+            return NOTHING
         self._catch_up()
-        rows = self._rows[replica.model]
+        rows = self._rows[model]
         row = rows.row_of(replica.replica_id)
-        table = rows.table(heard_after_s, polls=row)
-        count = choose_leases(queue.line(replica.model), row, table)
-        return queue.first_ids(replica.model, count)
+        table = rows.table(heard_after_s, self._residency(model), polls=row)
+        return choose_leases(queue.line(model), row, table, now_s)
+
+    def _residency(self, model: str) -> Residency | None:
+        """What is resident on a model's replicas; None if nothing is."""
+        holders = self._rows[model].holders
+        pool = self.pool(model) if holders else None
+        return None if pool is None else Residency(pool.slowest_cost, pool.max_batch, holders)
 
 
 def directory_of(registrations: Iterable[Registration]) -> Directory:

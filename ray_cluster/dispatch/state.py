@@ -96,6 +96,7 @@ class ReplicaRecord:
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
+        residents: ids of what it says is there, or is being fetched.
         changed: ids of replicas that have changed, its own among them; emptied by whoever looks.
         replica_id: unique in the cell.
         model: name of the queue that it leases from; see :attr:`Registration.lane`.
@@ -110,6 +111,7 @@ class ReplicaRecord:
     changed: set[str] = field(default_factory=set)
     told_s: float = 0.0
     peers_version: str = ""
+    residents: frozenset[str] = field(init=False)
     replica_id: str = field(init=False)
     model: str = field(init=False)
     _view: ReplicaView | None = None
@@ -117,6 +119,7 @@ class ReplicaRecord:
     _shared: tuple[StepCost, StepCost] | None = None
 
     def __post_init__(self) -> None:
+        self.residents = frozenset(self.registration.residents)
         self.replica_id = self.registration.replica_id
         self.model = self.registration.lane
 
@@ -131,8 +134,10 @@ class ReplicaRecord:
         """Take in a poll: its progress, its room, and which leases it knows of."""
         self.heard_s = self.told_s = now_s
         step_cost = poll.step_cost or self.step_cost
+        residents = self.residents if poll.residents is None else frozenset(poll.residents)
         is_news = poll.num_free != self.num_free or step_cost != self.step_cost
-        self.num_free, self.step_cost = poll.num_free, step_cost
+        is_news |= residents != self.residents
+        self.num_free, self.step_cost, self.residents = poll.num_free, step_cost, residents
         self.named = set(poll.steps_done_by_id)
         self.peers_version = poll.peers_version
         for request_id, steps_done in poll.steps_done_by_id.items():
@@ -185,7 +190,13 @@ class ReplicaRecord:
             num_leased=len(self.held),
             num_free=self.num_free,
             leased_work_s=load_s(self._share_cost(), self.load()),
+            residents=self._all_residents(),
         )
+
+    def _all_residents(self) -> frozenset[str]:
+        """What it says is there, and what it fetches for the requests that it holds."""
+        needs = {need for record in self.held.values() for need in record.view.needs}
+        return self.residents if needs <= self.residents else self.residents | needs
 
     def _share_cost(self) -> StepCost:
         """One request's part of a full batch's step; made anew only for another cost."""

@@ -4,54 +4,73 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from typing import overload
 
 import numpy as np
 
-from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
+from ray_cluster.policies.load import (
+    NO_LOAD,
+    NUM_AMOUNTS,
+    NUM_PLAIN,
+    Floats,
+    Load,
+    amounts_of,
+    load_of,
+)
 from ray_cluster.policies.ordering import QueueKey, queue_key
-from ray_cluster.policies.prediction import Floats
 from ray_cluster.policies.types import RequestView
 
-_NUM_AMOUNTS = len(astuple(NO_LOAD))
-# beside amounts, deadlines
-_NUM_KINDS = _NUM_AMOUNTS + 1
+# beside deadlines, amounts
+_NUM_ROWS = 1 + NUM_AMOUNTS
+_NUM_PLAIN_ROWS = 1 + NUM_PLAIN
 _FIRST_ROOM = 16
 
 
 class _Lane:
     """The waiting requests of one model in the queue's order, with their loads beside them.
 
-    Loads and deadlines stand in one array, so that the sum over a part of ten thousand of them
-    takes microseconds. Whole numbers up to 2**53 are exact there.
+    Deadlines and loads stand in one array, so that the sum over a part of ten thousand of them
+    takes microseconds. Whole numbers up to 2**53 are exact there. Rows of what add-ons and masks
+    change are zero, and left alone, until somebody has some.
     """
 
     def __init__(self) -> None:
         self.keys: list[QueueKey] = []
-        self._loads: Floats = np.zeros((_NUM_KINDS, _FIRST_ROOM))
+        self._loads: Floats = np.zeros((_NUM_ROWS, _FIRST_ROOM))
+        self._num_rows = _NUM_PLAIN_ROWS
 
     def add(self, key: QueueKey, load: Load, deadline_s: float) -> None:
         count, place = len(self.keys), bisect_left(self.keys, key)
         if count == self._loads.shape[1]:
             self._loads = np.concatenate([self._loads, np.zeros_like(self._loads)], axis=1)
-        self._loads[:, place + 1 : count + 1] = self._loads[:, place:count]
-        self._loads[:_NUM_AMOUNTS, place] = amounts_of(load)
-        self._loads[_NUM_AMOUNTS, place] = deadline_s
+        loads = self._loads[: self._num_rows]
+        loads[:, place + 1 : count + 1] = loads[:, place:count]
         self.keys.insert(place, key)
+        self._loads[0, place] = deadline_s
+        self._put(place, load)
 
     def remove(self, key: QueueKey) -> None:
         count, place = len(self.keys), bisect_left(self.keys, key)
         del self.keys[place]
-        self._loads[:, place : count - 1] = self._loads[:, place + 1 : count]
+        loads = self._loads[: self._num_rows]
+        loads[:, place : count - 1] = loads[:, place + 1 : count]
+
+    def put(self, key: QueueKey, load: Load) -> None:
+        """Have a request that waits take something else."""
+        self._put(bisect_left(self.keys, key), load)
+
+    def _put(self, place: int, load: Load) -> None:
+        if not load.is_plain:
+            self._num_rows = _NUM_ROWS
+        self._loads[1 : self._num_rows, place] = amounts_of(load)[: self._num_rows - 1]
 
     def load_of_first(self, count: int) -> Load:
-        amounts = self._loads[:_NUM_AMOUNTS, :count]
+        amounts = self._loads[1 : self._num_rows, :count]
         return Load(*(int(amount) for amount in amounts.sum(axis=1)))
 
     def behind(self, place: int) -> tuple[Floats, Floats]:
         loads = self._loads[:, place : len(self.keys)]
-        return loads[:_NUM_AMOUNTS], loads[_NUM_AMOUNTS]
+        return loads[1:], loads[0]
 
 
 class _Line(Sequence[RequestView]):
@@ -108,6 +127,11 @@ class WaitingQueue:
         if not lane.keys:
             del self._lanes[view.model]
 
+    def replace(self, view: RequestView) -> None:
+        """Have a request that waits be another one at the same place."""
+        self._views[view.request_id] = view
+        self._lanes[view.model].put(queue_key(view), load_of(view))
+
     def position(self, view: RequestView) -> int:
         """Return how many of the model's requests wait before this one, or would."""
         return bisect_left(self._keys(view.model), queue_key(view))
@@ -118,7 +142,7 @@ class WaitingQueue:
         return NO_LOAD if lane is None else lane.load_of_first(self.position(view))
 
     def behind(self, view: RequestView) -> tuple[Floats, Floats]:
-        """Return what waits behind a request, or would: amounts [5, N] and deadlines [N].
+        """Return what waits behind a request, or would: amounts [L, N] and deadlines [N].
 
         Good until the queue changes.
         """
@@ -142,10 +166,6 @@ class WaitingQueue:
     def count(self, model: str) -> int:
         """Return how many requests of the model wait."""
         return len(self._keys(model))
-
-    def first_ids(self, model: str, count: int) -> tuple[str, ...]:
-        """Return the ids of the model's waiting requests, at most so many, the next one first."""
-        return tuple(key[-1] for key in self._keys(model)[:count])
 
     def line(self, model: str) -> Sequence[RequestView]:
         """Return a look at the model's waiting requests, the next one first; it copies nothing."""

@@ -78,6 +78,8 @@ class Registration:
         endpoint: for other workers; None if none call it.
         load_s: seconds that loading its model took.
         model_digest: of its model's files; states are gone on with only on the same one.
+        residents: ids of the adapters and templates that are there, as
+            :mod:`ray_cluster.policies.residents` names them.
     """
 
     replica_id: str
@@ -93,6 +95,7 @@ class Registration:
     endpoint: Endpoint | None = None
     load_s: float = 0.0
     model_digest: str = ""
+    residents: tuple[str, ...] = ()
 
     @property
     def model(self) -> str:
@@ -152,6 +155,8 @@ class Poll:
         step_cost: its present measured cost of a step.
         metrics: what it has measured so far; None from one that measures nothing.
         peers_version: of the directory that it has.
+        residents: all that is there now; None if that has not changed. What its requests need
+            counts as there, as it is being fetched.
     """
 
     replica_id: str
@@ -161,6 +166,7 @@ class Poll:
     step_cost: StepCost | None = None
     metrics: Snapshot | None = None
     peers_version: str = ""
+    residents: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class CountingMachine(DispatchMachine):
         # what came back to the queue keeps the steps that are in the state store
         progress = self.core.progress([one.request_id for one in views], 0.0, predicts=False)
         views = [
-            replace(one, steps_done=each.steps_done)
+            replace(one, steps_done=each.steps_done, num_passes=self.passes[one.request_id])
             for one, each in zip(views, progress, strict=True)
             if each is not None
         ]

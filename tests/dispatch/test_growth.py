@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import TypeVar
 
@@ -14,8 +15,10 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.policies.residents import lora_resident
 from ray_cluster.policies.types import Offer, WhenLate
 from ray_cluster.protocol.leases import Lease, Poll
+from ray_cluster.requests import AddOns, LoraUse
 from tests.fakes import finished, image_request, registration
 
 T = TypeVar("T")
@@ -23,25 +26,38 @@ PLACES = 2
 
 
 class FullCell:
-    """Every place is taken, and many wait."""
+    """Every place is taken, and many wait.
 
-    def __init__(self, replicas: int, waiting: int) -> None:
+    Args:
+        num_loras: every request needs one of so many, and every replica has one of them.
+    """
+
+    def __init__(self, replicas: int, waiting: int, num_loras: int = 0) -> None:
+        self.num_loras = num_loras
         limits = LimitsConfig(max_queued_images=10**6)
         self.core = DispatchCore(config=DispatchConfig(), limits=limits, epoch=1)
         self.held: dict[str, dict[str, Lease]] = {}
         self.num = 0
         for number in range(replicas):
-            self.core.register(registration(f"r{number}", max_in_flight=PLACES), 0.0)
+            comes = registration(f"r{number}", max_in_flight=PLACES)
+            residents = (lora_resident(self.lora(number)),) if num_loras else ()
+            self.core.register(replace(comes, residents=residents), 0.0)
         for _ in range(waiting + PLACES * replicas):
             self.offer("accept")
         for number in range(replicas):
             self.poll(f"r{number}")
+
+    def lora(self, number: int) -> str:
+        return f"lora-{number % self.num_loras}"
 
     def offer(self, when_late: WhenLate) -> Offer:
         self.num += 1
         # all of them in the middle of the queue
         slo_s = 1e6 + self.num * (-1) ** self.num
         request = image_request(f"{self.num}", slo_s=slo_s, when_late=when_late)
+        if self.num_loras:
+            add_ons = AddOns(loras=(LoraUse(self.lora(self.num // 2)),))
+            request = replace(request, add_ons=add_ons)
         return self.core.offer([request], 1.0, client=None)
 
     def poll(self, name: str) -> None:
@@ -86,10 +102,12 @@ def decisions(cell: FullCell) -> dict[str, int]:
     return found
 
 
+@pytest.mark.parametrize("num_loras", [0, 4])
 @pytest.mark.parametrize(("replicas", "waiting"), [(4, 1000), (100, 100), (200, 3000)])
 def test_a_decision_makes_no_more_calls_in_a_large_cell_than_in_a_small_one(
-    replicas: int, waiting: int
+    replicas: int, waiting: int, num_loras: int
 ) -> None:
-    small, large = decisions(FullCell(4, 20)), decisions(FullCell(replicas, waiting))
+    small = decisions(FullCell(4, 20, num_loras))
+    large = decisions(FullCell(replicas, waiting, num_loras))
     for decision, calls in small.items():
         assert large[decision] <= calls + 3, decision

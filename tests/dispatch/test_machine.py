@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -15,7 +16,7 @@ from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.ordering import QueueKey, queue_key
 from ray_cluster.protocol.leases import Lease, PollReply, Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import AddOns, ImageRequest
 from tests.fakes import failed, finished, image_request, poll_of, registration
 
 CONFIG = DispatchConfig(
@@ -61,12 +62,22 @@ class DispatchMachine(RuleBasedStateMachine):
         self.keys: dict[str, QueueKey] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.ever_leased: set[str] = set()
+        # later requests that were leased before each
+        self.passes: Counter[str] = Counter()
         # the model of the truth: the newest lease of each request that is leased, and to whom
         self.leased: dict[str, tuple[str, Lease]] = {}
         self.old_leases: list[tuple[str, Lease]] = []
         self.replicas: dict[str, Rows] = {}
         for replica_id in sorted(MODELS):
             self.register(replica_id)
+
+    # what kinds of requests and replicas there are
+
+    def add_ons_of(self, request_id: str) -> AddOns:
+        return AddOns()
+
+    def residents_of(self, replica_id: str) -> tuple[str, ...]:
+        return ()
 
     # what the truth says
     @property
@@ -107,10 +118,8 @@ class DispatchMachine(RuleBasedStateMachine):
     ) -> None:
         ids = [f"q{self.num_requests + index:03}" for index in range(num)]
         self.num_requests += num
-        group = [
-            image_request(one, model, priority=priority, slo_s=slo_s, num_steps=num_steps)
-            for one in ids
-        ]
+        changes = {"priority": priority, "slo_s": slo_s, "num_steps": num_steps}
+        group = [image_request(one, model, add_ons=self.add_ons_of(one), **changes) for one in ids]
         fits = len(self.waiting) + num <= BOUND
         offer = self.core.offer(group, self.now_s)
         assert offer.accepted == fits
@@ -127,9 +136,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(replica_id=replica_ids, forgets=st.booleans())
     def register(self, replica_id: str, forgets: bool = True) -> None:
-        epoch = self.core.register(
-            registration(replica_id, MODELS[replica_id], MAX_IN_FLIGHT), self.now_s
-        )
+        comes = registration(replica_id, MODELS[replica_id], MAX_IN_FLIGHT)
+        residents = self.residents_of(replica_id)
+        epoch = self.core.register(replace(comes, residents=residents), self.now_s)
         assert epoch == 1
         if forgets or replica_id not in self.replicas:
             self.replicas[replica_id] = Rows()
@@ -189,13 +198,16 @@ class DispatchMachine(RuleBasedStateMachine):
         assert len(reply.leases) <= max(0, num_free)
         waiting = {one for one in self.waiting if self.requests[one].model == MODELS[replica_id]}
         given = [lease.request.request_id for lease in reply.leases]
-        assert given == sorted(waiting, key=self.keys.__getitem__)[: len(given)], "out of order"
+        self.check_order(given, sorted(waiting, key=self.keys.__getitem__))
         for lease in reply.leases:
             request_id = lease.request.request_id
             assert all(lease.fence > old.fence for _, old in self.old_leases)
             assert lease.may_resume == (request_id in self.ever_leased)
             self.ever_leased.add(request_id)
             self.leased[request_id] = (replica_id, lease)
+
+    def check_order(self, given: Sequence[str], waiting: Sequence[str]) -> None:
+        assert given == waiting[: len(given)], "out of order"
 
     @rule(replica_id=replica_ids, data=st.data())
     def step(self, replica_id: str, data: st.DataObject) -> None:

@@ -12,13 +12,18 @@ from ray_cluster.policies.types import ReplicaView, StepCost
 from tests.fakes import replica_view
 
 views = st.builds(
-    lambda index, cost, leased, work: replica_view(
-        f"r{index}", step_cost=cost, num_leased=leased, leased_work_s=work
+    lambda index, cost, leased, work, residents: replica_view(
+        f"r{index}",
+        step_cost=cost,
+        num_leased=leased,
+        leased_work_s=work,
+        residents=frozenset(residents),
     ),
     st.integers(0, 12),
     st.builds(StepCost, *[st.floats(0, 9)] * 3, per_squared_megapixel_s=st.floats(0, 9)),
     st.integers(0, 4),
     st.floats(0, 100),
+    st.sets(st.sampled_from("abc")),
 )
 turns = st.lists(st.tuples(views, st.booleans(), st.integers(0, 9)), max_size=60)
 
@@ -38,9 +43,14 @@ def test_every_row_is_its_replicas(changes: list[tuple[ReplicaView, bool, int]])
         rows.hear(name, heard_s)
         live[name] = (view, heard_s)
     assert rows.num_free == sum(view.room for view, _ in live.values())
+    holders: dict[str, set[int]] = {}
+    for name, (view, _) in live.items():
+        for one in view.residents:
+            holders.setdefault(one, set()).add(rows.row_of(name))
+    assert rows.holders == holders
     for name, (view, _) in live.items():
         row = rows.row_of(name)
-        table = rows.table(5, polls=row)
+        table = rows.table(5, None, polls=row)
         assert rows.id_of(row) == name
         assert len(table.rooms) == len(live)
         assert table.levels_s[row] == view.leased_work_s
@@ -51,7 +61,7 @@ def test_every_row_is_its_replicas(changes: list[tuple[ReplicaView, bool, int]])
         ]
         assert int(table.rooms.sum()) == sum(rooms)
         assert int(table.rooms[row]) == view.room
-        others = rows.table(5)
+        others = rows.table(5, None)
         assert int(others.rooms.sum()) == sum(
             one.room for one, heard_s in live.values() if heard_s >= 5
         )

@@ -17,7 +17,9 @@ from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.inflow import WINDOW, Inflow, observe_arrivals
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.ordering import queue_key
+from ray_cluster.policies.placement import Residency, passed_over, place
 from ray_cluster.policies.replica_course import Leased, ReplicaScene
+from ray_cluster.policies.residents import lora_resident
 from ray_cluster.policies.stage_times import StageTimes, observe_stages
 from ray_cluster.policies.step_policy import ReplicaSight
 from ray_cluster.policies.types import RequestView, RowView, StepCost
@@ -33,15 +35,28 @@ def replica_of(held: Sequence[RequestView] = (), **changes: object) -> ReplicaSc
 
 
 def stepped_one_by_one(
-    held: Sequence[RequestView], line: Sequence[RequestView], cost: StepCost
+    held: Sequence[RequestView],
+    line: Sequence[RequestView],
+    cost: StepCost,
+    holders: Mapping[str, set[int]] | None = None,
 ) -> Mapping[str, float]:
-    """Ask the policy of the engine before every single step of one replica."""
+    """Ask the policies of the dispatcher and the engine before every single step of one replica.
+
+    Args:
+        holders: rows of replicas by what is resident there; the one that is stepped is in row 0.
+    """
     rows = {one.request_id: RowView(one) for one in held}
-    waits, now_s, ends_s = list(line), 0.0, {}
+    waits, now_s, ends_s = {one.request_id: one for one in line}, 0.0, {}
+    there = {need: set(found) for need, found in (holders or {}).items()}
     while rows or waits:
         while waits and len(rows) < IN_FLIGHT:
-            first = waits.pop(0)
-            rows[first.request_id] = RowView(first)
+            placed = place(list(waits.values()), 1, 0, Residency(cost, BATCH, there), now_s)
+            for name in placed.passed:
+                waits[name] = passed_over(waits[name])
+            leased = waits.pop(placed.leased[0])
+            rows[leased.request_id] = RowView(leased)
+            for need in leased.needs:
+                there.setdefault(need, set()).add(0)
         sight = ReplicaSight(list(rows.values()), cost, BATCH, now_s)
         chosen = mixed_batches(sight).request_ids
         now_s += step_s(cost, work_of(rows[one].request for one in chosen))
@@ -57,6 +72,7 @@ def stepped_one_by_one(
     return ends_s
 
 
+LORAS = st.lists(st.sampled_from("abc"), max_size=2, unique=True).map(tuple)
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 12), st.sampled_from([256, 512, 1024]), st.floats(0.5, 40)),
     min_size=1,
@@ -84,6 +100,61 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     # several rounds at once are about the same: the last end is that of all the work
     coarse = forecast_s(ForecastView(0.0, [replica_of(held)], line=line))
     assert max(coarse.values()) == pytest.approx(max(truth.values()), rel=0.35)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from([256, 512]), st.floats(0.5, 40), LORAS),
+        min_size=IN_FLIGHT,
+        max_size=14,
+    ),
+    LORAS,
+    LORAS,
+)
+def test_with_residents_what_waits_is_leased_by_the_dispatchers_own_rule(
+    kinds: list[tuple[int, int, float, tuple[str, ...]]],
+    here: tuple[str, ...],
+    there: tuple[str, ...],
+) -> None:
+    views = [
+        request_view(
+            f"r{n}", num_steps=steps, width_px=px, height_px=px, deadline_s=at_s, loras=loras
+        )
+        for n, (steps, px, at_s, loras) in enumerate(kinds)
+    ]
+    held, line = views[:IN_FLIGHT], sorted(views[IN_FLIGHT:], key=queue_key)
+    needs = {need for one in held for need in one.needs}
+    mine = frozenset({*map(lora_resident, here), *needs})
+    peers = frozenset(map(lora_resident, there))
+    # the peer never has room
+    endless = [
+        request_view(f"p{n}", num_steps=10**6, deadline_s=math.inf) for n in range(IN_FLIGHT)
+    ]
+    holders = {need: {0} for need in mine - peers} | {need: {1} for need in peers - mine}
+    holders |= {need: {0, 1} for need in mine & peers}
+    truth = stepped_one_by_one(held, line, COST, holders)
+    scene = ForecastView(
+        0.0, [replica_of(held, residents=mine), replica_of(endless, residents=peers)], line=line
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica_course, "_ROUNDS", 1)
+        found = forecast_s(scene, views)
+    assert {one.request_id: found[one.request_id] for one in views} == pytest.approx(dict(truth))
+
+
+@pytest.mark.parametrize(("resident", "is_fast"), [("a", False), ("other", True)])
+def test_of_idle_replicas_the_one_that_has_the_adapter_takes_a_request(
+    resident: str, is_fast: bool
+) -> None:
+    new = request_view("new", num_steps=5, deadline_s=1e6, loras=("a",))
+    fast = replica_of()
+    home = replica_of(
+        cost=replace(COST, fixed_s=0.2), residents=frozenset({lora_resident(resident)})
+    )
+    found = forecast_s(ForecastView(0.0, [fast, home], line=[new]))
+    cost = fast.cost if is_fast else home.cost
+    assert found["new"] == pytest.approx(5 * step_s(cost, work_of([new])))
 
 
 def test_a_replica_is_followed_from_its_last_word() -> None:

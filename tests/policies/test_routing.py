@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.routing import choose_leases, soonest_first, table_of, works_of
+from ray_cluster.policies.routing import (
+    choose_leases,
+    count_leases,
+    soonest_first,
+    table_of,
+    works_of,
+)
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import share_s
@@ -22,7 +28,7 @@ def leases_of(
     queue = sorted(waits, key=queue_key)
     # the one that polls is not always the first
     table = table_of([*peers[:1], replica, *peers[1:]])
-    return tuple(one.request_id for one in queue[: choose_leases(queue, len(peers[:1]), table)])
+    return choose_leases(queue, len(peers[:1]), table, 0.0).leased
 
 
 def waiting(num: int, **changes: int) -> list[RequestView]:
@@ -50,7 +56,7 @@ def test_who_is_asked_first_takes_the_request(states: list[tuple[float, int]]) -
     ]
     table, request = table_of(views), request_view("r")
     for row in list(soonest_first(request, table))[:1]:
-        assert choose_leases([request], row, table) == 1
+        assert count_leases([request], row, table) == 1
 
 
 def test_the_only_replica_takes_all_it_has_room_for_in_queue_order() -> None:
@@ -126,8 +132,17 @@ def test_requests_without_any_work_left_are_taken_too() -> None:
 
 
 terms_s = st.sampled_from([0.0, 0.001, 0.1, 3.0])
+shares = st.sampled_from([0.0, 0.25])
 costs = st.builds(
-    StepCost, terms_s, terms_s, terms_s, per_squared_megapixel_s=terms_s, per_further_size_s=terms_s
+    StepCost,
+    terms_s,
+    terms_s,
+    terms_s,
+    per_squared_megapixel_s=terms_s,
+    per_further_size_s=terms_s,
+    control_share=shares,
+    lora_share=shares,
+    spared_share=shares,
 )
 replica_lists = st.lists(
     st.builds(
@@ -151,6 +166,10 @@ queues = st.lists(
         width_px=st.sampled_from([64, 1000]),
         uses_guidance=st.booleans(),
         num_previews=st.integers(0, 3),
+        controls=st.sampled_from([(), ("c",)]),
+        loras=st.sampled_from([(), ("a", "b")]),
+        template=st.sampled_from([None, "t"]),
+        mask_ratio=st.sampled_from([0.1, 1.0]),
     ),
     max_size=12,
 ).map(lambda views: [replace(v, request_id=f"{i:02}") for i, v in enumerate(views)])
