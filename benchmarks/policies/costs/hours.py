@@ -14,7 +14,7 @@ from benchmarks.settings import Report
 from benchmarks.stopwatch import Stopwatch
 from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.arrivals import constant_rate
-from ray_cluster.simulator.cell import CellSpec, PoolSpec, SpCondition
+from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.sp_experiment import SpCondition as SpCell
 from ray_cluster.simulator.sp_experiment import SpExperiment, workload_of
@@ -80,7 +80,7 @@ def simulate_cell(replicas: int, seconds: float) -> Hour:
     mix = Mix(kinds, lambda _: _SLO_S)
     workload = draw_workload(mix, constant_rate(_RATE_PER_S * replicas, seconds), seed=1)
     pool = PoolSpec("pool", "model", replicas, Hardware(_COST), 12, 16)
-    cell = SpCondition(CellSpec((pool,), poll_s=_POLL_S))
+    cell = SimulatedCell(CellSpec((pool,), poll_s=_POLL_S))
     with Stopwatch() as watch:
         result = cell.run(workload)
     return Hour(
