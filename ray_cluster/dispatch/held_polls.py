@@ -111,4 +111,8 @@ class HeldPolls:
 
 def says_something(reply: PollReply) -> bool:
     """Whether a poll is answered with it at once."""
-    return not reply.known or bool(reply.leases or reply.aborts or reply.adopted or reply.preempted)
+    return (
+        not reply.known
+        or reply.settings is not None
+        or bool(reply.leases or reply.aborts or reply.adopted or reply.preempted)
+    )

@@ -12,6 +12,7 @@ from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Poll, Registration
 from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.protocol.settings import Capacity
 from ray_cluster.requests import ImageRequest, granted
 
 
@@ -92,6 +93,7 @@ class ReplicaRecord:
     Attributes:
         heard_s: instant of its last sign of life.
         told_s: instant at which it last told its progress.
+        settings_version: of the settings that it goes by.
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
@@ -108,6 +110,7 @@ class ReplicaRecord:
     held: dict[str, RequestRecord] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     told_s: float = 0.0
+    settings_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
     _view: ReplicaView | None = None
@@ -128,6 +131,7 @@ class ReplicaRecord:
     def hear(self, poll: Poll, now_s: float) -> None:
         """Take in a poll: its progress, its room, and which leases it knows of."""
         self.heard_s = self.told_s = now_s
+        self.settings_version = poll.settings_version
         step_cost = poll.step_cost or self.step_cost
         is_news = poll.num_free != self.num_free or step_cost != self.step_cost
         self.num_free, self.step_cost = poll.num_free, step_cost
@@ -139,6 +143,18 @@ class ReplicaRecord:
                 is_news |= record.make_progress(steps_done or record.kept_steps)
         if is_news:
             self._note_change()
+
+    def resize(self, capacity: Capacity | None) -> bool:
+        """Take in how much it takes at once by now; return if it is news."""
+        was = self.registration
+        if capacity is None or capacity == Capacity(was.max_in_flight, was.max_batch):
+            return False
+        self.registration = replace(
+            was, max_in_flight=capacity.max_in_flight, max_batch=capacity.max_batch
+        )
+        self._shared = None
+        self._note_change()
+        return True
 
     def unaware_of(self, before_s: float) -> tuple[RequestRecord, ...]:
         """Return what it was leased but has not named since that instant."""

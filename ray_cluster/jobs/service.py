@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.sections import StorageSettings
+from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.job_log import tell, tell_end
@@ -59,7 +60,7 @@ class JobService:
         store: JobStore,
         results: BlobStore,
         *,
-        config: StorageConfig,
+        config: StorageSettings,
         max_open_per_client: int,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -76,6 +77,11 @@ class JobService:
         self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def apply(self, settings: Settings) -> None:
+        """Go by other settings from now on; open jobs stay open."""
+        self._max_open = settings.limits.max_open_jobs_per_client
+        self._sweeper.keep(settings.storage)
 
     async def start(self) -> None:
         """Take up what an earlier dispatcher left open, and begin to sweep."""

@@ -13,6 +13,7 @@ from typing import Literal
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
 
 # what a replica needs at most between hearing of an abort and its last write to the result store
@@ -76,6 +77,8 @@ class Registration:
         endpoint: for other workers; None if none call it.
         load_s: seconds that loading its model took.
         model_digest: of its model's files; states are gone on with only on the same one.
+        arguments: what its pool was deployed with, as JSON of
+            :class:`ray_cluster.config.pools.PoolArguments`.
     """
 
     replica_id: str
@@ -90,6 +93,7 @@ class Registration:
     endpoint: Endpoint | None = None
     load_s: float = 0.0
     model_digest: str = ""
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Poll:
             else has it, else in ``PollReply.aborts``.
         step_cost: its present measured cost of a step.
         metrics: what it has measured so far; None from one that measures nothing.
+        settings_version: of the settings that it goes by; empty before it has had any.
+        capacity: what it takes at once by these; None leaves what it registered with.
     """
 
     replica_id: str
@@ -114,6 +120,8 @@ class Poll:
     steps_done_by_id: Mapping[str, int] = field(default_factory=dict)
     step_cost: StepCost | None = None
     metrics: Snapshot | None = None
+    settings_version: str = ""
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,7 @@ class PollReply:
             as many more at once, though it has no room before.
         adopted: new fences, by request id, for what the replica goes on with though its lease was
             another dispatcher's, or was taken for lost.
+        settings: what to go by from now on; None if that is what the poll says already.
     """
 
     known: bool
@@ -138,6 +147,7 @@ class PollReply:
     moved: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     adopted: Mapping[str, Fence] = field(default_factory=dict)
+    settings: WorkerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
