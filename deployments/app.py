@@ -1,25 +1,35 @@
 """The only place that binds deployments into applications.
 
 One Serve application per pool and one called ``front``. A pool is added by adding its
-application; nothing else is touched.
+application; nothing else is touched. Each gets its own arguments and no settings, so that settings
+change without any of them being deployed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
 
+from ray_cluster.config.arguments import (
+    FrontArguments,
+    WorkerArguments,
+    front_arguments,
+    worker_arguments,
+)
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import Section
+from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actor_logs import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
+from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, WORKER
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.gateway import Gateway
-from ray_cluster.deployments.links import DISPATCHER, FRONT
+from ray_cluster.deployments.links import DISPATCHER
 from ray_cluster.deployments.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.errors import ConfigError
 
@@ -30,19 +40,27 @@ _HEALTH_TIMEOUT_S = 30.0
 # calls are held open by design: Serve must neither queue nor refuse them
 _UNBOUNDED = 100_000
 
+SectionT = TypeVar("SectionT", bound=Section)
+
 
 def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Application:
     """Return one application: ``front``, or a pool.
 
     Args:
-        args: a configuration (object, mapping or YAML path) for ``front``; or, as Serve's config
-            files give it, a mapping ``{"config": ..., "application": "front" or a pool's name}``.
+        args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}`` or
+            ``{"worker": ...}`` with the application's own arguments; or a mapping ``{"config":
+            ..., "application": "front" or a pool's name}``, of whose configuration (a mapping or a
+            YAML path) the application's part is taken; or a configuration for ``front``. A path is
+            watched for settings.
 
     Raises:
-        ConfigError: the configuration is wrong or has no such pool.
+        ConfigError: the arguments are wrong, or the configuration has no such pool.
     """
-    name = FRONT
-    source: Any = args
+    if isinstance(args, Mapping) and set(args) == {"front"}:
+        return _front(_validated(FrontArguments, args["front"]), None, 1)
+    if isinstance(args, Mapping) and set(args) == {"worker"}:
+        return _pool(_validated(WorkerArguments, args["worker"]), 1)
+    name, source = FRONT, args
     if isinstance(args, Mapping) and "config" in args:
         unknown = set(args) - {"config", "application"}
         if unknown:
@@ -51,52 +69,78 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
             )
         name, source = args.get("application", FRONT), args["config"]
     config = load_config(source)
-    return _front(config) if name == FRONT else _pool(config, config.pool(name))
+    if name != FRONT:
+        return build_pool(config, name)
+    path = source if isinstance(source, str | Path) else None
+    folder = None if path is None else Path.cwd()
+    return build_front(config, front_arguments(config, path, folder=folder))
 
 
-def build_apps(config: ClusterConfig) -> dict[str, Application]:
+def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application:
+    """Return the front of a cell; a configuration without a watched file is its settings."""
+    given = config if arguments.settings is None else None
+    return _front(arguments, given, config.http.num_gateways)
+
+
+def build_pool(config: ClusterConfig, name: str) -> Application:
+    """Return the application of one pool; ConfigError if there is no such pool."""
+    return _pool(worker_arguments(config, name), config.pool(name).replicas)
+
+
+def build_apps(config: ClusterConfig, arguments: FrontArguments) -> dict[str, Application]:
     """Return all applications of a cell by name, ``front`` first."""
-    return {FRONT: _front(config)} | {pool.name: _pool(config, pool) for pool in config.pools}
+    pools = {pool.name: build_pool(config, pool.name) for pool in config.pools}
+    return {FRONT: build_front(config, arguments)} | pools
 
 
-def _front(config: ClusterConfig) -> Application:
+def _validated(kind: type[SectionT], given: object) -> SectionT:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(f"build_app: {describe(error, kind)}") from error
+
+
+def _front(
+    arguments: FrontArguments, config: ClusterConfig | None, num_gateways: int
+) -> Application:
     dispatcher = serve.deployment(
         name=DISPATCHER,
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=serve_logging(config.logs),
+        logging_config=serve_logging(arguments.logs),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=5.0,
     )(Dispatcher)
     gateway = serve.deployment(
-        name="Gateway",
-        num_replicas=config.http.num_gateways,
+        name=GATEWAY,
+        num_replicas=num_gateways,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=serve_logging(config.logs),
+        logging_config=serve_logging(arguments.logs),
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_SHUTDOWN_S,
     )(Gateway)
     # the dispatcher is bound into the gateway so that both are one application; calls go
     # through a handle by name, which outlives a dispatcher
-    return gateway.bind(config, dispatcher.bind(config))
+    return gateway.bind(arguments, dispatcher.bind(arguments, config))
 
 
-def _pool(config: ClusterConfig, pool: PoolConfig) -> Application:
+def _pool(arguments: WorkerArguments, num_replicas: int) -> Application:
+    pool = arguments.pool
     deployment = serve.deployment(
-        name="BaseModel",
-        num_replicas=pool.replicas,
+        name=WORKER,
+        num_replicas=num_replicas,
         ray_actor_options={
             "num_cpus": pool.num_cpus,
             "num_gpus": pool.num_gpus,
             "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
         },
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=serve_logging(config.logs),
+        logging_config=serve_logging(arguments.logs),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_SHUTDOWN_S,
     )(BaseModel)
-    return deployment.bind(config, pool)
+    return deployment.bind(arguments)

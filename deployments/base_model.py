@@ -1,9 +1,9 @@
 """The BaseModel deployment: n replicas of one model.
 
-Duties: load the model and measure a step; run the replica agent on the event loop; report health
-by the step thread's heartbeat; pass metrics on to Ray; hand every row back when Serve takes the
-replica away, or SIGTERM its process. No Serve call is ever in flight on it: it pulls its work from
-the dispatcher.
+Duties: ask for the settings, load the model and measure a step; run the replica agent on the event
+loop; report health by the step thread's heartbeat; pass metrics on to Ray; hand every row back when
+Serve takes the replica away, or SIGTERM its process. No Serve call is ever in flight on it: it
+pulls its work from the dispatcher.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import time
 from ray import serve
 from ray.util import get_node_ip_address
 
-from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.node_watch import refuse_local_storage
@@ -34,24 +33,22 @@ class BaseModel:
     """One replica: one model, one engine, one agent."""
 
     # Serve awaits the constructor on the event loop that the agent needs
-    async def __init__(  # type: ignore[misc]
-        self, config: ClusterConfig, pool: PoolConfig
-    ) -> None:
-        set_up_actor_logs(config.logs)
-        await asyncio.to_thread(refuse_local_storage, config.storage)
+    async def __init__(self, arguments: WorkerArguments) -> None:  # type: ignore[misc]
+        set_up_actor_logs(arguments.logs)
+        await asyncio.to_thread(refuse_local_storage, arguments.storage)
+        link = DispatcherHandle(patience_s=arguments.patience_s).link
         self._coder = ImageCoder()
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
-            from ray_cluster.replica.builder import build_agent
+            from ray_cluster.replica.builder import build_agent, first_settings
 
             self._agent = build_agent(
-                pool,
+                arguments,
+                await first_settings(link, arguments.pool.name),
                 replica_id=serve.get_replica_context().replica_id.unique_id,
                 node=get_node_ip_address(),
-                storage=config.storage,
                 coder=self._coder,
-                link=DispatcherHandle(patience_s=config.dispatch.patience_s).link,
-                poll_s=config.dispatch.poll_s,
+                link=link,
                 clock=time.monotonic,
             )
         self._leaving: asyncio.Task[None] | None = None

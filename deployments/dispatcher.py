@@ -1,20 +1,26 @@
 """The Dispatcher deployment: exactly one per cell.
 
-Duties: own the dispatch and job services on its event loop; take up the jobs that are open; delete
-the states that no replica deletes, and the inputs that no request uses; let gateways and replicas
-call it, without Serve in between; pass its metrics on to Ray; say whether it is well, and whether
-its files are where the other nodes find them.
+Duties: own the dispatch and job services on its event loop; read the settings, watch their file
+and apply what changes; take up the jobs that are open; delete the states that no replica deletes,
+and the inputs that no request uses; let gateways and replicas call it, without Serve in between;
+pass its metrics on to Ray; say whether it is well, and whether its files are where the other nodes
+find them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 from ray.util import get_node_ip_address
 
+from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.settings import Settings
+from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.live_settings import LiveSettings, SettingsReport
 from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
 from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.dispatch.core import DispatchCore
@@ -24,6 +30,7 @@ from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_book import MetricsBook
 from ray_cluster.protocol.dispatcher import CellCalls, DispatcherLink, ImageCalls, JobCalls
 from ray_cluster.protocol.leases import Registration
@@ -36,12 +43,23 @@ _SILENCE_S = 30.0
 
 
 class Dispatcher:
-    """Holds the services of a cell, and lets others call them."""
+    """Holds the services of a cell, and lets others call them.
+
+    Args:
+        config: the settings, where no file is watched for them.
+    """
 
     # Serve awaits the constructor: nothing is asked of a dispatcher before its jobs are back
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
-        set_up_actor_logs(config.logs)
-        await asyncio.to_thread(refuse_local_storage, config.storage)
+    async def __init__(  # type: ignore[misc]
+        self, arguments: FrontArguments, config: ClusterConfig | None
+    ) -> None:
+        set_up_actor_logs(arguments.logs)
+        storage = arguments.storage
+        await asyncio.to_thread(refuse_local_storage, storage)
+        file = _settings_file(arguments)
+        if config is None:
+            assert file is not None, "neither a file nor settings were given"
+            config = await asyncio.to_thread(lambda: file.parse(file.content()))
         core = DispatchCore(
             limits=config.limits,
             config=config.dispatch,
@@ -49,8 +67,9 @@ class Dispatcher:
             # an epoch must be new in every life of the dispatcher
             epoch=time.time_ns(),
         )
+        self._settings = LiveSettings(arguments, config, file, core, time.monotonic)
         self._states = StateSweeper(
-            await asyncio.to_thread(BlobStore, config.storage.states),
+            await asyncio.to_thread(BlobStore, storage.states),
             knows=core.knows,
             note_kept=core.note_kept,
             wall_clock=time.time,
@@ -66,24 +85,32 @@ class Dispatcher:
         )
         self._jobs = JobService(
             self._service,
-            await asyncio.to_thread(SqlJobStore.open, config.storage.jobs),
-            await asyncio.to_thread(BlobStore, config.storage.results),
+            await asyncio.to_thread(SqlJobStore.open, storage.jobs),
+            await asyncio.to_thread(BlobStore, storage.results),
             InputStore(
-                await asyncio.to_thread(BlobStore, config.storage.inputs),
-                grace_s=config.storage.inputs_grace_s,
+                await asyncio.to_thread(BlobStore, storage.inputs),
+                grace_s=storage.inputs_grace_s,
                 wall_clock=time.time,
             ),
             config=config.storage,
             max_open_per_client=config.limits.max_open_jobs_per_client,
             wall_clock=time.time,
         )
-        cell = CellService(self._service, self._jobs, book, time.monotonic)
+        cell = CellService(
+            self._service,
+            self._jobs,
+            book,
+            self._settings.book,
+            clock=time.monotonic,
+            notices=self._settings.warnings,
+        )
         self._ray_metrics = RayMetrics(cell.own_metrics)
+        await self._settings.start(self._go_by)
         await self._jobs.start()
         # not before the open jobs are known
         self._states.start()
         self._ray_metrics.start()
-        self._nodes = NodeWatch(config.storage)
+        self._nodes = NodeWatch(storage)
         self._nodes.start()
         self._server = RpcServer(
             {
@@ -93,7 +120,11 @@ class Dispatcher:
                 DispatcherLink: self._service,
             }
         )
-        self._address = await self._server.start(get_node_ip_address(), config.dispatch.port)
+        self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
+
+    def _go_by(self, settings: Settings) -> None:
+        self._service.apply(settings)
+        self._jobs.apply(settings)
 
     def _note_worker(self, registration: Registration) -> None:
         self._jobs.note_worker(registration)
@@ -114,7 +145,24 @@ class Dispatcher:
         """See :meth:`DispatchService.snapshot`."""
         return await self._service.snapshot()
 
+    async def settings_report(self) -> SettingsReport:
+        """Return the settings in force, and who goes by which."""
+        return self._settings.report()
+
+    async def write_settings(self, text: str) -> str:
+        """See :meth:`LiveSettings.write`."""
+        return await self._settings.write(text)
+
     async def check_health(self) -> None:
         """Raise when housekeeping has died, so that Serve starts a new dispatcher."""
+        if not self._settings.is_healthy:
+            raise RuntimeError("the settings are not watched any more")
         if not self._service.is_healthy:
             raise RuntimeError("the dispatcher's housekeeping task has died")
+
+
+def _settings_file(arguments: FrontArguments) -> SettingsFile | None:
+    if arguments.settings is None:
+        return None
+    folder = None if arguments.folder is None else Path(arguments.folder)
+    return SettingsFile(Path(arguments.settings), folder, check_models)

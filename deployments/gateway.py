@@ -1,7 +1,7 @@
 """The Gateway deployment: HTTP in, dispatcher calls out. Keeps no queue and no state.
 
-Duties: build the HTTP application around a dispatcher handle when the replica starts; pass its
-metrics on to Ray.
+Duties: build the HTTP application around a dispatcher handle when the replica starts; follow the
+settings; pass its metrics on to Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from ray import serve
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.gateway_metrics import GatewayMetrics
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.api.settings import CurrentSettings, SettingsFeed
+from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
 from ray_cluster.deployments.early_body import EarlyBodyReader
 from ray_cluster.deployments.links import DispatcherHandle
@@ -25,31 +26,37 @@ from ray_cluster.storage.blob_store import BlobStore
 class Gateway:
     """Serves the HTTP application of :func:`ray_cluster.api.app.create_app`."""
 
-    def __init__(self, config: ClusterConfig, _dispatcher: object) -> None:
-        self._config = config
-        set_up_actor_logs(config.logs)
-        refuse_local_storage(config.storage)
+    def __init__(self, arguments: FrontArguments, _dispatcher: object) -> None:
+        self._arguments = arguments
+        set_up_actor_logs(arguments.logs)
+        refuse_local_storage(arguments.storage)
         self._metrics = GatewayMetrics()
         self._ray_metrics = RayMetrics(self._snapshot)
         # Serve calls the constructor on the event loop
         self._ray_metrics.start()
-        self._nodes = NodeWatch(config.storage)
+        self._nodes = NodeWatch(arguments.storage)
         self._nodes.start()
+        self._client = DispatcherHandle(patience_s=arguments.dispatch.patience_s).client
+        self._settings = CurrentSettings()
+        self._feed = SettingsFeed(self._client, self._settings)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
-        client = DispatcherHandle(patience_s=self._config.dispatch.patience_s).client
-        results = BlobStore(self._config.storage.results)
         app = create_app(
-            client,
-            self._config,
-            results=results,
+            self._client,
+            self._settings,
+            results=BlobStore(self._arguments.storage.results),
             request_id_writer="proxy",
             own_metrics=self._metrics,
             warnings=self._nodes.warnings,
+            feed=self._feed,
         )
         app.add_middleware(EarlyBodyReader)
         return app
+
+    async def check_health(self) -> None:
+        """Raise when the settings are not followed any more, so that Serve replaces it."""
+        self._feed.check_alive()
 
     async def _snapshot(self) -> Snapshot:
         return self._metrics.snapshot()

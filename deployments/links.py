@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from ray_cluster.deployments.deploy_file import FRONT
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient, DispatcherLink
 from ray_cluster.protocol.interface import Method, stub
@@ -21,7 +22,6 @@ from ray_cluster.protocol.timeouts import within
 # longer than any call is held
 _GRACE_S = 30.0
 
-FRONT = "front"
 DISPATCHER = "Dispatcher"
 
 

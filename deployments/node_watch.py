@@ -8,7 +8,7 @@ from contextvars import Context
 
 import ray
 
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.sections import StorageArguments
 from ray_cluster.config.storage_check import check_storage
 from ray_cluster.errors import ConfigError
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _EVERY_S = 10.0
 
 
-def refuse_local_storage(config: StorageConfig) -> None:
+def refuse_local_storage(config: StorageArguments) -> None:
     """Raise :class:`ConfigError` where this process might not find the files of the others."""
     check_storage(config, _num_nodes())
 
@@ -29,7 +29,7 @@ class NodeWatch:
     refused.
     """
 
-    def __init__(self, config: StorageConfig) -> None:
+    def __init__(self, config: StorageArguments) -> None:
         self._config = config
         self._warning = ""
         self._task: asyncio.Task[None] | None = None

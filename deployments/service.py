@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import ray
 from ray import serve
+from ray.serve import Application
 from ray.serve.config import HTTPOptions, ProxyLocation
 
+from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actor_logs import serve_logging
-from ray_cluster.deployments.app import build_apps
-from ray_cluster.deployments.links import FRONT
+from ray_cluster.deployments.app import build_apps, build_pool
+from ray_cluster.deployments.deploy_file import FRONT
 from ray_cluster.errors import RayClusterError
 
 _POLL_S = 0.2
@@ -66,7 +68,7 @@ def start_ray(config: RayConfig) -> bool:
     return True
 
 
-def deploy(config: ClusterConfig) -> None:
+def deploy(config: ClusterConfig, arguments: FrontArguments) -> None:
     """Start Serve's proxy and deploy every application without waiting for them."""
     serve.start(
         proxy_location=ProxyLocation.EveryNode,
@@ -77,6 +79,22 @@ def deploy(config: ClusterConfig) -> None:
         ),
         logging_config=serve_logging(config.logs.model_copy(update={"level": "warning"})),
     )
+    _run(build_apps(config, arguments))
+
+
+def add_pools(config: ClusterConfig, names: Collection[str]) -> None:
+    """Deploy the applications of pools that do not run yet, and leave all others alone."""
+    _run({name: build_pool(config, name) for name in names})
+
+
+def remove_pools(
+    names: Collection[str], on_change: Callable[[str, str], None] = lambda _name, _state: None
+) -> None:
+    """Have pools hand back what they have, and take their applications down."""
+    _delete(names, on_change)
+
+
+def _run(applications: Mapping[str, Application]) -> None:
     targets = [
         serve.RunTarget(
             target=application,
@@ -85,7 +103,7 @@ def deploy(config: ClusterConfig) -> None:
             # the controller sets replica counts, from outside Serve
             external_scaler_enabled=name != FRONT,
         )
-        for name, application in build_apps(config).items()
+        for name, application in applications.items()
     ]
     serve.run_many(
         targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False

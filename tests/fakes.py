@@ -7,12 +7,16 @@ import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome, Sight, Submission
+from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
 from ray_cluster.storage.blob_store import BlobStore
 
@@ -169,6 +173,17 @@ def completed(request: ImageRequest, data: bytes = b"coded pixels") -> Completed
     return Completed(request.request_id, result, request.num_steps, slo_s, 1.5, attempts=1)
 
 
+def some_settings(**sections: Any) -> Settings:
+    """Settings of one pool, "shapes", with these sections of the configuration."""
+    pools = [{"name": "shapes", "model": "shapes-sd"}]
+    return settings_of(ClusterConfig.model_validate({"pools": pools, **sections}))
+
+
+def settings_for(config: ClusterConfig) -> CurrentSettings:
+    """What a gateway of that configuration goes by."""
+    return CurrentSettings(gateway_settings(settings_of(config)))
+
+
 def memory_results() -> BlobStore:
     """A result store in this process."""
     return BlobStore("memory://results")
@@ -181,6 +196,7 @@ class FakeDispatcherClient:
         offers: answers to the next offers; the last one stays.
         outcome: makes the outcome of a request; None lets its client wait.
         down: whether every call finds no dispatcher.
+        news: the settings that the next call for some gets.
         max_wait_s: seconds that a wait without outcomes takes at most.
     """
 
@@ -189,6 +205,8 @@ class FakeDispatcherClient:
         self.offers = [Offer(accepted=True)]
         self.outcome: Callable[[ImageRequest], Outcome | None] = completed
         self.down = False
+        self.news: asyncio.Queue[GatewaySettings] = asyncio.Queue()
+        self.seen_versions: list[str] = []
         self.max_wait_s = 60.0
         self.offered: list[tuple[ImageRequest, ...]] = []
         self.aborted: list[str] = []
@@ -257,6 +275,11 @@ class FakeDispatcherClient:
 
     async def starting(self) -> tuple[str, ...]:
         return ()
+
+    async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
+        self._check()
+        self.seen_versions.append(seen)
+        return await self.news.get()
 
     async def models(self) -> dict[str, ModelProfile]:
         self._check()

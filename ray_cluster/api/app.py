@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -23,11 +24,12 @@ from ray_cluster.api.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.limits import LimitsMiddleware
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetricsEndpoint
 from ray_cluster.api.models import ModelsEndpoint
+from ray_cluster.api.openapi import describe_by_settings, json_body
 from ray_cluster.api.replies import ErrorResponse, ModelCard, ModelList
 from ray_cluster.api.request_id import HeaderWriter, RequestIdMiddleware
-from ray_cluster.api.request_schema import event_stream, request_schema
+from ray_cluster.api.request_schema import event_stream
 from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.storage.blob_store import BlobStore
 
@@ -58,24 +60,27 @@ _ERRORS = {
 
 def create_app(
     client: DispatcherClient,
-    config: ClusterConfig,
+    settings: CurrentSettings,
     *,
     clock: Callable[[], float] = time.time,
     results: BlobStore,
     request_id_writer: HeaderWriter = "app",
     own_metrics: GatewayMetrics | None = None,
     warnings: Callable[[], Sequence[str]] = tuple,
+    feed: SettingsFeed | None = None,
 ) -> FastAPI:
     """Return the ASGI application of one gateway.
 
     Args:
+        settings: what it goes by at each moment.
         results: where the images are that replies link to.
         clock: Unix time in seconds.
         request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
         own_metrics: where this gateway's calls are counted, for whoever else wants to read it.
         warnings: returns what /readyz should tell an operator now.
+        feed: started and stopped with the application; None if the settings stay.
     """
-    catalog = Catalog(client, config, clock)
+    catalog = Catalog(client, settings, clock)
     health = HealthEndpoint(client, catalog, warnings)
     # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
     app = FastAPI(
@@ -84,29 +89,43 @@ def create_app(
         description=DESCRIPTION,
         redirect_slashes=False,
         redoc_url=None,
+        lifespan=_lifespan(feed),
     )
     metrics = GatewayMetricsEndpoint(client, own_metrics or GatewayMetrics())
-    app.add_middleware(LimitsMiddleware, limits=config.limits)
+    app.add_middleware(LimitsMiddleware, settings=settings)
     app.add_middleware(CallMiddleware, endpoint=metrics)
     app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
     install(app, request_id_writer)
     app.include_router(_health_router(health, metrics))
-    reader = CallReader(catalog, config.limits)
-    creator = JobCreator(client, catalog, config.dispatch, clock)
-    files = FilesEndpoint(results, config.storage.retention_s)
+    reader = CallReader(catalog, settings)
+    creator = JobCreator(client, catalog, settings, clock)
+    files = FilesEndpoint(results, settings)
     images = ImagesEndpoint(
         client=client,
         catalog=catalog,
         reader=reader,
         creator=creator,
         files=files,
-        config=config,
+        settings=settings,
         clock=clock,
     )
-    jobs = JobsEndpoint(client, reader, creator, config.limits, clock)
+    jobs = JobsEndpoint(client, reader, creator, settings, clock)
     app.include_router(_files_router(files))
-    app.include_router(_api_router(images, ModelsEndpoint(catalog), jobs, config))
+    app.include_router(_api_router(images, ModelsEndpoint(catalog), jobs, settings))
+    describe_by_settings(app, settings)
     return app
+
+
+def _lifespan(feed: SettingsFeed | None) -> Callable[[FastAPI], Any]:
+    @asynccontextmanager
+    async def live(_app: FastAPI) -> AsyncIterator[None]:
+        if feed is not None:
+            await feed.start()
+        yield
+        if feed is not None:
+            feed.stop()
+
+    return live
 
 
 def _health_router(health: HealthEndpoint, metrics: GatewayMetricsEndpoint) -> APIRouter:
@@ -152,12 +171,10 @@ def _files_router(files: FilesEndpoint) -> APIRouter:
 
 
 def _api_router(
-    images: ImagesEndpoint, models: ModelsEndpoint, jobs: JobsEndpoint, config: ClusterConfig
+    images: ImagesEndpoint, models: ModelsEndpoint, jobs: JobsEndpoint, settings: CurrentSettings
 ) -> APIRouter:
-    keys = [key.get_secret_value() for key in config.http.api_keys]
-    body = _json_body(request_schema(config))
-    guards = [Depends(key_guard(keys))] if keys else []
-    router = APIRouter(prefix="/v1", dependencies=guards)
+    body = json_body(settings)
+    router = APIRouter(prefix="/v1", dependencies=[Depends(key_guard(settings))])
     router.add_api_route(
         "/images/generations",
         images.generate,
@@ -217,14 +234,6 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     # also keeps FastAPI from documenting its own 422, which this API never sends
     told["default"] = "Any other error."
     return {key: {"model": ErrorResponse, "description": text} for key, text in told.items()}
-
-
-def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
-    examples = {example["prompt"]: {"value": example} for example in schema.pop("examples")}
-    return {
-        "required": True,
-        "content": {"application/json": {"schema": schema, "examples": examples}},
-    }
 
 
 def _version() -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Annotated
 
@@ -13,28 +12,33 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
 from ray_cluster.api.errors import ApiError
+from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.settings import key_digest
 from ray_cluster.storage.inputs import OPEN_OWNER
 
 BEARER = HTTPBearer(auto_error=False, description="One of the configured `http.api_keys`.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
 
 
-def key_guard(keys: Sequence[str]) -> Callable[..., Awaitable[None]]:
-    """Return a FastAPI dependency that lets a call pass only with one of these keys.
+def key_guard(settings: CurrentSettings) -> Callable[..., Awaitable[None]]:
+    """Return a FastAPI dependency that lets a call pass only with one of the present keys.
 
-    Digests of equal length are compared in constant time, all of them at every call: the time of
-    an answer tells nothing about a key.
+    Before the settings have come nobody passes; without keys in them everybody does. Digests of
+    equal length are compared in constant time, all of them at every call: the time of an answer
+    tells nothing about a key.
     """
-    digests = [_digest(key) for key in keys]
 
     async def check(request: Request, credentials: Credentials) -> None:
+        digests = settings.get().api_key_digests
+        if not digests:
+            return
         if credentials is None:
             raise _unauthorized("No API key given: send 'Authorization: Bearer <key>'.")
-        given = _digest(credentials.credentials)
+        given = key_digest(credentials.credentials)
         matches = [hmac.compare_digest(given, digest) for digest in digests]
         if not any(matches):
             raise _unauthorized("The API key is not valid; ask whoever runs this service for one.")
-        request.state.client = given.hex()
+        request.state.client = given
 
     return check
 
@@ -53,10 +57,6 @@ def caller_of(request: Request) -> str:
     """Return whose images in flight are counted together: the client's, else the address's."""
     address = request.client.host if request.client is not None else ""
     return client_of(request) or f"address {address}"
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _unauthorized(message: str) -> ApiError:

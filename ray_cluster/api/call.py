@@ -15,8 +15,8 @@ from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.request_id import request_id_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
+from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.validate import describe, validate
-from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest
 
@@ -43,9 +43,9 @@ class Call:
 class CallReader:
     """Reads and checks the body that the images endpoint and the jobs endpoint share."""
 
-    def __init__(self, catalog: Catalog, limits: LimitsConfig) -> None:
+    def __init__(self, catalog: Catalog, settings: CurrentSettings) -> None:
         self._catalog = catalog
-        self._limits = limits
+        self._settings = settings
 
     async def read(self, request: Request, *, is_job: bool = False) -> Call:
         """Return what a call asks for; the images of a job are always stored.
@@ -55,7 +55,8 @@ class CallReader:
             InvalidRequest: a parameter is wrong.
         """
         key = _idempotency_key(request)
-        body = await read_object(request, BodyLimit.of_json(self._limits))
+        limits = self._settings.limits
+        body = await read_object(request, BodyLimit.of_json(limits))
         fields = validate(body)
         if is_job:
             _check_job(fields)
@@ -70,7 +71,7 @@ class CallReader:
         profile = await self._catalog.profile(fields.model)
         defaults = self._catalog.defaults(profile.model)
         is_stored = is_job or key is not None or fields.response_format == "url"
-        requests = resolve(fields, profile, defaults, self._limits, is_stored=is_stored)
+        requests = resolve(fields, profile, defaults, limits, is_stored=is_stored)
         call_id = request_id_of(request)
         owner = owner_of(request)
         requests = tuple(replace(one, call_id=call_id, owner=owner) for one in requests)

@@ -1,4 +1,4 @@
-"""What models there are: those configured, and those that a replica has registered."""
+"""What models there are: those in the settings, and those that a replica has registered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextvars import Context
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.requests import ModelProfile
@@ -28,38 +28,42 @@ class Catalog:
     def __init__(
         self,
         client: DispatcherClient,
-        config: ClusterConfig,
+        settings: CurrentSettings,
         clock: Callable[[], float],
         max_age_s: float = 1.0,
     ) -> None:
         self._client = client
+        self._settings = settings
         self._clock = clock
         self._max_age_s = max_age_s
         self._profile_by_model: dict[str, ModelProfile] = {}
         self._read_at_s = -math.inf
         self._reading: asyncio.Task[None] | None = None
-        self._defaults_by_model: dict[str, DefaultsConfig] = {}
-        for pool in config.pools:
-            self._defaults_by_model.setdefault(pool.model_name, pool.defaults)
 
     @property
     def configured(self) -> list[str]:
         """Names of the configured models; the first is the default."""
-        return list(self._defaults_by_model)
+        return self._settings.models
+
+    @property
+    def needed(self) -> list[str]:
+        """Those of them without which this gateway is not ready."""
+        return self._settings.needed_models
 
     @property
     def known(self) -> list[str]:
         """Names of the models that are configured or were registered when last asked."""
-        return list({**self._defaults_by_model, **self._profile_by_model})
+        return list(dict.fromkeys([*self._settings.models, *self._profile_by_model]))
 
     def defaults(self, model: str) -> DefaultsConfig:
-        """Return the configured defaults of a model; none for one that was added later."""
-        return self._defaults_by_model.get(model, DefaultsConfig())
+        """Return the configured defaults of a model; none for one that is not configured."""
+        return self._settings.defaults(model)
 
     async def refresh(self) -> dict[str, ModelProfile]:
         """Return the profiles that are registered now; callers at the same time share one read."""
         await asyncio.shield(self._start_reading())
-        return self._profile_by_model
+        found = self._profile_by_model.items()
+        return {name: self._settings.applied_to(profile) for name, profile in found}
 
     def _start_reading(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
@@ -78,7 +82,7 @@ class Catalog:
         Raises:
             ApiError: 404 for an unknown model, 503 for one that has not registered yet.
         """
-        name = self.configured[0] if model is None else model
+        name = self._settings.get().models[0].name if model is None else model
         if name not in self._profile_by_model:
             await self.refresh()
         elif self._is_old:
@@ -86,8 +90,8 @@ class Catalog:
             # served now is the dispatcher's to say
             self._start_reading()
         if name in self._profile_by_model:
-            return self._profile_by_model[name]
-        if name in self._defaults_by_model:
+            return self._settings.applied_to(self._profile_by_model[name])
+        if name in self.configured:
             raise model_not_ready(name)
         raise model_not_found(name, self.known)
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.leases import LATE_WRITE_S
 from ray_cluster.requests import ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
@@ -38,17 +39,18 @@ class FilesEndpoint:
     Their ids can't be guessed, so that a link needs no key.
     """
 
-    def __init__(self, results: BlobStore, retention_s: float) -> None:
+    def __init__(self, results: BlobStore, settings: CurrentSettings) -> None:
         self._results = results
-        self._max_age_s = int(retention_s)
+        self._settings = settings
         self._deleting: set[asyncio.Task[None]] = set()
 
     async def download(self, file_id: str, request: Request) -> Response:
         """Return an image. It never changes: keep it as long as you like."""
         if _FILE_ID.fullmatch(file_id) is None:
             raise _not_found(file_id)
+        max_age_s = int(self._settings.get().retention_s)
         headers = {
-            "Cache-Control": f"private, max-age={self._max_age_s}, immutable",
+            "Cache-Control": f"private, max-age={max_age_s}, immutable",
             "ETag": f'"{file_id}"',
             # an image is never anything else, whatever a browser thinks of its bytes
             "X-Content-Type-Options": "nosniff",

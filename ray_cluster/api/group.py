@@ -29,7 +29,7 @@ class GroupRunner:
     """Offers groups of image requests, waits for them, and gives up what nobody waits for.
 
     Args:
-        poll_s: seconds that one wait may take; well below the dispatcher's
+        wait_s: returns the seconds that one wait may take now; well below the dispatcher's
             ``attached_timeout_s``, as every wait tells it that the client is still there.
         on_left: told of a group that was admitted and has ended without a reply.
     """
@@ -37,11 +37,11 @@ class GroupRunner:
     def __init__(
         self,
         client: DispatcherClient,
-        poll_s: float,
+        wait_s: Callable[[], float],
         on_left: Callable[[Sequence[ImageRequest]], None],
     ) -> None:
         self._client = client
-        self._poll_s = poll_s
+        self._wait_s = wait_s
         self._on_left = on_left
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -62,7 +62,7 @@ class GroupRunner:
         completed: dict[str, Completed] = {}
         is_left = True
         try:
-            wait_s = min(self._poll_s, _FIRST_WAIT_S)
+            wait_s = min(self._wait_s(), _FIRST_WAIT_S)
             reply = await self._client.submit(tuple(requests), client, wait_s)
             # these ids are random: a duplicate is this very offer, sent again after a lost reply
             if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
@@ -71,7 +71,7 @@ class GroupRunner:
                 raise from_refusal(reply.offer, requests, known_models)
             _sort(reply.outcomes, pending, completed)
             while pending:
-                outcomes = await self._client.wait(tuple(pending), self._poll_s)
+                outcomes = await self._client.wait(tuple(pending), self._wait_s())
                 _sort(outcomes, pending, completed)
             is_left = False
         except DispatcherUnavailable:
@@ -108,7 +108,7 @@ class GroupRunner:
             # it may have ended at once
             sight = Sight(reply.outcomes.get(request.request_id))
             while sight.outcome is None:
-                sight = await self._client.watch(request.request_id, seen, self._poll_s)
+                sight = await self._client.watch(request.request_id, seen, self._wait_s())
                 if sight.outcome is None:
                     seen = seen if sight.preview is None else sight.preview.index
                     yield sight.preview

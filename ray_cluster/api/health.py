@@ -35,7 +35,12 @@ class HealthEndpoint:
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, object]:
-        """Tell that the dispatcher answers and every configured model is registered."""
+        """Tell that the settings are here, the dispatcher answers and the models are registered.
+
+        A model that was added while this gateway ran is waited for by its own calls alone.
+        """
+        if not self._catalog.configured:
+            raise self._not_ready("this gateway does not know its settings yet")
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 profiles = await self._catalog.refresh()
@@ -49,8 +54,11 @@ class HealthEndpoint:
             raise self._not_ready("the dispatcher does not answer") from None
         configured = self._catalog.configured
         missing = [name for name in configured if name not in profiles or name in starting]
+        text = f"no replica of {', '.join(missing)} has registered yet"
+        if set(missing) & set(self._catalog.needed):
+            raise self._not_ready(text)
         if missing:
-            raise self._not_ready(f"no replica of {', '.join(missing)} has registered yet")
+            warnings.append(text)
         return {"status": "ready", "models": list(profiles), "warnings": warnings}
 
     def _not_ready(self, reason: str) -> ApiError:

@@ -19,7 +19,7 @@ from ray_cluster.api.group import GroupRunner, while_connected
 from ray_cluster.api.image_stream import ImageStream, Sights
 from ray_cluster.api.jobs import JobCreator
 from ray_cluster.api.reply import RepliedImage, write_reply
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.outcomes import Completed, Preview
@@ -41,7 +41,7 @@ class ImagesEndpoint:
         reader: CallReader,
         creator: JobCreator,
         files: FilesEndpoint,
-        config: ClusterConfig,
+        settings: CurrentSettings,
         clock: Callable[[], float],
     ) -> None:
         self._client = client
@@ -50,9 +50,12 @@ class ImagesEndpoint:
         self._creator = creator
         self._files = files
         self._clock = clock
+        self._settings = settings
+        self._runner = GroupRunner(client, self._wait_s, files.delete_later)
+
+    def _wait_s(self) -> float:
         # three waits in the time after which the dispatcher takes a client for gone
-        self._poll_s = config.dispatch.attached_timeout_s / 3
-        self._runner = GroupRunner(client, self._poll_s, files.delete_later)
+        return self._settings.get().attached_timeout_s / 3
 
     async def generate(self, request: Request) -> Response:
         """Make images from a text.
@@ -97,7 +100,7 @@ class ImagesEndpoint:
         seen = -1
         while not view.job.is_final:
             job_id, version = view.job.job_id, view.version
-            later = await self._client.job_change(client, job_id, version, self._poll_s)
+            later = await self._client.job_change(client, job_id, version, self._wait_s())
             if later is None:
                 raise _gone(view.job)
             view = later
@@ -129,7 +132,7 @@ class ImagesEndpoint:
         client = client_of(request)
         view, _ = await self._creator.create(call, request)
         while not view.job.is_final:
-            later = await self._client.job(client, view.job.job_id, self._poll_s)
+            later = await self._client.job(client, view.job.job_id, self._wait_s())
             if later is None:
                 raise _gone(view.job)
             view = later

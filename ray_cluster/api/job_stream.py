@@ -51,21 +51,20 @@ class StreamLimits:
 class StreamPlaces:
     """Bounds the streams that one caller has open at this gateway."""
 
-    def __init__(self, max_per_caller: int) -> None:
-        self._max = max_per_caller
+    def __init__(self) -> None:
         self._num_open: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, caller: str) -> Iterator[None]:
-        """Hold one.
+    def place(self, caller: str, most: int) -> Iterator[None]:
+        """Hold one of ``most``.
 
         Raises:
             ApiError: 429, there is none left.
         """
-        if self._num_open[caller] >= self._max:
+        if self._num_open[caller] >= most:
             raise ApiError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"You have {self._max} event streams open, as many as are allowed "
+                f"You have {most} event streams open, as many as are allowed "
                 "(limits.max_streams_per_client); close one, or ask with GET /v1/jobs/{id}.",
                 code="too_many_streams",
                 retry_after_s=math.inf,

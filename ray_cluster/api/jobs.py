@@ -23,7 +23,7 @@ from ray_cluster.api.job_reply import job_reply
 from ray_cluster.api.job_stream import JobStream, StreamLimits, StreamPlaces
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.api.replies import JobList, JobResponse
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job, JobQuery, JobState, JobView
 
@@ -40,12 +40,12 @@ class JobCreator:
         self,
         client: DispatcherClient,
         catalog: Catalog,
-        config: DispatchConfig,
+        settings: CurrentSettings,
         clock: Callable[[], float],
     ) -> None:
         self._client = client
         self._catalog = catalog
-        self._default_slo_s = config.default_slo_s
+        self._settings = settings
         self._clock = clock
 
     async def create(self, call: Call, request: Request) -> tuple[JobView, bool]:
@@ -54,14 +54,15 @@ class JobCreator:
         Raises:
             ApiError: refused, or its key names a job with another body.
         """
-        slo_s = call.fields.slo_s
+        given_s = call.fields.slo_s
+        slo_s = self._settings.get().default_slo_s if given_s is None else given_s
         job_id = f"job-{secrets.token_hex(16)}"
         creation = await self._client.create_job(
             Job(
                 job_id=job_id,
                 client=client_of(request),
                 requests=tuple(replace(one, job_id=job_id) for one in call.requests),
-                slo_s=self._default_slo_s if slo_s is None else slo_s,
+                slo_s=slo_s,
                 created_s=self._clock(),
                 body_digest=call.body_digest,
                 idempotency_key=call.idempotency_key,
@@ -91,14 +92,14 @@ class JobsEndpoint:
         client: DispatcherClient,
         reader: CallReader,
         creator: JobCreator,
-        limits: LimitsConfig,
+        settings: CurrentSettings,
         clock: Callable[[], float],
     ) -> None:
         self._client = client
         self._reader = reader
         self._creator = creator
-        self._stream_limits = StreamLimits(max_s=limits.max_stream_s)
-        self._places = StreamPlaces(limits.max_streams_per_client)
+        self._settings = settings
+        self._places = StreamPlaces()
         self._clock = clock
 
     async def create(self, request: Request, response: Response) -> JobResponse:
@@ -126,8 +127,11 @@ class JobsEndpoint:
         """
         view = await self._look(request, job_id)
         held = ExitStack()
-        held.enter_context(self._places.place(caller_of(request)))
-        stream = JobStream(self._client, client_of(request), view, self._stream_limits)
+        limits = self._settings.limits
+        most = limits.max_streams_per_client
+        held.enter_context(self._places.place(caller_of(request), most))
+        bounds = StreamLimits(max_s=limits.max_stream_s)
+        stream = JobStream(self._client, client_of(request), view, bounds)
         return stream.response(
             after=request.headers.get("Last-Event-ID"),
             write=lambda news: self._reply(news, request).model_dump_json(),

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.api.settings import CurrentSettings
 
 logger = logging.getLogger(__name__)
 
@@ -21,26 +21,26 @@ _HEADER_EXTRA_BYTES = 4
 class LimitsMiddleware:
     """Refuses large heads with 431, and ends a reply that its client does not read."""
 
-    def __init__(self, app: ASGIApp, limits: LimitsConfig) -> None:
+    def __init__(self, app: ASGIApp, settings: CurrentSettings) -> None:
         self._app = app
-        self._max_header_bytes = limits.max_header_bytes
-        self._max_stall_s = limits.max_send_stall_s
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limits = self._settings.limits
         num_bytes = _head_bytes(scope)
-        if num_bytes > self._max_header_bytes:
-            await _too_large(num_bytes, self._max_header_bytes).response()(scope, receive, send)
+        if num_bytes > limits.max_header_bytes:
+            await _too_large(num_bytes, limits.max_header_bytes).response()(scope, receive, send)
             return
         is_stalled = False
 
         async def bounded_send(message: Message) -> None:
             nonlocal is_stalled
             try:
-                async with asyncio.timeout(self._max_stall_s):
+                async with asyncio.timeout(limits.max_send_stall_s):
                     await send(message)
             except TimeoutError:
                 is_stalled = True
@@ -52,7 +52,8 @@ class LimitsMiddleware:
         except (OSError, RuntimeError, ClientDisconnect):
             if not is_stalled:
                 raise
-            logger.warning("a reply ends: its client has read nothing for %g s", self._max_stall_s)
+            stalled_s = limits.max_send_stall_s
+            logger.warning("a reply ends: its client has read nothing for %g s", stalled_s)
 
 
 def _head_bytes(scope: Scope) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from ray_cluster.api.schema import ImageGenerationRequest
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.api.settings import CurrentSettings
 
 
-def request_schema(config: ClusterConfig) -> dict[str, Any]:
+def request_schema(settings: CurrentSettings) -> dict[str, Any]:
     """Return what a call's body may hold here; whoever keeps to it is refused for little else.
 
     What depends on the model (its sizes, the samplers' steps) stands in ``GET /v1/models``.
@@ -19,17 +19,13 @@ def request_schema(config: ClusterConfig) -> dict[str, Any]:
     # all parts of the schema are inside it: no reference to other components
     schema = ImageGenerationRequest.model_json_schema()
     assert "$defs" not in schema
-    limits = config.limits
+    limits = settings.limits
     num_images = min(limits.max_images_per_request, limits.max_queued_images)
     _bound(schema, "prompt", "maxLength", limits.max_prompt_chars)
     _bound(schema, "negative_prompt", "maxLength", limits.max_prompt_chars)
     _bound(schema, "n", "maximum", num_images)
-    _bound(
-        schema,
-        "num_inference_steps",
-        "maximum",
-        max(pool.max_num_inference_steps for pool in config.pools),
-    )
+    if (most := settings.max_num_inference_steps) is not None:
+        _bound(schema, "num_inference_steps", "maximum", most)
     return schema
 
 

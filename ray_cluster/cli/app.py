@@ -16,6 +16,7 @@ from ray_cluster.cli.models import models
 from ray_cluster.cli.plan import plan
 from ray_cluster.cli.profile import profile
 from ray_cluster.cli.serve import serve
+from ray_cluster.cli.settings import settings
 from ray_cluster.cli.simulate import simulate
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.command()(doctor)
 app.command()(config)
+app.add_typer(settings, name="settings")
 app.command()(profile)
 app.command()(simulate)
 app.command()(plan)

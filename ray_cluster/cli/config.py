@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from ray_cluster.config.loading import ClusterConfig
 
 
 def config(
@@ -18,6 +21,18 @@ def config(
     with_reference: Annotated[
         bool, typer.Option("--reference", help="Write what every key means, as Markdown.")
     ] = False,
+    serve_deploy: Annotated[
+        bool,
+        typer.Option(
+            "--serve-deploy", help="Write the file that 'serve deploy' and KubeRay take instead."
+        ),
+    ] = False,
+    settings_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --serve-deploy: where the dispatcher finds FILE, which it watches."
+        ),
+    ] = None,
 ) -> None:
     """Check a configuration, and write it with all defaults filled in; nothing is started.
 
@@ -29,20 +44,39 @@ def config(
       ray-cluster config my.yaml
 
       ray-cluster config --reference
+
+      ray-cluster config my.yaml --serve-deploy --settings-path /etc/ray-cluster/my.yaml
     """
     import yaml
 
     from ray_cluster.cli.output import plain_errors
     from ray_cluster.config.loading import load_config
     from ray_cluster.config.reference_docs import reference
-    from ray_cluster.models.local import local_model
+    from ray_cluster.models.local import check_models
 
     if with_reference:
         typer.echo(reference(), nl=False)
         return
     with plain_errors():
         found = load_config(path)
-        for pool in found.pools:
-            local_model(pool)
-        content = found.model_dump(mode="json")
+        check_models(found)
+        if serve_deploy:
+            content = _serve_deploy(found, path, settings_path)
+        else:
+            content = found.model_dump(mode="json")
     typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+
+
+def _serve_deploy(
+    config: ClusterConfig, path: Path | None, settings_path: Path | None
+) -> dict[str, Any]:
+    """Return Serve's own config file; its arguments depend on this folder only where they must."""
+    from ray_cluster.config.loading import load_config
+    from ray_cluster.deployments.deploy_file import serve_config
+    from ray_cluster.errors import ConfigError
+
+    if path is None:
+        raise ConfigError("--serve-deploy needs FILE: the dispatcher watches it for settings")
+    elsewhere = load_config(path, folder=Path("/elsewhere"))
+    folder = None if elsewhere.storage == config.storage else Path.cwd()
+    return serve_config(config, settings_path or path, folder)

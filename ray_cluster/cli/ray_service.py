@@ -1,4 +1,4 @@
-"""The service on Ray, as the command line needs it: the only module here that sees Ray."""
+"""The service on Ray, as ``serve`` needs it; :mod:`ray_cluster.cli.running_cell` has the rest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from ray_cluster.cli.commands import command
 from ray_cluster.cli.failure_text import own_error, short_reason
+from ray_cluster.cli.served_file import ServedFile
+from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.deployments.links import DISPATCHER, FRONT
+from ray_cluster.deployments.deploy_file import FRONT
+from ray_cluster.deployments.links import DISPATCHER
 from ray_cluster.deployments.service import (
     ApplicationState,
     Owned,
@@ -29,7 +32,7 @@ from ray_cluster.deployments.service import (
     stop,
     wait_running,
 )
-from ray_cluster.errors import RayClusterError
+from ray_cluster.errors import ConfigError, RayClusterError
 
 # a model that is downloaded by its replicas may take its time
 _START_S = 3600.0
@@ -45,10 +48,17 @@ class RayService:
     """One deployed configuration, and the local Ray if there was none to connect to.
 
     Serve's and Ray's own messages do not reach the terminal: what matters of them is raised.
+
+    Args:
+        served: the file that the configuration is from; None if none is watched.
+
+    Attributes:
+        config: at the last look, see :meth:`refresh`.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, served: ServedFile | None = None) -> None:
         self.config = config
+        self._served = served
         self._owns_ray = False
         self._owns_serve = False
         self._is_deployed = False
@@ -76,7 +86,20 @@ class RayService:
     def deploy(self) -> None:
         """Hand all applications to Serve, without waiting for them."""
         self._is_deployed = True
-        deploy(self.config)
+        served = self._served
+        front = front_arguments(self.config) if served is None else served.front(self.config)
+        deploy(self.config, front)
+
+    def refresh(self) -> None:
+        """Take note of pools that were added or removed since; a broken file changes nothing."""
+        if self._served is not None:
+            with suppress(ConfigError):
+                self.config = self._served.load()
+
+    @property
+    def address(self) -> str:
+        """Of the Ray cluster."""
+        return str(ray.get_runtime_context().gcs_address)
 
     def wait_running(self, show: Callable[..., None]) -> None:
         """Wait until every application runs; ``show(name, state, is_done=)`` hears of each.
@@ -175,6 +198,7 @@ class RayService:
             show(name, state, is_done=state == "stopped")
 
         processes = psutil.Process().children(recursive=True) if self._owns_ray else []
+        self.refresh()
         try:
             # in a Ray of our own, replicas that never ran have nothing to hand back
             must_delete = self._has_run or (self._is_deployed and not self._owns_ray)

@@ -55,6 +55,7 @@ def print_report(
     *,
     dashboard_url: str | None,
     logs: str,
+    ray_address: str | None = None,
 ) -> None:
     """Print the whole report.
 
@@ -62,6 +63,7 @@ def print_report(
         planned: one per pool, or empty where the pools run on other machines.
         replicas: running replicas by application and deployment.
         logs: folder of all logs.
+        ray_address: at which commands reach this service's Ray.
     """
     print_table(console, _table(config, planned, replicas))
     url = base_url(config.http)
@@ -73,6 +75,8 @@ def print_report(
             else ""
         )
         rows["dashboard"] = dashboard_url + ask
+    if ray_address is not None:
+        rows["Ray"] = ray_address
     for name, value in (rows | {"logs": logs}).items():
         console.print(f"  [bold]{name:<10}[/bold] {value}")
     _print_example(console, "Make an image", generate_example(config))

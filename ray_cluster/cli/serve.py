@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from ray_cluster.config.loading import ClusterConfig
 
 
 def serve(
@@ -32,6 +29,10 @@ def serve(
 ) -> None:
     """Start the service, say what runs where, and run until Ctrl-C or SIGTERM.
 
+    The settings in FILE (limits, API keys, caps and the like) are applied whenever it changes;
+    options stay in force whatever it says. Without FILE a copy of the built-in configuration is
+    watched: .ray-cluster/local.yaml, written anew at every start.
+
     [bold]Examples[/bold]
 
       ray-cluster serve
@@ -41,33 +42,15 @@ def serve(
       ray-cluster serve my.yaml --host 0.0.0.0
     """
     from ray_cluster.cli.output import plain_errors
-    from ray_cluster.config.loading import load_config
+    from ray_cluster.cli.served_file import ServedFile, builtin_copy
 
     with plain_errors():
-        changes: dict[str, dict[str, Any]] = {
-            "http": {"host": host, "port": port},
-            "ray": {"dashboard_port": dashboard_port},
-        }
-        wanted = with_options(load_config(config), changes, replicas)
+        served = ServedFile(
+            builtin_copy() if config is None else config,
+            {"http": {"host": host, "port": port}, "ray": {"dashboard_port": dashboard_port}},
+            replicas,
+        )
+        wanted = served.load()
         from ray_cluster.cli.service_run import run_service
 
-        run_service(wanted, quiet=quiet)
-
-
-def with_options(
-    config: ClusterConfig, changes: dict[str, dict[str, Any]], replicas: int | None
-) -> ClusterConfig:
-    """Return the configuration with what the options say, validated like a file.
-
-    Args:
-        changes: new values by section and key; None leaves a value alone.
-        replicas: for the first pool.
-    """
-    from ray_cluster.config.loading import load_config
-
-    content = config.model_dump()
-    for section, values in changes.items():
-        content[section].update({key: value for key, value in values.items() if value is not None})
-    if replicas is not None:
-        content["pools"][0]["replicas"] = replicas
-    return load_config(content)
+        run_service(wanted, served, quiet=quiet)

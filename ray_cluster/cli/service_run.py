@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
@@ -15,6 +16,7 @@ from ray_cluster.cli.plans import PlannedModel, PlansInBackground
 from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.report import base_url, open_service_warnings, print_report
+from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.cli.signals import StopSignals
 from ray_cluster.cli.state_screen import StateScreen
 from ray_cluster.config.loading import ClusterConfig
@@ -28,8 +30,20 @@ _READY_S = 30.0
 _WATCH_S = 2.0
 
 
-def run_service(config: ClusterConfig, *, quiet: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is run, and how much is said of it."""
+
+    config: ClusterConfig
+    served: ServedFile
+    quiet: bool
+
+
+def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> None:
     """Run the service of a configuration until SIGINT or SIGTERM.
+
+    Args:
+        served: the file that it is from, which is watched for settings.
 
     Raises:
         RayClusterError: it cannot start, or Ray has died; what it started is gone by then.
@@ -42,7 +56,7 @@ def run_service(config: ClusterConfig, *, quiet: bool) -> None:
         StopSignals() as signals,
         suppress(KeyboardInterrupt),
         StateScreen(stderr(), quiet=quiet) as screen,
-        _closing(config, screen, signals, quiet=quiet) as service,
+        _closing(_Run(config, served, quiet), screen, signals) as service,
     ):
         planned = _start(service, screen, signals)
         screen.stop()
@@ -53,16 +67,14 @@ def run_service(config: ClusterConfig, *, quiet: bool) -> None:
 
 
 @contextmanager
-def _closing(
-    config: ClusterConfig, screen: StateScreen, signals: StopSignals, *, quiet: bool
-) -> Iterator[RayService]:
+def _closing(run: _Run, screen: StateScreen, signals: StopSignals) -> Iterator[RayService]:
     screen.show("program", "importing")
     from ray_cluster.cli.ray_service import RayService
 
     screen.show("program", "imported", is_done=True)
     signals.arm()
-    service = RayService(config)
-    stopping = StateScreen(stderr(), quiet=quiet)
+    service = RayService(run.config, run.served)
+    stopping = StateScreen(stderr(), quiet=run.quiet)
     try:
         yield service
     except KeyboardInterrupt:
@@ -128,6 +140,7 @@ def _report(service: RayService, planned: Sequence[PlannedModel]) -> None:
         planned,
         service.replica_counts(),
         dashboard_url=service.dashboard_url,
+        ray_address=service.address,
         logs=service.log_folder,
     )
 
@@ -136,6 +149,7 @@ def _watch(service: RayService) -> None:
     """Say when an application fails or recovers, until a signal comes."""
     known: dict[str, str] = {}
     while True:
+        service.refresh()
         for row in service.application_states():
             if known.get(row.name, "running") != row.state:
                 warn(f"{row.name} is {row.state}: {row.message}".strip(": "))

@@ -87,10 +87,15 @@ def default_config_path() -> Path:
 
 def load_config(
     source: ClusterConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    folder: Path | None = None,
 ) -> ClusterConfig:
     """Return the validated configuration from an object, a mapping, a YAML path or the default.
 
     API keys from the environment variable ``RAY_CLUSTER_API_KEYS`` (comma-separated) are added.
+
+    Args:
+        folder: where relative paths of ``storage`` start; the working folder unless given.
 
     Raises:
         ConfigError: the file is missing or a key is wrong; the message names each one.
@@ -106,11 +111,18 @@ def load_config(
         config = ClusterConfig.model_validate(_with_environment(dict(source)))
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe(error, ClusterConfig)}") from error
-    return config.model_copy(update={"storage": config.storage.resolved(Path.cwd())})
+    folder = Path.cwd() if folder is None else folder
+    return config.model_copy(update={"storage": config.storage.resolved(folder)})
+
+
+def environment_keys() -> tuple[str, ...]:
+    """Return the API keys that this process's environment adds to those of any configuration."""
+    given = os.environ.get(API_KEYS_VARIABLE, "").split(",")
+    return tuple(key.strip() for key in given if key.strip())
 
 
 def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
-    keys = [key.strip() for key in os.environ.get(API_KEYS_VARIABLE, "").split(",") if key.strip()]
+    keys = environment_keys()
     http = content.get("http") or {}
     if keys and isinstance(http, dict):
         content["http"] = {**http, "api_keys": [*http.get("api_keys", ()), *keys]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -79,8 +79,47 @@ class FidelityConfig(Section):
         return StepTable(self.sampler, self.max_guidance_scale, rows)
 
 
-class PoolConfig(Section):
-    """Replicas of one model on one kind of device: one Serve application."""
+class PoolTuning(Section):
+    """What of a pool changes while it runs."""
+
+    max_batch: int = Field(
+        8, ge=1, description="most images of a denoising step; memory may allow fewer"
+    )
+    max_in_flight: int = Field(
+        16,
+        ge=1,
+        description="most images that a replica holds, those that are being encoded, decoded or "
+        "left out of a step included; not below `max_batch`",
+    )
+    min_replicas: int = Field(
+        0, ge=0, description="fewest replicas that a plan may choose for the pool"
+    )
+    max_replicas: int | None = Field(
+        None, ge=1, description="most of them; null for as many as the cluster has room for"
+    )
+    defaults: DefaultsConfig = DefaultsConfig()
+    fidelity: FidelityConfig | None = Field(
+        None,
+        description="how few steps are balanced and fast; null takes what was measured of a "
+        "built-in model, and refuses both with others",
+    )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.max_batch > self.max_in_flight:
+            raise ValueError(
+                f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
+                "raise max_in_flight or lower max_batch"
+            )
+        if self.max_replicas is not None and self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+            )
+        return self
+
+
+class PoolArguments(Section):
+    """What of a pool its replicas are started with."""
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
@@ -93,7 +132,6 @@ class PoolConfig(Section):
     served_as: str | None = Field(
         None, description="the model's name at the API: pools with the same one share a queue"
     )
-    replicas: int = Field(1, ge=1, description="processes, each with the whole model")
     device: Literal["cpu", "cuda"] = Field("cpu", description="`cuda` needs `num_gpus`")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of the weights; `doctor` tells where half precision is emulated"
@@ -105,15 +143,6 @@ class PoolConfig(Section):
         0.0, ge=0, description="the same of GPUs; replicas with fractions share one"
     )
     num_threads: int = Field(1, ge=1, description="of torch in a replica")
-    max_batch: int = Field(
-        8, ge=1, description="most images of a denoising step; memory may allow fewer"
-    )
-    max_in_flight: int = Field(
-        16,
-        ge=1,
-        description="most images that a replica holds, those that are being encoded, decoded or "
-        "left out of a step included; not below `max_batch`",
-    )
     batches: Literal["mixed", "one-size"] = Field(
         "mixed",
         description="whether images of several sizes share a denoising step; `one-size` is what "
@@ -136,12 +165,6 @@ class PoolConfig(Section):
         "auto",
         description="whether weights may rest in the machine's memory where a GPU's is short",
     )
-    defaults: DefaultsConfig = DefaultsConfig()
-    fidelity: FidelityConfig | None = Field(
-        None,
-        description="how few steps are balanced and fast; null takes what was measured of a "
-        "built-in model, and refuses both with others",
-    )
 
     @property
     def model_name(self) -> str:
@@ -149,24 +172,35 @@ class PoolConfig(Section):
         return self.served_as or self.name
 
     @model_validator(mode="after")
-    def _check(self) -> PoolConfig:
+    def _check_arguments(self) -> Self:
         if self.name == "front":
             raise ValueError(
                 "pool name 'front' is taken by the gateway application; choose another"
             )
         if self.device == "cuda" and self.num_gpus == 0:
             raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")
-        if self.max_batch > self.max_in_flight:
-            raise ValueError(
-                f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
-                "raise max_in_flight or lower max_batch"
-            )
         if self.min_px is not None and self.max_px is not None and self.min_px > self.max_px:
             raise ValueError(f"min_px {self.min_px} is above max_px {self.max_px}")
+        return self
+
+
+class PoolConfig(PoolTuning, PoolArguments):
+    """Replicas of one model on one kind of device: one Serve application."""
+
+    replicas: int = Field(1, ge=1, description="processes at the start, each with the whole model")
+
+    @model_validator(mode="after")
+    def _check(self) -> PoolConfig:
         steps = self.defaults.num_inference_steps
         if steps is not None and steps > self.max_num_inference_steps:
             raise ValueError(
                 f"defaults.num_inference_steps {steps} is above max_num_inference_steps "
                 f"{self.max_num_inference_steps}; raise the one or lower the other"
+            )
+        most = self.max_replicas
+        if self.replicas < self.min_replicas or (most is not None and self.replicas > most):
+            raise ValueError(
+                f"replicas {self.replicas} is not between min_replicas {self.min_replicas} and "
+                f"max_replicas {most}"
             )
         return self

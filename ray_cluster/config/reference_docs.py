@@ -10,6 +10,14 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.sections import (
+    DispatchArguments,
+    HttpArguments,
+    LogsConfig,
+    RayConfig,
+    StorageArguments,
+)
 
 # how bounds are written
 _BOUNDS = {
@@ -21,7 +29,14 @@ _BOUNDS = {
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 
 
-_HEAD = "| key | default | allowed | what it is |\n|---|---|---|---|"
+_HEAD = "| key | default | allowed | applied | what it is |\n|---|---|---|---|---|"
+# what processes are started with; everything else is a setting
+_ARGUMENTS = (
+    *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments),
+    *(LogsConfig, RayConfig),
+)
+# beside the arguments: a change of one starts or stops processes, and replaces none
+_COUNTS = {"num_gateways", "replicas"}
 
 
 def reference() -> str:
@@ -33,7 +48,8 @@ def _sections(kind: type[BaseModel], path: str) -> Iterator[str]:
     """Find the text of a section, and of those within it."""
     fields = kind.model_fields
     rows = [
-        f"| `{name}` | {_default(field)} | {_allowed(field)} | {field.description or ''} |"
+        f"| `{name}` | {_default(field)} | {_allowed(field)} | {_applied(kind, name)} "
+        f"| {field.description or ''} |"
         for name, field in fields.items()
         if _inner(field.annotation) is None
     ]
@@ -45,6 +61,14 @@ def _sections(kind: type[BaseModel], path: str) -> Iterator[str]:
         if inner is not None:
             mark = "[]" if get_origin(field.annotation) is tuple else ""
             yield from _sections(inner, f"{path}.{name}{mark}".removeprefix("."))
+
+
+def _applied(kind: type[BaseModel], name: str) -> str:
+    """Return how a change of a key reaches a running service."""
+    if name in _COUNTS:
+        return "redeploy, nothing replaced"
+    is_argument = any(issubclass(kind, one) and name in one.model_fields for one in _ARGUMENTS)
+    return "redeploy" if is_argument else "live"
 
 
 def _inner(annotation: Any) -> type[BaseModel] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -19,17 +19,27 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class HttpConfig(Section):
-    """Where the service listens and who may call it."""
+class HttpArguments(Section):
+    """Where the service listens."""
 
     host: str = Field(
         "127.0.0.1", description="address to listen at; 0.0.0.0 for all of this machine's"
     )
     port: int = Field(8000, ge=1, le=65535)
+    keep_alive_s: int = Field(90, ge=1, description="age at which an idle connection is closed")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the port."""
+        return self.host in {"127.0.0.1", "localhost", "::1"}
+
+
+class HttpConfig(HttpArguments):
+    """Where the service listens and who may call it."""
+
     num_gateways: int = Field(
         1, ge=1, le=64, description="processes that answer calls; they keep no state"
     )
-    keep_alive_s: int = Field(90, ge=1, description="age at which an idle connection is closed")
     api_keys: tuple[SecretStr, ...] = Field(
         (),
         description="who may call, beside the keys in RAY_CLUSTER_API_KEYS (comma-separated); "
@@ -47,11 +57,6 @@ class HttpConfig(Section):
     def is_open(self) -> bool:
         """Whether anybody who reaches the port may use the service."""
         return not self.api_keys
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches the port."""
-        return self.host in {"127.0.0.1", "localhost", "::1"}
 
 
 class RayConfig(Section):
@@ -144,8 +149,8 @@ class LimitsConfig(Section):
         return self
 
 
-class DispatchConfig(Section):
-    """Time constants of the dispatcher, and its port."""
+class DispatchSettings(Section):
+    """Time constants of the dispatcher."""
 
     default_slo_s: float = Field(
         60.0, gt=0, description="deadline of a call that gives none (`slo_s`)"
@@ -156,8 +161,6 @@ class DispatchConfig(Section):
     )
     replica_timeout_s: float = Field(6.0, gt=0, description="silence after which a replica is dead")
     attached_timeout_s: float = Field(15.0, gt=0, description="the same of a client")
-    patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher's answer")
-    port: int = Field(0, ge=0, le=65535, description="of the dispatcher; 0 takes a free one")
     max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
     preemption: bool = Field(
         True,
@@ -172,7 +175,7 @@ class DispatchConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> DispatchConfig:
+    def _check_times(self) -> DispatchSettings:
         if self.poll_s >= self.replica_timeout_s:
             raise ValueError(
                 f"poll_s {self.poll_s:g} is not below replica_timeout_s "
@@ -181,9 +184,33 @@ class DispatchConfig(Section):
         return self
 
 
-class StorageConfig(Section):
-    """What outlives processes: jobs and their images, what is done of images that are not yet
-    finished, and images that calls send. Relative folders start where ``serve`` is called."""
+class DispatchArguments(Section):
+    """Where the dispatcher listens, and for how long it is waited for."""
+
+    patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher's answer")
+    port: int = Field(0, ge=0, le=65535, description="of the dispatcher; 0 takes a free one")
+
+
+class DispatchConfig(DispatchSettings, DispatchArguments):
+    """Time constants of the dispatcher, and its port."""
+
+
+class StorageSettings(Section):
+    """How much of the jobs and their images is kept, and for how long."""
+
+    retention_s: float = Field(
+        7 * 86400.0, gt=0, description="age at which jobs and images are forgotten"
+    )
+    max_results_mib: int | None = Field(
+        10240, ge=1, description="size of all results above which the oldest are forgotten"
+    )
+
+
+class StorageArguments(Section):
+    """Where that is kept, and what is done of unfinished images, and images that calls send.
+
+    Relative folders start where ``serve`` is called.
+    """
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
@@ -212,12 +239,6 @@ class StorageConfig(Section):
         description="whether all nodes see the same files at these paths, and these outlive each "
         "of them: without it, files are refused in a cluster of several nodes",
     )
-    retention_s: float = Field(
-        7 * 86400.0, gt=0, description="age at which jobs and images are forgotten"
-    )
-    max_results_mib: int | None = Field(
-        10240, ge=1, description="size of all results above which the oldest are forgotten"
-    )
 
     @field_validator("jobs")
     @classmethod
@@ -227,14 +248,14 @@ class StorageConfig(Section):
         return url
 
     @model_validator(mode="after")
-    def _check(self) -> StorageConfig:
+    def _check_places(self) -> Self:
         for one, other in combinations(BLOB_FOLDERS, 2):
             url = getattr(self, one)
             if url.rstrip("/") == getattr(self, other).rstrip("/"):
                 raise ValueError(f"{one} and {other} must be different places, given {url!r}")
         return self
 
-    def resolved(self, folder: Path) -> StorageConfig:
+    def resolved(self, folder: Path) -> Self:
         """Return it with absolute paths: its readers run in other working folders."""
         jobs = self.jobs
         kind, mark, path = jobs.partition(":///")
@@ -246,6 +267,11 @@ class StorageConfig(Section):
             for name, url in urls.items()
         }
         return self.model_copy(update={"jobs": jobs} | folders)
+
+
+class StorageConfig(StorageSettings, StorageArguments):
+    """What outlives processes: jobs and their images, and what is done of images that are not yet
+    finished. Relative folders start where ``serve`` is called."""
 
 
 class LogsConfig(Section):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ray_cluster.config.sections import BLOB_FOLDERS, StorageConfig
+from ray_cluster.config.sections import BLOB_FOLDERS, StorageArguments
 from ray_cluster.errors import ConfigError
 
 
-def check_storage(config: StorageConfig, num_nodes: int) -> None:
+def check_storage(config: StorageArguments, num_nodes: int) -> None:
     """Refuse files of one node as the storage of a cell on several.
 
     A dispatcher that comes up on another node would find no jobs, and images of jobs that were made

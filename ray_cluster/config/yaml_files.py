@@ -42,16 +42,28 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ConfigError(f"the {what} {path} has more than {_MOST_BYTES:,} bytes")
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error}") from None
+    return parse_mapping(data, f"{what} {path}")
+
+
+def parse_mapping(data: bytes, name: str) -> dict[str, Any]:
+    """Return the keys and values of a file's content; errors as of :func:`read_mapping`.
+
+    Args:
+        name: what errors call the file.
+    """
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"the {name} has more than {_MOST_BYTES:,} bytes")
+    try:
         # a safe loader as well
         content = yaml.load(data.decode("utf-8"), _OnceLoader)  # noqa: S506
     except RecursionError:
-        raise ConfigError(f"cannot read the {what} {path}: it is nested too deeply") from None
+        raise ConfigError(f"cannot read the {name}: it is nested too deeply") from None
     # ValueError: dates and numbers that there are not
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the {what} {path}: {error}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the {name}: {error}") from None
     if not isinstance(content, dict):
         given = reprlib.repr(content)
-        raise ConfigError(f"the {what} {path} must hold keys and values; given {given:.80}")
+        raise ConfigError(f"the {name} must hold keys and values; given {given:.80}")
     return content

@@ -13,20 +13,26 @@ from ray_cluster.dispatch.state import RequestRecord
 class Attached:
     """Watches over the clients of the requests in a ledger; those of jobs have none.
 
-    Args:
-        timeout_s: seconds of silence after which a client counts as gone.
+    Attributes:
+        timeout_s: seconds of silence after which a client counts as gone; settings change it.
     """
 
     def __init__(self, ledger: Ledger, replicas: Replicas, timeout_s: float) -> None:
         self._ledger = ledger
         self._replicas = replicas
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
         """Note that the client of these requests is still there."""
         for request_id in request_ids:
             record = self._ledger.get(request_id)
             if record is not None and record.client_s is not None:
+                record.client_s = now_s
+
+    def touch_all(self, now_s: float) -> None:
+        """Count the silence of all clients from now on."""
+        for record in self._ledger:
+            if record.client_s is not None:
                 record.client_s = now_s
 
     def abort(self, record: RequestRecord, message: str = "aborted by its client") -> None:
@@ -53,4 +59,4 @@ class Attached:
                 self._ledger.fail(record, "lost", "the service is being stopped")
 
     def _gone_s(self, record: RequestRecord) -> float:
-        return math.inf if record.client_s is None else record.client_s + self._timeout_s
+        return math.inf if record.client_s is None else record.client_s + self.timeout_s

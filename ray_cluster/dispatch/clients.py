@@ -15,12 +15,12 @@ class WaitingClients:
 
     Args:
         knows: whether a request has not ended.
-        keep_s: seconds after which outcomes that nobody fetches are forgotten.
+        keep_s: seconds after which outcomes that nobody fetches are forgotten; settings change it.
     """
 
     def __init__(self, knows: Callable[[str], bool], keep_s: float) -> None:
         self._knows = knows
-        self._keep_s = keep_s
+        self.keep_s = keep_s
         self._waits: dict[str, asyncio.Event] = {}
         self._outcomes: dict[str, Outcome] = {}
         # when an outcome is forgotten, oldest first
@@ -33,12 +33,17 @@ class WaitingClients:
     def keep(self, outcome: Outcome, now_s: float) -> None:
         """Keep an outcome for its client, and wake that if it waits."""
         self._outcomes[outcome.request_id] = outcome
-        self._forget_s[outcome.request_id] = now_s + self._keep_s
+        self._forget_s[outcome.request_id] = now_s + self.keep_s
         self.wake(outcome.request_id)
 
     def wake(self, request_id: str) -> None:
         """Wake who waits for that request."""
         if (event := self._waits.get(request_id)) is not None:
+            event.set()
+
+    def wake_all(self) -> None:
+        """Wake everybody who waits."""
+        for event in self._waits.values():
             event.set()
 
     async def sleep(self, request_ids: Sequence[str], timeout_s: float) -> bool:

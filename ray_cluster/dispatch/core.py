@@ -7,10 +7,12 @@ dispatcher and the simulator run the same decisions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchSettings, LimitsConfig
+from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.exchanges import Exchanges
@@ -23,6 +25,7 @@ from ray_cluster.policies.queue_view import ClientView
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Outcome, Preview, Progress
+from ray_cluster.protocol.settings import WorkerSettings, worker_settings
 from ray_cluster.requests import ImageRequest, ModelProfile
 from ray_cluster.storage.state_format import StateHeader
 
@@ -56,17 +59,16 @@ class DispatchCore:
     def __init__(
         self,
         *,
-        config: DispatchConfig,
+        config: DispatchSettings,
         limits: LimitsConfig,
         epoch: int,
         configured: Collection[str] = (),
     ) -> None:
-        self._config = config
-        self._limits = limits
         self._epoch = epoch
         self._is_closing = False
-        self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
-        self.grace_s = GRACE_POLLS * self.hold_s
+        self._settings: Settings | None = None
+        # not offered any more; what was accepted of them is made while a replica lives
+        self._removed: frozenset[str] = frozenset()
         self._ledger = Ledger(config, epoch=epoch)
         self.replicas = Replicas()
         self._attached = Attached(self._ledger, self.replicas, config.attached_timeout_s)
@@ -77,7 +79,41 @@ class DispatchCore:
             configured=frozenset(configured),
             has_preemption=config.preemption,
         )
-        self._exchanges = Exchanges(self._ledger, self.replicas, again_s=self.grace_s)
+        self._exchanges = Exchanges(self._ledger, self.replicas)
+        self._go_by(config, limits)
+
+    def _go_by(self, config: DispatchSettings, limits: LimitsConfig) -> None:
+        self._config = config
+        self._limits = limits
+        self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
+        self.grace_s = GRACE_POLLS * self.hold_s
+        self._exchanges.again_s = self.grace_s
+        self._attached.timeout_s = config.attached_timeout_s
+        self.queue.max_waiting = limits.max_queued_images
+        self.queue.has_preemption = config.preemption
+
+    def apply(self, settings: Settings, now_s: float) -> None:
+        """Go by other settings from now on; what was accepted stays accepted.
+
+        End held polls and waits of clients after it: they are held for as long as the settings
+        before allowed.
+        """
+        is_retimed = settings.dispatch != self._config
+        self._settings = settings
+        served = frozenset(pool.model_name for pool in settings.pools)
+        self._removed = (self._removed | frozenset(self.queue.configured)) - served
+        self.queue.configured = served
+        self._go_by(settings.dispatch, settings.limits)
+        if is_retimed:
+            self._ledger.go_by(settings.dispatch)
+            # a silence that was allowed so far is held against nobody
+            self._attached.touch_all(now_s)
+            for replica in self.replicas:
+                self.replicas.note_heard(replica, now_s)
+
+    def worker_settings(self, pool: str) -> WorkerSettings | None:
+        """Return what the replicas of a pool go by; None if the settings have no such pool."""
+        return None if self._settings is None else worker_settings(self._settings, pool)
 
     def hold_s_for(self, replica_id: str) -> float:
         """Seconds for which a replica's poll may be held: less while its progress is watched."""
@@ -140,6 +176,8 @@ class DispatchCore:
             offer = Offer(accepted=False, reason="closing")
         elif len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
             offer = Offer(accepted=False, reason="duplicate_id")
+        elif any(request.model in self._removed for request in requests):
+            offer = Offer(accepted=False, reason="unknown_model")
         else:
             views = [self._view(request, now_s) for request in requests]
             offer = admit(views, self.queue, self._client_view(client))
@@ -171,7 +209,16 @@ class DispatchCore:
             self._ledger.lose(record, now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
-        return replace(reply, adopted=adopted) if adopted else reply
+        settings = self._news_for(replica, poll)
+        if adopted or settings is not None:
+            return replace(reply, adopted=adopted, settings=settings)
+        return reply
+
+    def _news_for(self, replica: ReplicaRecord, poll: Poll) -> WorkerSettings | None:
+        """Return settings that a replica does not go by yet."""
+        if self._settings is None or poll.settings_version == self._settings.version:
+            return None
+        return worker_settings(self._settings, replica.registration.pool)
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
         """Return what there is to say to a replica now: a second look while its poll is held."""
@@ -244,7 +291,16 @@ class DispatchCore:
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
+        self._end_removed()
         return self.take_outcomes()
+
+    def _end_removed(self) -> None:
+        """End what waits for a model that was removed and that nobody makes any more."""
+        for model in self._removed:
+            if not self.replicas.ids(model):
+                for view in self._ledger.queue.line(model)[:]:
+                    if (record := self._ledger.get(view.request_id)) is not None:
+                        self._ledger.fail(record, "lost", f"the model {model} was removed")
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
@@ -279,8 +335,13 @@ class DispatchCore:
         )
 
     def models(self) -> dict[str, ModelProfile]:
-        """Return the profile of every model that a replica ever registered, by name."""
-        return dict(self.replicas.profiles)
+        """Return the profiles of the models that a replica ever registered and are offered."""
+        found = self.replicas.profiles.items()
+        return {model: profile for model, profile in found if model not in self._removed}
+
+    def num_open_by_model(self) -> dict[str, int]:
+        """Return how many requests of each model wait or are leased."""
+        return dict(Counter(record.view.model for record in self._ledger))
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         """Return the present state for status pages."""

@@ -14,15 +14,15 @@ from ray_cluster.protocol.leases import Lease
 class Exchanges:
     """Keeps who is to give way to whom until the replica that it concerns is answered.
 
-    Args:
+    Attributes:
         again_s: seconds after which a replica is asked again for what it has not handed back: the
-            answer may have been lost.
+            answer may have been lost. Settings change it.
     """
 
-    def __init__(self, ledger: Ledger, replicas: Replicas, *, again_s: float) -> None:
+    def __init__(self, ledger: Ledger, replicas: Replicas) -> None:
         self._ledger = ledger
         self._replicas = replicas
-        self._again_s = again_s
+        self.again_s = 0.0
         self._pairs_by_replica: dict[str, list[tuple[str, str]]] = {}
 
     def plan(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -70,7 +70,7 @@ class Exchanges:
         planned = {victim for victim, _ in self._pairs_by_replica.get(replica.replica_id, ())}
         for request_id, record in replica.held.items():
             is_asked = record.gives_way and request_id not in planned
-            if is_asked and now_s >= record.asked_s + self._again_s:
+            if is_asked and now_s >= record.asked_s + self.again_s:
                 record.asked_s = now_s
                 found.append(request_id)
         return found

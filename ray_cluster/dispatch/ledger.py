@@ -8,7 +8,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from ray_cluster.config.sections import DispatchConfig
+from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.dispatch.counters import CALLERS_OWN, OutcomeCounters
 from ray_cluster.dispatch.log import tell, tell_end, tell_refused
 from ray_cluster.dispatch.prediction_stats import PredictionStats
@@ -47,7 +47,7 @@ class Ledger:
         epoch: of the fences.
     """
 
-    def __init__(self, config: DispatchConfig, *, epoch: int) -> None:
+    def __init__(self, config: DispatchSettings, *, epoch: int) -> None:
         self.queue = WaitingQueue()
         self.totals: Counter[str] = Counter()
         self.learnt = PredictionStats()
@@ -61,6 +61,16 @@ class Ledger:
         self._ended: list[Outcome] = []
         # instants with ids, the next one first; ids that are not known any more are passed over
         self._ageing: list[tuple[float, str]] = []
+
+    def go_by(self, config: DispatchSettings) -> None:
+        """Go by other settings; who has aged already stays so."""
+        self._max_attempts = config.max_attempts
+        self._starvation_s = config.starvation_s
+        self._ageing = [
+            (ages_at_s(record.view, config.starvation_s), request_id)
+            for request_id, record in self._records.items()
+        ]
+        heapify(self._ageing)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._records

@@ -41,7 +41,7 @@ class ReplicaRows:
         self._rooms[row] = 0
 
     def put(self, view: ReplicaView) -> None:
-        """Bring a replica's row up to date; batches are as large as they were."""
+        """Bring a replica's row up to date; batches are as large as they were priced with."""
         row = self._row_by_id[view.replica_id]
         self._levels_s[row] = view.leased_work_s
         self._rooms[row] = view.room
@@ -62,6 +62,10 @@ class ReplicaRows:
         for one in residents - before:
             self._holders.setdefault(one, set()).add(row)
         self._residents[row] = residents
+
+    def forget_prices(self, replica_id: str) -> None:
+        """Have a replica priced anew when its row is next put: its batches have another size."""
+        self._costs[self._row_by_id[replica_id]] = None
 
     def hear(self, replica_id: str, heard_s: float) -> None:
         """Note when a replica was last heard of."""

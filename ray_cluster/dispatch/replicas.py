@@ -91,6 +91,9 @@ class Replicas:
         """Take in what a replica says of itself."""
         replica.hear(poll, now_s)
         self.note_heard(replica, now_s)
+        if replica.resize(poll.capacity):
+            self._rows[replica.model].forget_prices(replica.replica_id)
+            self._pools.pop(replica.model, None)
         pooled, cost = self._pooled_costs.get(replica.replica_id), replica.step_cost
         if pooled is not cost and (pooled is None or differs(cost, pooled, by=_POOLED_WITHIN)):
             self._pools.pop(replica.model, None)

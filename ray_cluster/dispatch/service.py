@@ -6,7 +6,8 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ray_cluster.config.sections import DispatchConfig
+from ray_cluster.config.sections import DispatchSettings
+from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
@@ -15,6 +16,7 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Returned, Shown
 from ray_cluster.protocol.outcomes import Outcome, Progress, Sight, Submission
+from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.protocol.timeouts import sleep_and_read
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -41,14 +43,14 @@ class DispatchService:
         self,
         core: DispatchCore,
         *,
-        config: DispatchConfig,
+        config: DispatchSettings,
         clock: Callable[[], float],
         on_outcome: Keeper | None = None,
         on_metrics: Callable[[str, Snapshot], None] | None = None,
         on_register: Callable[[Registration], None] | None = None,
     ) -> None:
         self._core = core
-        self._config = config
+        self._attached_s = config.attached_timeout_s
         self._clock = clock
         self._on_outcome = on_outcome
         self._on_metrics = on_metrics
@@ -57,6 +59,20 @@ class DispatchService:
         self._clients = WaitingClients(core.knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
         self._housekeeping: asyncio.Task[None] | None = None
+
+    def apply(self, settings: Settings) -> None:
+        """Go by other settings from now on.
+
+        Everybody who waits here is answered, and comes again with the new times.
+        """
+        self._core.apply(settings, self._clock())
+        self._attached_s = self._clients.keep_s = settings.dispatch.attached_timeout_s
+        self._clients.wake_all()
+        self._polls.let_all_go()
+
+    async def pool_settings(self, pool: str) -> WorkerSettings | None:
+        """Return what a replica of a pool starts with; None if the settings have no such pool."""
+        return self._core.worker_settings(pool)
 
     async def register(self, registration: Registration) -> int:
         """Take a replica in; return the epoch that its polls must carry."""
@@ -203,7 +219,7 @@ class DispatchService:
         return Sight(outcome, preview if is_news else None)
 
     async def _sleep(self, request_ids: Sequence[str], wait_s: float) -> None:
-        most_s = self._config.attached_timeout_s / 3
+        most_s = self._attached_s / 3
         if not await self._clients.sleep(request_ids, min(wait_s, most_s)):
             self._core.touch(request_ids, self._clock())
 

@@ -12,6 +12,7 @@ from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Poll, Registration
 from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.protocol.settings import Capacity
 from ray_cluster.requests import ImageRequest, granted
 
 
@@ -93,6 +94,7 @@ class ReplicaRecord:
         heard_s: instant of its last sign of life.
         told_s: instant at which it last told its progress.
         peers_version: of the directory that it has.
+        settings_version: of the settings that it goes by.
         num_free: its own last word, less what it was given since.
         named: ids it named in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
@@ -112,6 +114,7 @@ class ReplicaRecord:
     told_s: float = 0.0
     peers_version: str = ""
     residents: frozenset[str] = field(init=False)
+    settings_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
     _view: ReplicaView | None = None
@@ -133,6 +136,7 @@ class ReplicaRecord:
     def hear(self, poll: Poll, now_s: float) -> None:
         """Take in a poll: its progress, its room, and which leases it knows of."""
         self.heard_s = self.told_s = now_s
+        self.settings_version = poll.settings_version
         step_cost = poll.step_cost or self.step_cost
         residents = self.residents if poll.residents is None else frozenset(poll.residents)
         is_news = poll.num_free != self.num_free or step_cost != self.step_cost
@@ -147,6 +151,18 @@ class ReplicaRecord:
                 is_news |= record.make_progress(steps_done or record.kept_steps)
         if is_news:
             self._note_change()
+
+    def resize(self, capacity: Capacity | None) -> bool:
+        """Take in how much it takes at once by now; return if it is news."""
+        was = self.registration
+        if capacity is None or capacity == Capacity(was.max_in_flight, was.max_batch):
+            return False
+        self.registration = replace(
+            was, max_in_flight=capacity.max_in_flight, max_batch=capacity.max_batch
+        )
+        self._shared = None
+        self._note_change()
+        return True
 
     def unaware_of(self, before_s: float) -> tuple[RequestRecord, ...]:
         """Return what it was leased but has not named since that instant."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from ray_cluster.engine.batch_limit import BatchLimit
 from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.errors import REQUEST_ERRORS
 
@@ -38,7 +39,7 @@ class BatchStage(Generic[ItemT, ResultT]):
         group_of: Callable[[ItemT], Hashable],
         on_done: Callable[[ItemT, ResultT], None],
         on_error: Callable[[ItemT, Exception], None],
-        max_batch: int,
+        max_batch: BatchLimit,
         clock: Callable[[], float],
     ) -> None:
         self._is_wanted = is_wanted
@@ -51,7 +52,7 @@ class BatchStage(Generic[ItemT, ResultT]):
         self._busy_since_s: float | None = None
         self._changed = threading.Condition()
         self._urgent: deque[ItemT] = deque()
-        self._rest: deque[ItemT] = deque(maxlen=max_batch)
+        self._rest: deque[ItemT] = deque(maxlen=max_batch.most)
         self._is_closed = False
 
     @property
@@ -96,10 +97,10 @@ class BatchStage(Generic[ItemT, ResultT]):
             while not (self._urgent or self._rest or self._is_closed):
                 self._changed.wait()
             if self._urgent:
-                return _take(self._urgent, self._max_batch)
+                return _take(self._urgent, self._max_batch.most)
             if self._is_closed:
                 return []
-            return _take(self._rest, max(1, self._max_batch // 4))
+            return _take(self._rest, max(1, self._max_batch.most // 4))
 
     def _process(self, items: Sequence[ItemT]) -> None:
         if not items:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.batch_limit import BatchLimit
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel
@@ -26,7 +27,7 @@ _POLICIES: Mapping[str, StepPolicy] = {"mixed": mixed_batches, "one-size": one_s
 def build_engine(
     model: LoadedModel,
     *,
-    max_batch: int,
+    max_batch: int | BatchLimit,
     clock: Callable[[], float],
     costs: StepCosts | None = None,
     policy: StepPolicy = mixed_batches,
@@ -36,16 +37,18 @@ def build_engine(
 
     Args:
         model: the loaded stages.
-        max_batch: most rows of a step, if memory allows.
+        max_batch: most rows of a step, if memory allows; a number that stays, or a limit that
+            somebody sets.
         clock: monotonic seconds.
         costs: what steps are expected to take; corrected by those that are taken.
         policy: which rows step together; the production policy unless another is compared.
         layout: whether sizes share a model call; by their costs unless another is compared.
     """
     costs = costs or StepCosts()
+    limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
 
     def choose(rows: Sequence[RowView], now_s: float) -> Sequence[str]:
-        sight = ReplicaSight(rows, costs.current, max_batch, now_s, model.max_batch_by_size)
+        sight = ReplicaSight(rows, costs.current, limit.most, now_s, model.max_batch_by_size)
         return policy(sight).request_ids
 
     return StepEngine(
@@ -70,11 +73,12 @@ def build_runner(
     interval: ExportInterval = steps_between_exports,
 ) -> EngineRunner:
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
+    limit = BatchLimit(pool.max_batch)
     return EngineRunner(
         model,
         build_engine(
             model,
-            max_batch=pool.max_batch,
+            max_batch=limit,
             clock=clock,
             costs=costs,
             policy=_POLICIES[pool.batches],
@@ -83,7 +87,7 @@ def build_runner(
         on_event,
         clock=clock,
         num_threads=pool.num_threads,
-        max_batch=pool.max_batch,
+        max_batch=limit,
         sink=sink,
         interval=interval,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ray_cluster.engine.batch_limit import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
@@ -54,7 +55,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
         on_decoded: Callable[[Decoded], None],
         on_previewed: Callable[[Previewed], None],
         on_error: Callable[[Ticket, Exception], None],
-        max_batch: int,
+        max_batch: BatchLimit,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 import torch
 
+from ray_cluster.engine.batch_limit import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
 from ray_cluster.engine.commands import Commands
@@ -44,7 +45,8 @@ class EngineRunner:
         on_event: called for every event.
         clock: monotonic seconds.
         num_threads: torch threads of each stage.
-        max_batch: most prompts encoded or images decoded together.
+        max_batch: most prompts encoded or images decoded together, and the engine's limit if it
+            is one that :meth:`set_max_batch` sets.
         sink: gets copies of the rows at the interval that the policy says.
     """
 
@@ -56,7 +58,7 @@ class EngineRunner:
         *,
         clock: Callable[[], float],
         num_threads: int = 1,
-        max_batch: int = 8,
+        max_batch: int | BatchLimit = 8,
         sink: StateSink | None = None,
         interval: ExportInterval = steps_between_exports,
     ) -> None:
@@ -65,6 +67,7 @@ class EngineRunner:
         self._on_event = on_event
         self._clock = clock
         self._num_threads = num_threads
+        self._limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
         self._live = LiveTickets()
         self._checkpoints: Checkpoints | None = None
         if sink is not None:
@@ -78,7 +81,7 @@ class EngineRunner:
             group_of=lambda _ticket: None,
             on_done=self._enter_engine,
             on_error=lambda ticket, error: self._break(ticket, error, "encode"),
-            max_batch=max_batch,
+            max_batch=self._limit,
             clock=clock,
         )
         self._decode = DecodeStage(
@@ -87,7 +90,7 @@ class EngineRunner:
             on_decoded=on_event,
             on_previewed=on_event,
             on_error=lambda ticket, error: self._break(ticket, error, "decode"),
-            max_batch=max_batch,
+            max_batch=self._limit,
             clock=clock,
         )
         self._threads = [
@@ -133,6 +136,13 @@ class EngineRunner:
     def step_cost(self) -> StepCost:
         """What a step costs at present."""
         return self._engine.step_cost
+
+    def set_max_batch(self, wanted: int) -> int:
+        """Set how many requests are stepped together at most; return what memory allows of it.
+
+        Effective at the next step; from any thread.
+        """
+        return self._limit.set(wanted)
 
     @property
     def steps_between_exports(self) -> int | None:

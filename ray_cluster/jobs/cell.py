@@ -1,14 +1,16 @@
-"""What is to be known of a cell as a whole: its metrics, and what is wrong with it."""
+"""What is to be known of a cell as a whole: its settings, its metrics, what is wrong with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.dispatch.settings_book import SettingsBook
 from ray_cluster.jobs.service import JobService
 from ray_cluster.observability.metrics_book import MetricsBook
 from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.settings import GatewaySettings
 
 
 class CellService:
@@ -18,7 +20,9 @@ class CellService:
 
     Args:
         book: of the metrics of all other processes.
-        clock: the one that the book is kept by.
+        settings: those in force.
+        clock: the one that the books are kept by.
+        notices: returns what else :meth:`warnings` should tell now.
     """
 
     def __init__(
@@ -26,12 +30,17 @@ class CellService:
         dispatch: DispatchService,
         jobs: JobService,
         book: MetricsBook,
+        settings: SettingsBook,
+        *,
         clock: Callable[[], float],
+        notices: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._dispatch = dispatch
         self._jobs = jobs
         self._book = book
+        self._settings = settings
         self._clock = clock
+        self._notices = notices
 
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
@@ -52,4 +61,9 @@ class CellService:
 
     async def warnings(self) -> tuple[str, ...]:
         """Return what is wrong though calls are answered."""
-        return (*(await self._dispatch.snapshot()).warnings, *self._jobs.warnings)
+        cluster = await self._dispatch.snapshot()
+        return (*cluster.warnings, *self._jobs.warnings, *self._notices())
+
+    async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
+        """See :meth:`SettingsBook.wait`."""
+        return await self._settings.wait(process_id, seen, wait_s)

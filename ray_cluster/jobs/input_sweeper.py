@@ -23,7 +23,6 @@ class InputSweeper:
     Args:
         open_requests: returns every request of the cell that has not ended; called on the event
             loop. Not to be used before the jobs of an earlier dispatcher are among them.
-        grace_s: age below which nothing is deleted.
         wall_clock: Unix time in seconds.
     """
 
@@ -32,12 +31,10 @@ class InputSweeper:
         inputs: InputStore,
         *,
         open_requests: Callable[[], Iterable[ImageRequest]],
-        grace_s: float,
         wall_clock: Callable[[], float],
     ) -> None:
         self._inputs = inputs
         self._open_requests = open_requests
-        self._grace_s = grace_s
         self._wall_clock = wall_clock
         self._is_failing = False
 
@@ -65,6 +62,6 @@ class InputSweeper:
             BlobStoreError: the store failed.
         """
         # taken before the look at the requests: what is accepted after it names younger inputs
-        sent_before_s = self._wall_clock() - self._grace_s
+        sent_before_s = self._wall_clock() - self._inputs.grace_s
         keep = input_names(self._open_requests())
         return await asyncio.to_thread(self._inputs.sweep, sent_before_s=sent_before_s, keep=keep)

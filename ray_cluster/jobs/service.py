@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.sections import StorageSettings
+from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.input_sweeper import InputSweeper
@@ -64,7 +65,7 @@ class JobService:
         results: BlobStore,
         inputs: InputStore,
         *,
-        config: StorageConfig,
+        config: StorageSettings,
         max_open_per_client: int,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -82,11 +83,15 @@ class JobService:
         self._input_sweeper = InputSweeper(
             inputs,
             open_requests=self._open_requests,
-            grace_s=config.inputs_grace_s,
             wall_clock=wall_clock,
         )
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def apply(self, settings: Settings) -> None:
+        """Go by other settings from now on; open jobs stay open."""
+        self._max_open = settings.limits.max_open_jobs_per_client
+        self._sweeper.keep(settings.storage)
 
     async def start(self) -> None:
         """Take up what an earlier dispatcher left open and knew of its workers; begin to sweep."""

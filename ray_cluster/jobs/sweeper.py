@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.sections import StorageSettings
 from ray_cluster.jobs.store import JobStore, JobStoreError
 from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.protocol.jobs import Job
@@ -44,7 +44,7 @@ class JobSweeper:
         threads: StoreThreads,
         store: JobStore,
         results: BlobStore,
-        config: StorageConfig,
+        config: StorageSettings,
         wall_clock: Callable[[], float],
     ) -> None:
         self._threads = threads
@@ -58,6 +58,10 @@ class JobSweeper:
     def is_failing(self) -> bool:
         """Whether the results could not be looked through the last time."""
         return self._is_failing
+
+    def keep(self, config: StorageSettings) -> None:
+        """Keep within other bounds, from the next sweep on."""
+        self._config = config
 
     async def run(self) -> None:
         """Sweep now and again, for ever."""

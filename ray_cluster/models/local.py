@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
@@ -52,6 +53,12 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
     return LocalModel(sizes, samplers)
+
+
+def check_models(config: ClusterConfig) -> None:
+    """Check the pools of a configuration against their models; errors as of :func:`local_model`."""
+    for pool in config.pools:
+        local_model(pool)
 
 
 def no_such_model(model: str) -> ConfigError:

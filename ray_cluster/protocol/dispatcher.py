@@ -10,6 +10,7 @@ from ray_cluster.protocol.interface import raises
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Outcome, Sight, Submission
+from ray_cluster.protocol.settings import GatewaySettings, WorkerSettings
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 
@@ -99,6 +100,13 @@ class CellCalls(Protocol):
         """Return the models that are known from before and of which no replica has come yet."""
         ...
 
+    async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
+        """Return the settings once their version is not ``seen``; None after ``wait_s``.
+
+        The call also says that this process goes by the version ``seen``: keep one open.
+        """
+        ...
+
 
 class DispatcherClient(ImageCalls, JobCalls, CellCalls, Protocol):
     """A gateway's way to the one dispatcher of its cell.
@@ -111,6 +119,10 @@ class DispatcherClient(ImageCalls, JobCalls, CellCalls, Protocol):
 
 class DispatcherLink(Protocol):
     """A replica's way to it; every call may raise DispatcherUnavailable."""
+
+    async def pool_settings(self, pool: str) -> WorkerSettings | None:
+        """Return what a replica of a pool starts with; None if the settings have no such pool."""
+        ...
 
     async def register(self, registration: Registration) -> int:
         """Take the replica in; return the epoch that its polls must carry."""

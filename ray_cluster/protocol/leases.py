@@ -13,6 +13,7 @@ from typing import Literal
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
 
 # what a replica needs at most between hearing of an abort and its last write to the result store
@@ -80,6 +81,8 @@ class Registration:
         model_digest: of its model's files; states are gone on with only on the same one.
         residents: ids of the adapters and templates that are there, as
             :mod:`ray_cluster.policies.residents` names them.
+        arguments: what its pool was deployed with, as JSON of
+            :class:`ray_cluster.config.pools.PoolArguments`.
     """
 
     replica_id: str
@@ -96,6 +99,7 @@ class Registration:
     load_s: float = 0.0
     model_digest: str = ""
     residents: tuple[str, ...] = ()
+    arguments: str = ""
 
     @property
     def model(self) -> str:
@@ -157,6 +161,8 @@ class Poll:
         peers_version: of the directory that it has.
         residents: all that is there now; None if that has not changed. What its requests need
             counts as there, as it is being fetched.
+        settings_version: of the settings that it goes by; empty before it has had any.
+        capacity: what it takes at once by these; None leaves what it registered with.
     """
 
     replica_id: str
@@ -167,6 +173,8 @@ class Poll:
     metrics: Snapshot | None = None
     peers_version: str = ""
     residents: tuple[str, ...] | None = None
+    settings_version: str = ""
+    capacity: Capacity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,7 @@ class PollReply:
         adopted: new fences, by request id, for what the replica goes on with though its lease was
             another dispatcher's, or was taken for lost.
         peers: the workers that it may call, where it has another version of that.
+        settings: what to go by from now on; None if that is what the poll says already.
     """
 
     known: bool
@@ -193,6 +202,7 @@ class PollReply:
     preempted: tuple[str, ...] = ()
     adopted: Mapping[str, Fence] = field(default_factory=dict)
     peers: Directory | None = None
+    settings: WorkerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

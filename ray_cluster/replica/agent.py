@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
@@ -26,6 +27,7 @@ from ray_cluster.protocol.leases import (
     Registration,
     Returned,
 )
+from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
@@ -55,6 +57,7 @@ class ReplicaAgent:
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
         max_silence_s: longest denoising step that still counts as alive.
+        settings: what the registration is by; later ones come with the answers to its polls.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class ReplicaAgent:
         states: StateTransfer,
         link: DispatcherLink,
         clock: Callable[[], float],
-        poll_s: float = 1.0,
         max_silence_s: float = 120.0,
+        settings: WorkerSettings | None = None,
     ) -> None:
         self._registration = registration
+        self._capacity = Capacity(registration.max_in_flight, registration.max_batch)
+        self._settings_version = "" if settings is None else settings.version
         self._runner = make_runner(self.on_runner_event)
         self._delivery = delivery
         self._states = states
@@ -82,7 +87,11 @@ class ReplicaAgent:
         self._leases = HeldLeases(self._ends)
         self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
         self._polls = LeasePoller(
-            link, registration, make_poll=self._poll, on_reply=self._on_reply, poll_s=poll_s
+            link,
+            registration,
+            make_poll=self._poll,
+            on_reply=self._on_reply,
+            poll_s=DispatchSettings().poll_s if settings is None else settings.poll_s,
         )
         self._hand_backs = Preemptions(
             self._runner, states, holds=self._leases.holds, hand_back=self._hand_back
@@ -200,6 +209,8 @@ class ReplicaAgent:
             for lease in reply.leases:
                 self._leases.add(lease)
             return
+        if reply.settings is not None:
+            self._apply(reply.settings)
         for request_id in reply.aborts:
             self._drop(request_id)
             self._states.forget(request_id, is_ended=request_id not in reply.moved)
@@ -211,13 +222,21 @@ class ReplicaAgent:
         for lease in reply.leases:
             self._take(lease)
 
+    def _apply(self, settings: WorkerSettings) -> None:
+        """Go by other settings from now on; what is held stays, though it be too much."""
+        max_batch = self._runner.set_max_batch(settings.max_batch)
+        self._capacity = Capacity(settings.max_in_flight, max_batch)
+        self._polls.poll_s = settings.poll_s
+        self._settings_version = settings.version
+        logger.info("settings %s are applied: %s", settings.version, self._capacity)
+
     def _poll(self, epoch: int) -> Poll:
         self._metrics.exported(
             total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
         )
         in_engine, leaving = self._runner.steps_done_by_id, self._hand_backs.steps_done_by_id
         steps_done = {**dict.fromkeys(self._resuming, 0), **in_engine, **leaving}
-        num_free = max(0, self._registration.max_in_flight - len(self._leases))
+        num_free = max(0, self._capacity.max_in_flight - len(self._leases))
         return Poll(
             replica_id=self._registration.replica_id,
             epoch=epoch,
@@ -226,6 +245,8 @@ class ReplicaAgent:
             step_cost=self._runner.step_cost,
             metrics=self._metrics.snapshot(),
             peers_version=self._peers.version,
+            settings_version=self._settings_version,
+            capacity=self._capacity,
         )
 
     def _take(self, lease: Lease) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.arguments import WorkerArguments
+from ray_cluster.config.pools import DefaultsConfig, PoolConfig, PoolTuning
+from ray_cluster.config.settings import pool_config
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, measure_step_cost, prepare_threads
+from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.models.digest import model_digest
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.state_transfer import StateTransfer
@@ -24,25 +29,58 @@ from ray_cluster.storage.blob_store import BlobStore
 
 logger = logging.getLogger(__name__)
 
+_RETRY_S = 0.5
+
+
+async def first_settings(link: DispatcherLink, pool: str) -> WorkerSettings | None:
+    """Return what a replica of the pool starts with, as soon as a dispatcher answers."""
+    failures = 0
+    while True:
+        try:
+            return await link.pool_settings(pool)
+        except DispatcherUnavailable as error:
+            if failures == 0:
+                logger.warning("the settings are waited for: %s", error)
+            failures += 1
+            await asyncio.sleep(_RETRY_S)
+
+
+def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) -> PoolConfig:
+    """Return the configuration that a replica loads its model by.
+
+    A table of fewer steps is the gateways' alone: here is only what the model itself comes with.
+    """
+    if settings is None:
+        return pool_config(arguments.pool, None)
+    tuning = PoolTuning(
+        max_batch=settings.max_batch,
+        max_in_flight=settings.max_in_flight,
+        defaults=DefaultsConfig(**asdict(settings.defaults)),
+    )
+    return pool_config(arguments.pool, tuning)
+
 
 def build_agent(
-    pool: PoolConfig,
+    arguments: WorkerArguments,
+    settings: WorkerSettings | None,
     *,
     replica_id: str,
     node: str,
-    storage: StorageConfig,
     coder: ImageCoder,
     link: DispatcherLink,
-    poll_s: float,
     clock: Callable[[], float],
 ) -> ReplicaAgent:
     """Load the model of a pool, measure its steps, and return the agent, not yet started.
+
+    Args:
+        settings: what it starts with; None for the defaults.
 
     Raises:
         ConfigError, ModelUnsupported, MemoryRefused: see
             :func:`ray_cluster.engine.loading.load_model`.
     """
     started_s = clock()
+    pool, storage = started_pool(arguments, settings), arguments.storage
     prepare_threads(pool.num_threads)
     model = load_model(pool)
     digest = model_digest(resolve_folder(pool.model))
@@ -61,6 +99,7 @@ def build_agent(
             node=node,
             load_s=clock() - started_s,
             model_digest=digest,
+            arguments=arguments.pool.model_dump_json(),
         ),
         make_runner=partial(
             build_runner, model, pool, clock=clock, costs=StepCosts(step_cost), sink=states.writer
@@ -68,6 +107,6 @@ def build_agent(
         delivery=Delivery(coder, BlobStore(storage.results)),
         states=states,
         link=link,
-        poll_s=poll_s,
         clock=clock,
+        settings=settings,
     )

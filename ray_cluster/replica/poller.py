@@ -22,6 +22,9 @@ class LeasePoller:
         make_poll: returns what to say to the dispatcher of that epoch.
         poll_s: longest time to wait for something to do.
         on_reply: takes in what it answers to a replica that it knows.
+
+    Attributes:
+        poll_s: may be set; the next poll goes by it.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class LeasePoller:
         self._registration = registration
         self._make_poll = make_poll
         self._on_reply = on_reply
-        self._poll_s = poll_s
+        self.poll_s = poll_s
 
     async def poll_forever(self) -> None:
         """Register, and poll until cancelled."""
@@ -45,7 +48,7 @@ class LeasePoller:
         failures = 0
         while True:
             try:
-                reply = await self._link.poll(self._make_poll(epoch), self._poll_s)
+                reply = await self._link.poll(self._make_poll(epoch), self.poll_s)
             except DispatcherUnavailable as error:
                 await back_off(failures, error)
                 failures += 1

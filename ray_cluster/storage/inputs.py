@@ -65,7 +65,7 @@ class InputStore:
         self, blobs: BlobStore, *, grace_s: float, wall_clock: Callable[[], float]
     ) -> None:
         self._blobs = blobs
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._wall_clock = wall_clock
 
     async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef:
@@ -144,13 +144,13 @@ class InputStore:
         entry = _ENTRY.fullmatch(blob.name)
         if entry is None or entry["input"] in keep:
             return False
-        period, since = divmod(self._wall_clock() / self._grace_s, 1.0)
+        period, since = divmod(self._wall_clock() / self.grace_s, 1.0)
         is_two_ago = int(entry["generation"]) == (int(period) - 2) % _NUM_GENERATIONS
         return is_two_ago and since < _SWEPT_SHARE
 
     @property
     def _period(self) -> int:
-        return int(self._wall_clock() // self._grace_s)
+        return int(self._wall_clock() // self.grace_s)
 
 
 async def _write(writer: BlobWriter, chunks: AsyncIterator[bytes], max_bytes: int) -> BlobRef:

@@ -15,7 +15,13 @@ from fastapi import FastAPI
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.requests import ModelProfile
-from tests.fakes import FakeDispatcherClient, memory_results, model_profile, registration
+from tests.fakes import (
+    FakeDispatcherClient,
+    memory_results,
+    model_profile,
+    registration,
+    settings_for,
+)
 from tests.jobs.cell import JobsCell, Replica
 
 NOW_S = 1_750_000_000.0
@@ -52,7 +58,7 @@ def fake() -> FakeDispatcherClient:
 
 @pytest.fixture
 def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
-    return create_app(fake, config, clock=lambda: NOW_S, results=memory_results())
+    return create_app(fake, settings_for(config), clock=lambda: NOW_S, results=memory_results())
 
 
 @pytest.fixture

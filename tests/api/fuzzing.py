@@ -30,7 +30,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import error_of
 from tests.api.conftest import shapes_profile
-from tests.fakes import registration
+from tests.fakes import registration, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 CONFIG = ClusterConfig.model_validate(
@@ -72,7 +72,7 @@ class FuzzedService:
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
         self._loop = loop
         self.cell = JobsCell(folder, max_queued=1000)
-        self.app = create_app(self.cell, CONFIG, results=self.cell.results)
+        self.app = create_app(self.cell, settings_for(CONFIG), results=self.cell.results)
         self.statuses: dict[str, Counter[int]] = defaultdict(Counter)
         self._job_ids: list[str] = []
         self._file_ids: list[str] = []

@@ -14,7 +14,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.requests import ModelProfile
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeClock, FakeDispatcherClient
+from tests.fakes import FakeClock, FakeDispatcherClient, settings_for
 
 
 class SlowClient(FakeDispatcherClient):
@@ -31,7 +31,7 @@ class SlowClient(FakeDispatcherClient):
 
 async def test_a_known_model_is_read_anew_behind_the_calls(config: ClusterConfig) -> None:
     client, clock = SlowClient(), FakeClock()
-    catalog = Catalog(client, config, clock)
+    catalog = Catalog(client, settings_for(config), clock)
     first = asyncio.create_task(catalog.profile("shapes"))
     await asyncio.sleep(0)
     assert not first.done()
@@ -52,7 +52,7 @@ async def test_a_failed_read_is_logged_and_harms_no_call(
     config: ClusterConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, clock = FakeDispatcherClient(shapes_profile()), FakeClock()
-    catalog = Catalog(client, config, clock)
+    catalog = Catalog(client, settings_for(config), clock)
     await catalog.profile("shapes")
     client.down = True
     clock.advance(2.0)

@@ -17,7 +17,7 @@ from ray_cluster.config.loading import ClusterConfig, ConfigError, load_config
 from ray_cluster.config.sections import LimitsConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
-from tests.fakes import registration
+from tests.fakes import registration, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 LIMITS = {"max_attached_images_per_client": 3, "max_images_per_request": 3}
@@ -36,7 +36,9 @@ class Gateways:
             {"pools": POOLS, "limits": LIMITS, "http": {"api_keys": keys}}
         )
         self.cell, self.replica = cell, replica
-        self._apps = [create_app(cell, config, results=cell.results) for _ in range(2)]
+        self._apps = [
+            create_app(cell, settings_for(config), results=cell.results) for _ in range(2)
+        ]
 
     async def call(
         self, gateway: int, num_images: int, *, address: str = "10.0.0.1", **headers: str

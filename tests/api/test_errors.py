@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
-from tests.fakes import FakeDispatcherClient, memory_results
+from tests.fakes import FakeDispatcherClient, memory_results, settings_for
 
 JSON = {"content-type": "application/json"}
 
@@ -47,7 +47,9 @@ async def test_an_integer_of_thousands_of_digits_is_refused(
     fake: FakeDispatcherClient, config: ClusterConfig
 ) -> None:
     limits = config.limits.model_copy(update={"max_body_bytes": 1 << 20})
-    app = create_app(fake, config.model_copy(update={"limits": limits}), results=memory_results())
+    app = create_app(
+        fake, settings_for(config.model_copy(update={"limits": limits})), results=memory_results()
+    )
     body = b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}"
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         response = await http.post(URL, content=body, headers=JSON)
@@ -207,7 +209,9 @@ class TestRequestIds:
     async def test_behind_a_proxy_that_writes_the_header_it_is_not_written_twice(
         self, fake: FakeDispatcherClient, config: ClusterConfig
     ) -> None:
-        app = create_app(fake, config, request_id_writer="proxy", results=memory_results())
+        app = create_app(
+            fake, settings_for(config), request_id_writer="proxy", results=memory_results()
+        )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             response = await http.get("/healthz", headers={"x-request-id": "given"})

@@ -17,6 +17,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
+from tests.fakes import settings_for
 from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -49,7 +50,7 @@ async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
 
 @pytest.fixture
 def app(cell: JobsCell, config: ClusterConfig) -> FastAPI:
-    return create_app(cell, config, results=cell.results)
+    return create_app(cell, settings_for(config), results=cell.results)
 
 
 class Gateway:

@@ -17,7 +17,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import check_error
 from tests.api.conftest import shapes_profile
-from tests.fakes import registration
+from tests.fakes import registration, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -39,7 +39,7 @@ async def replica(cell: JobsCell) -> Replica:
 
 @pytest.fixture
 async def calls(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[Any]:
-    app = create_app(cell, config, results=cell.results)
+    app = create_app(cell, settings_for(config), results=cell.results)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
@@ -278,7 +278,7 @@ async def test_jobs_belong_to_their_key(
     locked = ClusterConfig.model_validate(
         {**config.model_dump(), "http": {"api_keys": ["alice-key", "bob-key"]}}
     )
-    transport = httpx.ASGITransport(create_app(cell, locked, results=cell.results))
+    transport = httpx.ASGITransport(create_app(cell, settings_for(locked), results=cell.results))
     alice, bob = ({"Authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as calls:
         job = (await calls.post("/v1/jobs", json=BODY, headers=alice)).json()

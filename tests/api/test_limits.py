@@ -19,7 +19,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import HttpConfig, LimitsConfig
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import Serve
-from tests.fakes import FakeDispatcherClient, memory_results
+from tests.fakes import FakeDispatcherClient, memory_results, settings_for
 
 JSON = {"content-type": "application/json"}
 
@@ -27,7 +27,9 @@ JSON = {"content-type": "application/json"}
 def app_with(fake: FakeDispatcherClient, config: ClusterConfig, **limits: Any) -> FastAPI:
     changed = config.limits.model_copy(update=limits)
     changes = {"limits": changed}
-    return create_app(fake, config.model_copy(update=changes), results=memory_results())
+    return create_app(
+        fake, settings_for(config.model_copy(update=changes)), results=memory_results()
+    )
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -16,7 +16,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, registration
+from tests.fakes import FakeDispatcherClient, registration, settings_for
 from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -41,7 +41,7 @@ async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
 
 @pytest.fixture
 async def gateways(cell: JobsCell, config: ClusterConfig) -> AsyncIterator[list[httpx.AsyncClient]]:
-    apps = [create_app(cell, config, results=cell.results) for _ in range(2)]
+    apps = [create_app(cell, settings_for(config), results=cell.results) for _ in range(2)]
     clients = [
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
         for app in apps

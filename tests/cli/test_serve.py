@@ -27,7 +27,7 @@ from ray_cluster.cli.report import (
     openai_example,
     print_report,
 )
-from ray_cluster.cli.serve import with_options
+from ray_cluster.cli.served_file import with_options
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import HttpConfig

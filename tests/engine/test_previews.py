@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from ray_cluster.engine.batch_limit import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.requests import OutputSpec, SamplerName
 from tests.engine.conftest import Zoo
@@ -125,7 +126,7 @@ def test_what_is_urgent_goes_first_and_too_much_of_the_rest_is_dropped() -> None
         group_of=lambda _item: None,
         on_done=lambda _item, _result: None,
         on_error=lambda _item, _error: None,
-        max_batch=4,
+        max_batch=BatchLimit(4),
         clock=lambda: 0.0,
     )
     thread = threading.Thread(target=stage.run)

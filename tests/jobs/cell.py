@@ -12,6 +12,7 @@ from typing import Any
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.dispatch.settings_book import SettingsBook
 from ray_cluster.errors import Stage
 from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
@@ -30,7 +31,7 @@ from ray_cluster.requests import (
 )
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
-from tests.fakes import image_request, registration
+from tests.fakes import image_request, registration, some_settings
 
 DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
 TIMING = Timing(queue_s=0.1, encode_s=0.2, denoise_s=0.3, decode_s=0.4)
@@ -92,7 +93,14 @@ class JobsCell:
             max_open_per_client=max_open,
             wall_clock=wall_clock,
         )
-        self.cell = CellService(self.dispatch, self.jobs_service, self.book, time.monotonic)
+        self.settings_book = SettingsBook(some_settings(), time.monotonic)
+        self.cell = CellService(
+            self.dispatch,
+            self.jobs_service,
+            self.book,
+            self.settings_book,
+            clock=time.monotonic,
+        )
         # as a gateway's dispatcher client has them
         services = {ImageCalls: self.dispatch, JobCalls: self.jobs_service, CellCalls: self.cell}
         for interface, service in services.items():

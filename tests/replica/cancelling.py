@@ -29,6 +29,7 @@ from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
+from tests.fakes import settings_for
 from tests.jobs.cell import JobsCell
 from tests.replica.setup import BY_ID, REQUESTS, Link, check_image, new_agent, until
 
@@ -115,7 +116,7 @@ class CancelCell:
             self.states, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time
         )
         self.cell.dispatch._on_outcome = self._left.on_outcome
-        app = create_app(self.cell, CONFIG, results=self.cell.results)
+        app = create_app(self.cell, settings_for(CONFIG), results=self.cell.results)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
         self.agents: list[ReplicaAgent] = []

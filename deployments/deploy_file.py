@@ -1,0 +1,68 @@
+"""A configuration as Ray Serve's own config file, for ``serve deploy`` and KubeRay.
+
+Its arguments hold no settings, so that deploying it again after a change of settings alone replaces
+nothing. Numbers of processes stand beside the arguments: a change of one starts or stops processes
+and replaces none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray_cluster.config.arguments import front_arguments, worker_arguments
+from ray_cluster.config.loading import ClusterConfig
+
+FRONT = "front"
+GATEWAY = "Gateway"
+WORKER = "BaseModel"
+
+_BUILDER = "ray_cluster.deployments.app:build_app"
+
+
+def serve_config(
+    config: ClusterConfig, settings: Path, folder: Path | None = None
+) -> dict[str, Any]:
+    """Return the content of the file.
+
+    Args:
+        settings: path of the watched file where the dispatcher runs.
+        folder: where relative paths of storage started; None where there are none.
+    """
+    http = config.http
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {
+            "host": http.host,
+            "port": http.port,
+            "keep_alive_timeout_s": http.keep_alive_s,
+        },
+        "applications": [
+            _front(config, settings, folder),
+            *(_pool(config, pool.name) for pool in config.pools),
+        ],
+    }
+
+
+def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[str, Any]:
+    arguments = front_arguments(config, settings, folder=folder)
+    return {
+        "name": FRONT,
+        "route_prefix": "/",
+        "import_path": _BUILDER,
+        # keys of this environment are for no file
+        "args": {"front": arguments.model_dump(mode="json", exclude={"api_keys"})},
+        "deployments": [{"name": GATEWAY, "num_replicas": config.http.num_gateways}],
+    }
+
+
+def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "route_prefix": None,
+        "import_path": _BUILDER,
+        # whoever plans sets replica counts, from outside Serve
+        "external_scaler_enabled": True,
+        "args": {"worker": worker_arguments(config, name).model_dump(mode="json")},
+        "deployments": [{"name": WORKER, "num_replicas": config.pool(name).replicas}],
+    }

@@ -1,0 +1,166 @@
+"""The settings of a cell where they are applied: in the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray_cluster.config.arguments import FrontArguments, needs_redeploy
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.settings import Settings, settings_of
+from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.settings_book import SettingsBook
+from ray_cluster.dispatch.settings_watch import SettingsWatch
+from ray_cluster.errors import ConfigError
+
+_NOT_WATCHED = (
+    "the service was started without a configuration file: its settings stay as they are; start it "
+    "with one ('ray-cluster serve FILE')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """A replica, and the settings that it goes by."""
+
+    replica_id: str
+    pool: str
+    version: str
+    max_batch: int
+    max_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsReport:
+    """What ``ray-cluster settings`` shows of a running service.
+
+    Attributes:
+        settings: those in force; API keys are digests.
+        path: of the watched file; None if none is watched.
+        obstacle: why the file cannot be written, if so.
+        problem: what is wrong with the file as it is, if anything.
+        front: what dispatcher and gateways were started with, without API keys.
+        pools: what the pools of live replicas were started with.
+        version_by_gateway: what each live gateway goes by.
+        num_images_by_model: images that wait or are being made.
+    """
+
+    version: str
+    settings: Settings
+    path: str | None
+    obstacle: str
+    problem: str
+    front: FrontArguments
+    pools: dict[str, PoolArguments]
+    version_by_gateway: dict[str, str]
+    replicas: tuple[ReplicaReport, ...]
+    num_images_by_model: dict[str, int]
+
+
+class LiveSettings:
+    """Keeps one document in force: that of the watched file, or the one given at the start.
+
+    Args:
+        config: the document at the start.
+        file: watched from :meth:`start` on; None if the settings stay.
+        core: tells which replicas there are.
+    """
+
+    def __init__(
+        self,
+        arguments: FrontArguments,
+        config: ClusterConfig,
+        file: SettingsFile | None,
+        core: DispatchCore,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arguments = arguments
+        self._config = config
+        self._file = file
+        self._core = core
+        self._apply: Callable[[Settings], None] = lambda _settings: None
+        self._watch = None if file is None else SettingsWatch(file, self._on_change)
+        self.book = SettingsBook(settings_of(config, arguments.api_keys), clock)
+
+    async def start(self, apply: Callable[[Settings], None]) -> None:
+        """Have the settings applied now and whenever they change."""
+        self._apply = apply
+        apply(self.book.settings)
+        if self._watch is not None:
+            await self._watch.start()
+
+    def _on_change(self, config: ClusterConfig) -> None:
+        self._config = config
+        settings = settings_of(config, self._arguments.api_keys)
+        if settings.version != self.book.settings.version:
+            self._apply(settings)
+            self.book.put(settings)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether changes would be applied."""
+        return self._watch is None or self._watch.is_healthy
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what of the document is not in force."""
+        found = []
+        if self._watch is not None and self._watch.problem:
+            found.append(self._watch.problem)
+        if keys := needs_redeploy(self._arguments, self._pools(), self._config):
+            found.append(f"the settings' file has what needs a redeploy: {', '.join(keys)}")
+        listed = {pool.name for pool in self.book.settings.pools}
+        found += [
+            f"pool {name} runs, but is not in the settings"
+            for name in self._pools()
+            if name not in listed
+        ]
+        return tuple(found)
+
+    def report(self) -> SettingsReport:
+        """Return what there is to be shown."""
+        settings = self.book.settings
+        return SettingsReport(
+            version=settings.version,
+            settings=settings,
+            path=self._arguments.settings,
+            obstacle=_NOT_WATCHED if self._file is None else self._file.obstacle,
+            problem="" if self._watch is None else self._watch.problem,
+            front=self._arguments.model_copy(update={"api_keys": ()}),
+            pools=self._pools(),
+            version_by_gateway=self.book.version_by_gateway(),
+            replicas=tuple(
+                ReplicaReport(
+                    replica_id=one.replica_id,
+                    pool=one.registration.pool,
+                    version=one.settings_version,
+                    max_batch=one.registration.max_batch,
+                    max_in_flight=one.registration.max_in_flight,
+                )
+                for one in self._core.replicas
+            ),
+            num_images_by_model=self._core.num_open_by_model(),
+        )
+
+    async def write(self, text: str) -> str:
+        """Replace the file, and return the version that is in force then.
+
+        Raises:
+            ConfigError: it cannot be written, or is no valid configuration.
+        """
+        if self._file is None or self._watch is None:
+            raise ConfigError(_NOT_WATCHED)
+        if self._file.content() != text.encode():
+            self._file.write(text)
+        await self._watch.look()
+        if self._watch.problem:
+            raise ConfigError(self._watch.problem)
+        return self.book.settings.version
+
+    def _pools(self) -> dict[str, PoolArguments]:
+        return {
+            one.registration.pool: PoolArguments.model_validate_json(one.registration.arguments)
+            for one in self._core.replicas
+            if one.registration.arguments
+        }

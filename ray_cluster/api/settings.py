@@ -1,0 +1,170 @@
+"""The settings that a gateway goes by: they come from the dispatcher, and change while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import asdict, replace
+from http import HTTPStatus
+
+from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.protocol.dispatcher import CellCalls
+from ray_cluster.protocol.settings import GatewaySettings, ModelSettings
+from ray_cluster.requests import ModelProfile
+
+logger = logging.getLogger(__name__)
+
+_HOLD_S = 10.0
+_RETRY_S = 0.3
+# a gateway that starts waits for its first settings before it takes calls, but not for ever
+_FIRST_S = 20.0
+
+
+class CurrentSettings:
+    """What calls are checked with now. Before the first settings have come, nothing is served.
+
+    Args:
+        first: None for a gateway that waits for them.
+    """
+
+    def __init__(self, first: GatewaySettings | None = None) -> None:
+        self._settings: GatewaySettings | None = None
+        # also what bounds a call's head before there are settings
+        self._limits = LimitsConfig()
+        self._models: dict[str, ModelSettings] = {}
+        self._first_models: tuple[str, ...] | None = None
+        self.are_here = asyncio.Event()
+        if first is not None:
+            self.put(first)
+
+    def put(self, settings: GatewaySettings) -> None:
+        """Go by these from now on; calls that have been checked go on as they are."""
+        limits = LimitsConfig.model_validate(dict(settings.limits))
+        self._settings, self._limits = settings, limits
+        self._models = {model.name: model for model in settings.models}
+        if self._first_models is None:
+            self._first_models = tuple(self._models)
+        self.are_here.set()
+
+    @property
+    def version(self) -> str:
+        """Of the settings; empty before there are any."""
+        return "" if self._settings is None else self._settings.version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may call; False before there are settings."""
+        return self._settings is not None and not self._settings.api_key_digests
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """Bounds of calls; the defaults before there are settings."""
+        return self._limits
+
+    def get(self) -> GatewaySettings:
+        """Return the settings.
+
+        Raises:
+            ApiError: 503, they have not come yet: who may call, and for what, is not known.
+        """
+        if self._settings is None:
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "This gateway has just started and does not know its settings yet; try again.",
+                code="starting",
+                retry_after_s=DEFAULT_RETRY_AFTER_S,
+            )
+        return self._settings
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models in the settings, the default one first."""
+        return list(self._models)
+
+    @property
+    def needed_models(self) -> list[str]:
+        """Those that were there when this gateway started: without them it is not ready."""
+        return [name for name in self._first_models or () if name in self._models]
+
+    @property
+    def max_num_inference_steps(self) -> int | None:
+        """Of any model; None before there are settings."""
+        return max((one.max_num_inference_steps for one in self._models.values()), default=None)
+
+    def defaults(self, name: str) -> DefaultsConfig:
+        """Return what a call gets that does not say."""
+        found = self._models.get(name)
+        return DefaultsConfig() if found is None else DefaultsConfig(**asdict(found.defaults))
+
+    def applied_to(self, profile: ModelProfile) -> ModelProfile:
+        """Return what a model's replicas say of it, as the settings change it."""
+        found = self._models.get(profile.model)
+        if found is None:
+            return profile
+        defaults = found.defaults
+        size = (profile.default_width_px, profile.default_height_px)
+        if defaults.size is not None:
+            size = _size(defaults.size)
+        guidance_scale = defaults.guidance_scale
+        return replace(
+            profile,
+            default_width_px=size[0],
+            default_height_px=size[1],
+            default_num_steps=defaults.num_inference_steps or profile.default_num_steps,
+            default_guidance_scale=(
+                profile.default_guidance_scale if guidance_scale is None else guidance_scale
+            ),
+            default_sampler=defaults.sampler or profile.default_sampler,
+            fewer_steps=found.fewer_steps or profile.fewer_steps,
+        )
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    return int(width), int(height)
+
+
+class SettingsFeed:
+    """Keeps one long poll for settings open; without a dispatcher the last ones stay."""
+
+    def __init__(self, client: CellCalls, current: CurrentSettings) -> None:
+        self._client = client
+        self._current = current
+        self._process_id = f"gateway-{secrets.token_hex(8)}"
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin on the running loop, and wait for the first settings, for a while."""
+        self._following = asyncio.create_task(self._follow())
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                await self._current.are_here.wait()
+        except TimeoutError:
+            logger.warning("no settings after %g s: nothing is served until they come", _FIRST_S)
+
+    def stop(self) -> None:
+        """Follow no more."""
+        if self._following is not None:
+            self._following.cancel()
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError when the settings are not followed any more."""
+        if self._following is not None and self._following.done():
+            raise RuntimeError("the settings are not followed any more")
+
+    async def _follow(self) -> None:
+        while True:
+            seen = self._current.version
+            try:
+                news = await self._client.settings(self._process_id, seen, _HOLD_S)
+            except DispatcherUnavailable as error:
+                logger.debug("settings are asked for again: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if news is not None:
+                self._current.put(news)
+                logger.info("settings %s are applied", news.version)

@@ -1,0 +1,113 @@
+"""A running service, for commands that reach its dispatcher through Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from ray_cluster.cli.failure_text import short_reason
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.deployments.deploy_file import FRONT
+from ray_cluster.deployments.links import DISPATCHER
+from ray_cluster.deployments.live_settings import SettingsReport
+from ray_cluster.deployments.service import add_pools, remove_pools
+from ray_cluster.errors import ConfigError, RayClusterError
+
+_ANSWER_S = 10.0
+
+
+class NoService(RayClusterError):
+    """No running service was found, or it does not answer."""
+
+
+class RunningCell:
+    """The service of a Ray cluster that this process is connected to."""
+
+    def report(self) -> SettingsReport:
+        """Return the settings in force, and who goes by which."""
+        report: SettingsReport = self._ask("settings_report")
+        return report
+
+    def write(self, text: str) -> str:
+        """Replace the watched file, and return the version that is in force then.
+
+        Raises:
+            ConfigError: it cannot be written, or is no valid configuration.
+        """
+        return str(self._ask("write_settings", text))
+
+    def state_by_application(self) -> dict[str, str]:
+        """Return Serve's word for the state of each application that it has."""
+        return {name: str(one.status.value) for name, one in self._status().applications.items()}
+
+    def message_of(self, application: str) -> str:
+        """Return what Serve says of an application."""
+        found = self._status().applications.get(application)
+        return "" if found is None else found.message
+
+    @staticmethod
+    def add(config: ClusterConfig, names: Collection[str]) -> None:
+        """Deploy the applications of new pools."""
+        add_pools(config, names)
+
+    @staticmethod
+    def remove(names: Collection[str], on_change: Callable[[str, str], None]) -> None:
+        """Take the applications of pools down."""
+        remove_pools(names, on_change)
+
+    @staticmethod
+    def _status() -> Any:
+        try:
+            return serve.status()
+        except (RayError, RayServeException) as error:
+            raise NoService(f"Ray Serve does not answer ({short_reason(str(error))})") from error
+
+    @staticmethod
+    def _ask(method: str, *args: object) -> Any:
+        try:
+            handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+            return getattr(handle, method).remote(*args).result(timeout_s=_ANSWER_S)
+        except RayError as error:
+            # Serve raises a type of its own that is also the dispatcher's
+            if isinstance(error, ConfigError):
+                raise ConfigError(str(error.args[-1] if error.args else error)) from None
+            raise NoService(
+                f"the dispatcher does not answer ({short_reason(str(error))})"
+            ) from error
+        except (RayServeException, TimeoutError) as error:
+            raise NoService(
+                f"the dispatcher does not answer ({short_reason(str(error))})"
+            ) from error
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[RunningCell]:
+    """Connect to a Ray cluster for as long as the block lasts.
+
+    Args:
+        address: of its head; None for the one that runs on this machine.
+
+    Raises:
+        NoService: there is none, or it has no service.
+    """
+    where = address or "on this machine"
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+    # ray.init raises Exception itself where a cluster cannot be joined
+    except Exception as error:
+        raise NoService(
+            f"no running Ray is reached ({where}): {short_reason(str(error))}; 'ray-cluster serve' "
+            "says the address of its own, --address takes it"
+        ) from error
+    try:
+        yield RunningCell()
+    finally:
+        ray.shutdown()

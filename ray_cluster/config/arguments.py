@@ -1,0 +1,135 @@
+"""What each Serve application is started with: its own part of a configuration, without settings.
+
+Nothing in it changes while the application runs. So a new API key, limit or pool leaves the
+arguments of every running application as they are, and Serve replaces nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SecretStr
+
+from ray_cluster.config.loading import ClusterConfig, environment_keys
+from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.sections import (
+    DispatchArguments,
+    HttpArguments,
+    LogsConfig,
+    Section,
+    StorageArguments,
+)
+from ray_cluster.config.settings import part_of
+
+# of the front's arguments
+_COMPARED = {"http", "dispatch", "storage", "logs"}
+
+
+class FrontArguments(Section):
+    """What the dispatcher and the gateways are started with.
+
+    Attributes:
+        settings: path of the watched configuration file, where the dispatcher runs; None where the
+            settings were given at the start and stay.
+        folder: where relative paths of the file's storage start; None where there are none.
+        overridden: keys that were given at the start, whatever the file says of them.
+        api_keys: those of the environment of whoever deploys, beside the file's.
+    """
+
+    http: HttpArguments = HttpArguments()
+    dispatch: DispatchArguments = DispatchArguments()
+    storage: StorageArguments = StorageArguments()
+    logs: LogsConfig = LogsConfig()
+    settings: str | None = None
+    folder: str | None = None
+    overridden: tuple[str, ...] = ()
+    api_keys: tuple[SecretStr, ...] = ()
+
+
+class WorkerArguments(Section):
+    """What the replicas of a pool are started with."""
+
+    pool: PoolArguments
+    storage: StorageArguments = StorageArguments()
+    logs: LogsConfig = LogsConfig()
+    patience_s: float = Field(DispatchArguments().patience_s, gt=0)
+
+
+def front_arguments(
+    config: ClusterConfig,
+    settings: Path | str | None = None,
+    *,
+    folder: Path | None = None,
+    overridden: tuple[str, ...] = (),
+) -> FrontArguments:
+    """Return the front's part of a configuration.
+
+    Args:
+        settings: path of the watched file.
+        folder: where relative paths of storage started.
+    """
+    return FrontArguments(
+        http=part_of(config.http, HttpArguments),
+        dispatch=part_of(config.dispatch, DispatchArguments),
+        storage=part_of(config.storage, StorageArguments),
+        logs=config.logs,
+        settings=None if settings is None else str(Path(settings).absolute()),
+        folder=None if folder is None else str(folder),
+        overridden=overridden,
+        api_keys=tuple(SecretStr(key) for key in environment_keys()),
+    )
+
+
+def worker_arguments(config: ClusterConfig, name: str) -> WorkerArguments:
+    """Return a pool's part; raises :class:`ConfigError` if there is no such pool."""
+    return WorkerArguments(
+        pool=part_of(config.pool(name), PoolArguments),
+        storage=part_of(config.storage, StorageArguments),
+        logs=config.logs,
+        patience_s=config.dispatch.patience_s,
+    )
+
+
+def needs_redeploy(
+    running: FrontArguments, pools: Mapping[str, PoolArguments], wanted: ClusterConfig
+) -> list[str]:
+    """Return what of a configuration differs from what runs and cannot change while it does.
+
+    Args:
+        running: of the front.
+        pools: those that run, as far as they are known.
+    """
+    front = front_arguments(wanted).model_dump(include=_COMPARED)
+    known = running.model_dump(include=set(front))
+    found = [
+        f"front {key} ({_shown(old)} runs, the file has {_shown(new)})"
+        for key, old, new in _differences(known, front)
+        if key not in running.overridden
+    ]
+    for pool in wanted.pools:
+        if (old_pool := pools.get(pool.name)) is not None:
+            new_pool = part_of(pool, PoolArguments)
+            found += [
+                f"pool {pool.name} {key} ({_shown(old)} runs, the file has {_shown(new)})"
+                for key, old, new in _differences(old_pool.model_dump(), new_pool.model_dump())
+            ]
+    return found
+
+
+def _differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    for name, value in new.items():
+        if isinstance(value, dict):
+            yield from _differences(old[name], value, f"{path}{name}.")
+        elif value != old[name]:
+            yield f"{path}{name}", old[name], value
+
+
+def _shown(value: object) -> str:
+    # a database's URL has a password in it
+    text = str(value)
+    scheme, mark, rest = text.partition("://")
+    return f"{scheme}{mark}...{rest[rest.rindex('@') :]}" if mark and "@" in rest else text

@@ -1,0 +1,103 @@
+"""What of a configuration changes while the service runs: one document, named by its content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TypeVar
+
+from pydantic import SecretStr, ValidationError
+
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
+from ray_cluster.config.sections import DispatchSettings, LimitsConfig, Section, StorageSettings
+from ray_cluster.config.validation_errors import describe
+from ray_cluster.errors import ConfigError
+
+PartT = TypeVar("PartT", bound=Section)
+
+_VERSION_CHARS = 12
+
+
+def key_digest(key: str) -> str:
+    """Return what stands for an API key wherever it is kept or sent."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class PoolSettings(PoolTuning):
+    """The settings of one pool, and the two things of its arguments that calls are checked with."""
+
+    name: str
+    model_name: str
+    max_num_inference_steps: int
+
+
+class Settings(Section):
+    """The settings of a cell; API keys are in it as digests only.
+
+    Attributes:
+        api_key_digests: empty where anybody may call.
+    """
+
+    api_key_digests: tuple[str, ...]
+    limits: LimitsConfig
+    dispatch: DispatchSettings
+    storage: StorageSettings
+    pools: tuple[PoolSettings, ...]
+
+    @cached_property
+    def version(self) -> str:
+        """Equal for equal settings, however their file is written."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:_VERSION_CHARS]
+
+    def pool(self, name: str) -> PoolSettings | None:
+        """Return the settings of a pool; None for one that is not in the document."""
+        return next((pool for pool in self.pools if pool.name == name), None)
+
+
+def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> Settings:
+    """Return the part of a configuration that is applied while the service runs.
+
+    Args:
+        more_keys: API keys beside those of the configuration.
+    """
+    keys = [key.get_secret_value() for key in (*config.http.api_keys, *more_keys)]
+    return Settings(
+        # the same key may stand in the file and in the environment
+        api_key_digests=tuple(sorted({key_digest(key) for key in keys})),
+        limits=config.limits,
+        dispatch=part_of(config.dispatch, DispatchSettings),
+        storage=part_of(config.storage, StorageSettings),
+        pools=tuple(_pool_settings(pool) for pool in config.pools),
+    )
+
+
+def pool_config(arguments: PoolArguments, tuning: PoolTuning | None) -> PoolConfig:
+    """Return the whole configuration of a pool that was started with these arguments.
+
+    Args:
+        tuning: None for a pool that is not in the document: it gets the defaults.
+
+    Raises:
+        ConfigError: the settings do not suit the arguments: the file was changed in both.
+    """
+    tuning = tuning or PoolTuning()
+    try:
+        return PoolConfig(**arguments.model_dump(), **tuning.model_dump())
+    except ValidationError as error:
+        raise ConfigError(f"pool {arguments.name}: {describe(error, PoolConfig)}") from error
+
+
+def _pool_settings(pool: PoolConfig) -> PoolSettings:
+    return PoolSettings(
+        name=pool.name,
+        model_name=pool.model_name,
+        max_num_inference_steps=pool.max_num_inference_steps,
+        **pool.model_dump(include=set(PoolTuning.model_fields)),
+    )
+
+
+def part_of(section: Section, kind: type[PartT]) -> PartT:
+    """Return the fields of a section that another kind of section has."""
+    return kind.model_validate(section.model_dump(include=set(kind.model_fields)))

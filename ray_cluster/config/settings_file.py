@@ -1,0 +1,103 @@
+"""The watched file: a configuration whose settings are applied while the service runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.yaml_files import parse_mapping
+from ray_cluster.errors import ConfigError
+
+# through which Kubernetes swaps all files of a mounted ConfigMap at once
+_CONFIG_MAP_LINK = "..data"
+
+
+class SettingsFile:
+    """Reads and writes one configuration file.
+
+    A ConfigMap's file is a link that is swapped for another: it is followed at every look.
+
+    Args:
+        folder: where relative paths of its storage start.
+        check: raises :class:`ConfigError` for what is valid, but does not suit a model.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        folder: Path | None = None,
+        check: Callable[[ClusterConfig], None] = lambda _config: None,
+    ) -> None:
+        self.path = path
+        self._folder = folder
+        self._check = check
+
+    def content(self) -> bytes:
+        """Return what is in it; :class:`ConfigError` if it cannot be read."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration {self.path}: {error}") from None
+
+    def parse(self, content: bytes) -> ClusterConfig:
+        """Return what it says with this content; ConfigError names everything that is wrong."""
+        try:
+            mapping = parse_mapping(content, "configuration")
+            config = load_config(mapping, folder=self._folder)
+            self._check(config)
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from error
+        return config
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be written here, and what to do; empty if it can."""
+        if (self.path.parent / _CONFIG_MAP_LINK).is_symlink():
+            return (
+                f"{self.path} is mounted from a ConfigMap: edit that, and it is applied by itself"
+            )
+        target = Path(os.path.realpath(self.path))
+        if not os.access(target.parent, os.W_OK) or (target.exists() and _is_read_only(target)):
+            return (
+                f"{self.path} is read-only where the dispatcher runs: edit it where it comes from"
+            )
+        return ""
+
+    def write(self, text: str) -> None:
+        """Replace the file at once; whoever reads it sees all of the old or all of the new.
+
+        Raises:
+            ConfigError: it cannot be written, or the text is no valid configuration.
+        """
+        if self.obstacle:
+            raise ConfigError(self.obstacle)
+        self.parse(text.encode())
+        target = Path(os.path.realpath(self.path))
+        try:
+            _replace(target, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.path}: {error}") from None
+
+
+def _is_read_only(path: Path) -> bool:
+    return not os.access(path, os.W_OK)
+
+
+def _replace(target: Path, text: str) -> None:
+    mode = target.stat().st_mode if target.exists() else 0o600
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode & 0o777)
+        os.replace(name, target)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,137 @@
+"""Settings as they travel from the dispatcher to gateways and workers.
+
+A version is compared for equality only: whoever has another one gets the whole part that concerns
+it. API keys travel as digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.config.settings import PoolSettings, Settings
+from ray_cluster.policies.fidelity import StepTable
+from ray_cluster.requests import SamplerName
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What a request gets that does not say; None takes the model's own default."""
+
+    size: str | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    sampler: SamplerName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """A model that calls may name.
+
+    Attributes:
+        max_num_inference_steps: of any of its pools.
+        fewer_steps: instead of what its replicas say; None leaves that.
+    """
+
+    name: str
+    max_num_inference_steps: int
+    defaults: ModelDefaults = ModelDefaults()
+    fewer_steps: StepTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What a gateway goes by.
+
+    Attributes:
+        api_key_digests: SHA-256 in hexadecimal digits; empty where anybody may call.
+        limits: the fields of :class:`ray_cluster.config.sections.LimitsConfig`.
+        models: those of the document, the default one first.
+    """
+
+    version: str
+    api_key_digests: tuple[str, ...]
+    limits: Mapping[str, int | float]
+    default_slo_s: float
+    attached_timeout_s: float
+    retention_s: float
+    models: tuple[ModelSettings, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What the replicas of one pool go by.
+
+    Attributes:
+        poll_s: longest time for which they ask a lease poll to be held.
+        defaults: their model is checked against these when it is loaded.
+    """
+
+    version: str
+    max_batch: int
+    max_in_flight: int
+    poll_s: float
+    defaults: ModelDefaults = ModelDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much a replica takes at once, by the settings that it goes by and by its memory.
+
+    Attributes:
+        max_in_flight: most requests that it holds.
+        max_batch: most requests that it steps together.
+    """
+
+    max_in_flight: int
+    max_batch: int
+
+
+def gateway_settings(settings: Settings) -> GatewaySettings:
+    """Return what gateways get of the settings."""
+    return GatewaySettings(
+        version=settings.version,
+        api_key_digests=settings.api_key_digests,
+        limits=settings.limits.model_dump(),
+        default_slo_s=settings.dispatch.default_slo_s,
+        attached_timeout_s=settings.dispatch.attached_timeout_s,
+        retention_s=settings.storage.retention_s,
+        models=tuple(_models(settings).values()),
+    )
+
+
+def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
+    """Return what the replicas of a pool get; None for a pool that is not in the document."""
+    found = settings.pool(pool)
+    if found is None:
+        return None
+    return WorkerSettings(
+        version=settings.version,
+        max_batch=found.max_batch,
+        max_in_flight=found.max_in_flight,
+        poll_s=settings.dispatch.poll_s,
+        defaults=_defaults(found.defaults),
+    )
+
+
+def _models(settings: Settings) -> dict[str, ModelSettings]:
+    """Return the models by name: of pools with the same one, the first says what it is like."""
+    found: dict[str, ModelSettings] = {}
+    for pool in settings.pools:
+        found.setdefault(pool.model_name, _model(pool, settings))
+    return found
+
+
+def _model(pool: PoolSettings, settings: Settings) -> ModelSettings:
+    same = [one for one in settings.pools if one.model_name == pool.model_name]
+    return ModelSettings(
+        name=pool.model_name,
+        max_num_inference_steps=max(one.max_num_inference_steps for one in same),
+        defaults=_defaults(pool.defaults),
+        fewer_steps=None if pool.fidelity is None else pool.fidelity.table(),
+    )
+
+
+def _defaults(defaults: DefaultsConfig) -> ModelDefaults:
+    return ModelDefaults(**defaults.model_dump())

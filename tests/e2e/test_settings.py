@@ -1,0 +1,115 @@
+"""Settings change in a running service under load: no call fails and no process is replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.service import API_KEY, Service
+from tests.e2e.settings import (
+    DRAFT,
+    Clients,
+    Document,
+    call,
+    identities,
+    is_answered,
+    settings_command,
+    wait_for,
+)
+
+logger = logging.getLogger(__name__)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+NEXT_KEY = "the-next-key"
+
+
+@pytest.fixture
+def document(service: Service) -> Iterator[Document]:
+    one = Document(service)
+    try:
+        yield one
+    finally:
+        one.restore()
+        wait_for(is_answered(service, 401, key=NEXT_KEY), "the old settings")
+
+
+def warnings_of(service: Service) -> str:
+    reply = httpx.get(f"{service.url}/readyz", timeout=30)
+    assert reply.status_code == 200, reply.text
+    return " ".join(reply.json()["warnings"])
+
+
+def change_keys(service: Service, document: Document) -> float:
+    """Add a key, then take it away again; return the seconds until both were in force."""
+    assert call(service, key=NEXT_KEY).status_code == 401
+    document.edit(lambda content: content["http"].update(api_keys=[API_KEY, NEXT_KEY]))
+    took_s = wait_for(is_answered(service, 200, key=NEXT_KEY), "the new key")
+    document.edit(lambda content: content["http"].update(api_keys=[API_KEY]))
+    return took_s + wait_for(is_answered(service, 401, key=NEXT_KEY), "the key's end")
+
+
+def change_limits(service: Service, document: Document) -> None:
+    document.edit(lambda content: content["limits"].update(max_images_per_request=1))
+    wait_for(is_answered(service, 400, n=2), "the lower limit")
+    document.edit(lambda content: content["limits"].update(max_images_per_request=10))
+    wait_for(is_answered(service, 200, n=2), "the higher limit")
+
+
+def break_the_file(service: Service, document: Document) -> None:
+    good = document.path.read_text()
+    document.write(f"{good}\nlimitz: 1\n")
+    wait_for(lambda: "limitz" in warnings_of(service), "a warning")
+    assert call(service).status_code == 200
+    document.write(good)
+    wait_for(lambda: "limitz" not in warnings_of(service), "the warning's end")
+
+
+def add_a_pool(service: Service, document: Document) -> None:
+    """Lower the caps in the same document."""
+    wanted = document.path.with_name("wanted.yaml")
+    content = document.content()
+    content["pools"][0].update(max_batch=2, max_in_flight=4)
+    content["pools"].append(DRAFT)
+    wanted.write_text(yaml.safe_dump(content))
+    said = settings_command(service, "apply", wanted)
+    assert "2 gateway(s) and 3 replica(s) go by it" in said
+    assert document.path.read_text() == wanted.read_text()
+    assert call(service, model="draft").status_code == 200
+    shown = settings_command(service, "show")
+    assert shown.count("max_batch 2, max_in_flight 4") == 2
+    assert API_KEY not in shown
+
+
+def remove_it(service: Service, document: Document) -> None:
+    wanted = document.path.with_name("wanted.yaml")
+    content = document.content()
+    content["pools"] = content["pools"][:1]
+    content["pools"][0].update(max_batch=8, max_in_flight=8)
+    wanted.write_text(yaml.safe_dump(content))
+    said = settings_command(service, "apply", wanted)
+    assert "2 gateway(s) and 2 replica(s) go by it" in said
+    assert "pool draft: stopped" in said
+    wait_for(is_answered(service, 404, model="draft"), "the model's end")
+
+
+def test_settings_change_under_load_without_a_failed_call_or_a_new_process(
+    service: Service, document: Document
+) -> None:
+    before, clients = identities(service), Clients(service, 3)
+    assert all(before.values())
+    with clients.running():
+        took_s = change_keys(service, document)
+        change_limits(service, document)
+        break_the_file(service, document)
+        add_a_pool(service, document)
+        change_keys(service, document)
+        remove_it(service, document)
+    logger.warning("%d calls; a key came and went in %.1f s", clients.num_calls, took_s)
+    assert clients.failed == []
+    assert clients.num_calls > 0
+    assert identities(service) == before
