@@ -17,6 +17,7 @@ from ray.util import get_node_ip_address
 
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import StorageArguments
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.actor_logs import set_up_actor_logs
@@ -83,19 +84,7 @@ class Dispatcher:
             on_metrics=lambda replica, own: book.update(replica, own, time.monotonic()),
             on_register=self._note_worker,
         )
-        self._jobs = JobService(
-            self._service,
-            await asyncio.to_thread(SqlJobStore.open, storage.jobs),
-            await asyncio.to_thread(BlobStore, storage.results),
-            InputStore(
-                await asyncio.to_thread(BlobStore, storage.inputs),
-                grace_s=storage.inputs_grace_s,
-                wall_clock=time.time,
-            ),
-            config=config.storage,
-            max_open_per_client=config.limits.max_open_jobs_per_client,
-            wall_clock=time.time,
-        )
+        self._jobs = await self._open_jobs(storage, config)
         cell = CellService(
             self._service,
             self._jobs,
@@ -121,6 +110,21 @@ class Dispatcher:
             }
         )
         self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
+
+    async def _open_jobs(self, storage: StorageArguments, config: ClusterConfig) -> JobService:
+        return JobService(
+            self._service,
+            await asyncio.to_thread(SqlJobStore.open, storage.jobs),
+            await asyncio.to_thread(BlobStore, storage.results),
+            InputStore(
+                await asyncio.to_thread(BlobStore, storage.inputs),
+                grace_s=storage.inputs_grace_s,
+                wall_clock=time.time,
+            ),
+            config=config.storage,
+            max_open_per_client=config.limits.max_open_jobs_per_client,
+            wall_clock=time.time,
+        )
 
     def _go_by(self, settings: Settings) -> None:
         self._service.apply(settings)

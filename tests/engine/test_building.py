@@ -57,3 +57,32 @@ def test_sizes_share_a_step_or_a_model_call_as_configured(
         if sizes == sizes_of_a_step
     )
     assert most == calls_of_a_step
+
+
+def test_a_batch_is_as_large_as_allowed_now_and_never_larger_than_planned(zoo: Zoo) -> None:
+    model = StagedModel(zoo.model("sd"))
+    sizes: list[int] = []
+    events = Events()
+
+    def note(event: Any) -> None:
+        if isinstance(event, Stepped):
+            sizes.append(len(event.report.stepped))
+        events(event)
+
+    runner = build_runner(model.loaded, pool("unused", max_batch=3), note, clock=time.monotonic)
+    runner.start()
+
+    def largest(allowed: int, name: str) -> int:
+        sizes.clear()
+        ends = len(events.ends)
+        assert runner.set_max_batch(allowed) == min(allowed, 3)
+        for number in range(4):
+            one = request(f"{name}{number}", num_steps=6)
+            runner.submit(one, deadline_s=time.monotonic() + 60)
+        until(lambda: len(events.ends) == ends + 4, "all images")
+        return max(sizes)
+
+    assert largest(1, "a") == 1
+    assert largest(64, "b") in {2, 3}
+    assert largest(2, "c") == 2
+    runner.stop()

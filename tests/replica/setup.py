@@ -139,7 +139,7 @@ def new_agent(
     profile = model.inner.profile
     states = StateTransfer(MemoryBlobs() if blobs is None else blobs)
     return ReplicaAgent(
-        Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1)),
+        Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1), pool="p"),
         make_runner=partial(
             build_runner,
             model.loaded,

@@ -1,0 +1,182 @@
+"""Settings and arguments are two halves of a configuration: a change of one leaves the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from ray_cluster.config.arguments import front_arguments, needs_redeploy, worker_arguments
+from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.pools import PoolTuning
+from ray_cluster.config.sections import (
+    DispatchSettings,
+    LimitsConfig,
+    StorageSettings,
+)
+from ray_cluster.config.settings import pool_config, settings_of
+from ray_cluster.deployments.deploy_file import serve_config
+
+FIDELITY = {
+    "sampler": "ddim",
+    "max_guidance_scale": 2.0,
+    "steps": [{"asked": 20, "balanced": 8, "fast": 5}],
+}
+# where another number than the default cannot be made by adding one to it
+OTHER_VALUES: dict[str, Any] = {
+    "max_replicas": 9,
+    "defaults": {"num_inference_steps": 7},
+    "fidelity": FIDELITY,
+    "min_replicas": 1,
+    "preemption": False,
+    "progress_s": 0.5,
+}
+
+
+def given() -> dict[str, Any]:
+    pool = {"name": "a", "model": "shapes-sd", "max_in_flight": 16}
+    return {
+        "http": {},
+        "limits": {},
+        "dispatch": {},
+        "storage": {},
+        "pools": [pool, {**pool, "name": "b"}],
+    }
+
+
+def setting_keys() -> Iterator[tuple[str, str]]:
+    """Every key that is a setting, with its section."""
+    sections: dict[str, type[BaseModel]] = {
+        "limits": LimitsConfig,
+        "dispatch": DispatchSettings,
+        "storage": StorageSettings,
+        "pools": PoolTuning,
+    }
+    yield "http", "api_keys"
+    for section, kind in sections.items():
+        yield from ((section, name) for name in kind.model_fields)
+
+
+def changed(section: str, name: str) -> dict[str, Any]:
+    content, default = given(), getattr(load_config(given()), section)
+    if section == "pools":
+        default = default[0]
+    old = getattr(default, name)
+    value = ["key"] if name == "api_keys" else OTHER_VALUES.get(name)
+    value = old + 1 if value is None else value
+    target = content["pools"][0] if section == "pools" else content[section]
+    target[name] = value
+    return content
+
+
+def arguments_of(config: ClusterConfig) -> list[str]:
+    pools = [worker_arguments(config, pool.name) for pool in config.pools]
+    front = front_arguments(config, "settings.yaml")
+    return [one.model_dump_json() for one in (front, *pools)]
+
+
+@pytest.mark.parametrize(("section", "name"), list(setting_keys()))
+def test_a_changed_setting_changes_the_version_and_no_argument(section: str, name: str) -> None:
+    before, after = load_config(given()), load_config(changed(section, name))
+    assert settings_of(after).version != settings_of(before).version
+    assert arguments_of(after) == arguments_of(before)
+    path = Path("/etc/settings.yaml")
+    assert serve_config(after, path) == serve_config(before, path)
+    pools = {pool.name: worker_arguments(before, pool.name).pool for pool in before.pools}
+    assert needs_redeploy(front_arguments(before), pools, after) == []
+
+
+def test_a_new_pool_leaves_all_other_applications_as_they_are() -> None:
+    content = given()
+    content["pools"].append({"name": "c", "model": "shapes-sd-light"})
+    before, after = load_config(given()), load_config(content)
+    path = Path("/etc/settings.yaml")
+    old, new = (serve_config(one, path)["applications"] for one in (before, after))
+    assert new[:-1] == old
+    assert new[-1]["name"] == "c"
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "named"),
+    [
+        ("http", "port", 8123, "front http.port (8000 runs, the file has 8123)"),
+        ("dispatch", "port", 7000, "front dispatch.port"),
+        ("storage", "is_shared", True, "front storage.is_shared"),
+        ("logs", "level", "debug", "front logs.level"),
+        ("pools", "num_threads", 3, "pool a num_threads (1 runs, the file has 3)"),
+        ("pools", "dtype", "bfloat16", "pool a dtype"),
+    ],
+)
+def test_a_changed_argument_is_named(section: str, name: str, value: object, named: str) -> None:
+    content = given()
+    target = content["pools"][0] if section == "pools" else content.setdefault(section, {})
+    target[name] = value
+    running, wanted = load_config(given()), load_config(content)
+    pools = {"a": worker_arguments(running, "a").pool}
+    found = needs_redeploy(front_arguments(running), pools, wanted)
+    assert len(found) == 1
+    assert found[0].startswith(named)
+    assert settings_of(wanted).version == settings_of(running).version
+    if section != "pools":
+        key = named.removeprefix("front ").partition(" ")[0]
+        overridden = front_arguments(running, overridden=(key,))
+        assert needs_redeploy(overridden, pools, wanted) == []
+
+
+def test_a_password_is_not_shown_in_what_needs_a_redeploy() -> None:
+    content = given()
+    content["storage"]["jobs"] = "postgresql://me:very-secret@db/jobs"
+    running, wanted = load_config(given()), load_config(content)
+    [text] = needs_redeploy(front_arguments(running), {}, wanted)
+    assert "very-secret" not in text
+    assert "@db/jobs" in text
+
+
+def test_numbers_of_processes_are_no_arguments() -> None:
+    content = given()
+    content["http"]["num_gateways"] = 3
+    content["pools"][0]["replicas"] = 2
+    before, after = load_config(given()), load_config(content)
+    assert arguments_of(after) == arguments_of(before)
+    front, pool, _ = serve_config(after, Path("/etc/settings.yaml"))["applications"]
+    assert front["deployments"] == [{"name": "Gateway", "num_replicas": 3}]
+    assert pool["deployments"] == [{"name": "BaseModel", "num_replicas": 2}]
+
+
+def test_keys_are_kept_as_digests_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_CLUSTER_API_KEYS", "one,two")
+    content = given()
+    content["http"]["api_keys"] = ["one"]
+    config = load_config(content)
+    settings = settings_of(config, front_arguments(config).api_keys)
+    assert len(settings.api_key_digests) == 2
+    text = settings.model_dump_json() + str(serve_config(config, Path("/etc/settings.yaml")))
+    assert "'one'" not in text
+    assert '"one"' not in text
+
+
+def test_a_pool_is_what_its_arguments_and_settings_say() -> None:
+    content = given()
+    content["pools"][0] |= {"max_batch": 3, "num_threads": 2}
+    config = load_config(content)
+    arguments = worker_arguments(config, "a").pool
+    tuned = pool_config(arguments, PoolTuning(max_batch=5))
+    assert (tuned.max_batch, tuned.num_threads) == (5, 2)
+    assert pool_config(arguments, None).max_batch == PoolTuning().max_batch
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sentence"),
+    [
+        ({"min_replicas": 3, "max_replicas": 2, "replicas": 3}, "min_replicas 3 is above"),
+        ({"max_replicas": 2, "replicas": 3}, "replicas 3 is not between min_replicas 0 and"),
+    ],
+)
+def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: str) -> None:
+    content = given()
+    content["pools"][0] |= bounds
+    with pytest.raises(Exception, match=sentence):
+        load_config(content)

@@ -1,0 +1,59 @@
+"""The watched file is replaced as a whole, and where it cannot be, that is said."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.errors import ConfigError
+
+GOOD = "pools: [{name: a, model: shapes-sd}]\n"
+
+
+def test_a_file_is_written_with_its_mode_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("old")
+    path.chmod(0o640)
+    file = SettingsFile(path)
+    file.write(GOOD)
+    assert path.read_text() == GOOD
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_broken_document_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(GOOD)
+    with pytest.raises(ConfigError, match=rf"{path}.*poolz: there is no such key"):
+        SettingsFile(path).write(f"{GOOD}poolz: []")
+    assert path.read_text() == GOOD
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, path = tmp_path / "target.yaml", tmp_path / "my.yaml"
+    target.write_text("old")
+    path.symlink_to(target)
+    SettingsFile(path).write(GOOD)
+    assert path.is_symlink()
+    assert target.read_text() == GOOD
+
+
+def test_a_mounted_config_map_is_to_be_edited_itself(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "my.yaml").write_text(GOOD)
+    (tmp_path / "..data").symlink_to(tmp_path / "v1")
+    path = tmp_path / "my.yaml"
+    path.symlink_to(tmp_path / "..data" / "my.yaml")
+    with pytest.raises(ConfigError, match="is mounted from a ConfigMap: edit that"):
+        SettingsFile(path).write(GOOD)
+
+
+def test_paths_of_storage_start_where_the_service_was_started(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    config = SettingsFile(path, folder=Path("/start")).parse(
+        f"{GOOD}storage: {{results: kept}}".encode()
+    )
+    assert config.storage.results == "/start/kept"
