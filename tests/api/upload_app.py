@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from pydantic import SecretStr
 from starlette.requests import Request
 
 from ray_cluster.api.app import create_app
@@ -19,7 +20,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
-from tests.fakes import FakeDispatcherClient, memory_results
+from tests.fakes import FakeDispatcherClient, memory_results, settings_for
 
 FORM_URL, JSON_URL = "/v1/images/edits", "/v1/json"
 MAX_IMAGES = {"image": 3, "mask": 1}
@@ -53,14 +54,15 @@ class UploadApp:
                 "max_upload_s": max_upload_s,
             }
         )
-        config = config.model_copy(update={"limits": limits})
+        http = config.http.model_copy(update={"api_keys": tuple(map(SecretStr, keys))})
+        settings = settings_for(config.model_copy(update={"limits": limits, "http": http}))
         self.folder = folder
         self.blobs = BlobStore(str(folder))
         self.inputs = InputStore(self.blobs, grace_s=3600.0, wall_clock=time.time)
         self.uploads = Uploads(self.inputs, limits)
         self._json_limit = BodyLimit.of_json(limits)
-        self.app: FastAPI = create_app(FakeDispatcherClient(), config, results=memory_results())
-        guards = [Depends(key_guard(keys))] if keys else []
+        self.app: FastAPI = create_app(FakeDispatcherClient(), settings, results=memory_results())
+        guards = [Depends(key_guard(settings))]
         for path, endpoint in ((FORM_URL, self.form), (JSON_URL, self.json)):
             self.app.add_api_route(path, endpoint, methods=["POST"], dependencies=guards)
 

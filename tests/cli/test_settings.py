@@ -211,6 +211,7 @@ def test_what_is_shown_has_no_key(tmp_path: Path) -> None:
 def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     path = tmp_path / "my.yaml"
     storage = {"jobs": "sqlite:////jobs.db", "results": "/results", "states": "/states"}
+    storage["inputs"] = "/inputs"
     content = {"http": {"api_keys": ["very-secret"]}, "storage": storage, "pools": [A, B]}
     path.write_text(yaml.safe_dump(content))
     command = ("config", path, "--serve-deploy", "--settings-path", "/etc/my.yaml")
