@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -110,6 +111,9 @@ class LiveSettings:
             found.append(self._watch.problem)
         if keys := needs_redeploy(self._arguments, self._pools(), self._config):
             found.append(f"the settings' file has what needs a redeploy: {', '.join(keys)}")
+        http = self._arguments.http
+        if not (self.book.settings.api_key_digests or http.is_loopback):
+            found.append(f"anybody who reaches {http.host}:{http.port} may call: no API key is set")
         listed = {pool.name for pool in self.book.settings.pools}
         found += [
             f"pool {name} runs, but is not in the settings"
@@ -151,8 +155,7 @@ class LiveSettings:
         """
         if self._file is None or self._watch is None:
             raise ConfigError(_NOT_WATCHED)
-        if self._file.content() != text.encode():
-            self._file.write(text)
+        await asyncio.to_thread(_write_change, self._file, text)
         await self._watch.look()
         if self._watch.problem:
             raise ConfigError(self._watch.problem)
@@ -164,3 +167,9 @@ class LiveSettings:
             for one in self._core.replicas
             if one.registration.arguments
         }
+
+
+def _write_change(file: SettingsFile, text: str) -> None:
+    # what was edited in its place need not be writable here
+    if file.content() != text.encode():
+        file.write(text)

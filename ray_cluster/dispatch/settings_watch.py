@@ -15,6 +15,9 @@ from ray_cluster.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
+# an editor may write a file in pieces, and a piece may be valid: without its last lines a document
+# may ask for no key. What has changed must stay so for this long
+_SETTLED_S = 0.2
 
 
 class SettingsWatch:
@@ -58,7 +61,7 @@ class SettingsWatch:
         return self._task is not None and not self._task.done()
 
     async def look(self) -> None:
-        """Apply the file if its content is another one than at the last look."""
+        """Apply the file if its content has changed since the last look, and has settled."""
         async with self._looking:
             try:
                 content = await asyncio.to_thread(self._file.content)
@@ -68,7 +71,10 @@ class SettingsWatch:
             digest = hashlib.sha256(content).hexdigest()
             if digest == self._digest:
                 return
+            await asyncio.sleep(_SETTLED_S)
             try:
+                if await asyncio.to_thread(self._file.content) != content:
+                    return
                 config = await asyncio.to_thread(self._file.parse, content)
             except ConfigError as error:
                 self._refuse(digest, error)

@@ -11,6 +11,7 @@ from tests.cli.conftest import Cli
 
 COMMANDS = [(), ("serve",), ("generate",), ("jobs",), ("models",), ("doctor",)]
 COMMANDS += [("models", name) for name in ("list", "train", "publish", "evaluate")]
+COMMANDS += [("settings", name) for name in ("show", "apply")]
 COMMANDS += [("jobs", name) for name in ("list", "show", "watch", "cancel", "fetch")]
 
 

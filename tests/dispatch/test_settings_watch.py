@@ -132,3 +132,18 @@ def test_equal_settings_have_one_version_however_they_are_written() -> None:
         )
     )
     assert one.version == two.version
+
+
+async def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "my.yaml")
+    watched.path.write_text(text(10))
+    await watched.watch.look()
+    # valid, but not yet all of it
+    watched.path.write_text("pools: [{name: a, model: shapes-sd}]")
+    looking = asyncio.create_task(watched.watch.look())
+    await asyncio.sleep(0.05)
+    watched.path.write_text(text(20))
+    await looking
+    assert watched.applied == [10]
+    await watched.watch.look()
+    assert watched.applied == [10, 20]

@@ -19,6 +19,7 @@ import yaml
 from tests.e2e.service import API_KEY, REPLICA_PROCESS, Service, image_request
 
 PATIENCE_S = 60.0
+NUM_REPLICAS = 2
 FRONT_PROCESSES = ("ray::ServeReplica:front:Gateway", "ray::ServeReplica:front:Dispatcher")
 DRAFT = {"name": "draft", "model": "shapes-sd-light", "num_cpus": 0.1, "max_px": 128, "min_px": 64}
 
@@ -72,7 +73,11 @@ def settings_command(service: Service, *words: str | Path) -> str:
 
 
 def identities(service: Service) -> dict[str, set[int]]:
-    """Return the process ids of the front and the first pool, by process name."""
+    """Return the process ids of the front and the first pool, by process name.
+
+    The service is ready with its first replica: the others are waited for.
+    """
+    wait_for(lambda: len(service.replicas()) == NUM_REPLICAS, "all replicas")
     names = (*FRONT_PROCESSES, REPLICA_PROCESS)
     return {name: {process.pid for process in service.processes(name)} for name in names}
 
@@ -99,6 +104,16 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIE
 def is_answered(service: Service, status: int, **options: Any) -> Callable[[], bool]:
     """Whether several calls in a row, on whichever gateways, have one status."""
     return lambda: all(call(service, **options).status_code == status for _ in range(6))
+
+
+def is_let_in(service: Service, key: str, status: int = 200) -> Callable[[], bool]:
+    """Whether calls with a key have one status, on whichever gateways; no image is made."""
+
+    def ask() -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{service.url}/v1/models", headers=headers, timeout=30).status_code
+
+    return lambda: all(ask() == status for _ in range(8))
 
 
 class Clients:
@@ -142,3 +157,24 @@ class Clients:
             else:
                 self.failed.append(reply.text)
         return num_calls
+
+
+def serve_file(service: Service) -> dict[str, Any]:
+    """Return Serve's own config file of what is in the watched one."""
+    program = Path(sys.executable).with_name("ray-cluster")
+    done = subprocess.run(
+        [str(program), "config", str(service.folder / "service.yaml"), "--serve-deploy"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    found: dict[str, Any] = yaml.safe_load(done.stdout)
+    return found
+
+
+def all_run(service: Service) -> bool:
+    """Whether Serve says that all applications run."""
+    reply = httpx.get(f"{service.dashboard_url}/api/serve/applications/", timeout=30)
+    applications = reply.json()["applications"].values()
+    return all(one["status"] == "RUNNING" for one in applications)
