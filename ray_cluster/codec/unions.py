@@ -20,10 +20,45 @@ Convert = Callable[[Any], Any]
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
-    """A member of a union: its class's name, and itself."""
+    """A member of a union: its class's name, and itself as bytes."""
 
     tag: str
     body: msgspec.Raw
+
+
+class PlainEnvelope(msgspec.Struct, array_like=True, frozen=True):
+    """A member of a union: its class's name, and itself as plain values."""
+
+    tag: str
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is inside envelopes.
+
+    Attributes:
+        envelope: its type.
+        pack: makes the body of a member's twin.
+        reader: for a twin's type, what makes such a value of a body.
+    """
+
+    envelope: type
+    pack: Convert
+    reader: Callable[[Any], Convert]
+
+
+def _packed_reader(kind: Any) -> Convert:
+    return msgspec.msgpack.Decoder(kind).decode
+
+
+def _plain_reader(kind: Any) -> Convert:
+    return lambda body: msgspec.convert(body, kind)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+PACKED = Form(Envelope, lambda value: msgspec.Raw(_ENCODER.encode(value)), _packed_reader)
+PLAIN = Form(PlainEnvelope, msgspec.to_builtins, _plain_reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +76,12 @@ class Twin:
     unpack: Convert | None = None
 
 
-def twin_of(kind: Any, form: Any) -> Twin:
+def twin_of(kind: Any, form: Form) -> Twin:
     """Return the twin of a type.
 
     Args:
         kind: built of dataclasses, tuples, lists, mappings, unions and plain types.
-        form: ``msgspec.msgpack`` or ``msgspec.json``, for what is inside envelopes.
+        form: of what is inside envelopes.
 
     Raises:
         TypeError: there is a set in it, which has no order: the same value would have many forms.
@@ -71,36 +106,35 @@ def twin_of(kind: Any, form: Any) -> Twin:
     return Twin(kind)
 
 
-def _tagged(kind: Any, form: Any) -> Twin:
+def _tagged(kind: Any, form: Form) -> Twin:
     members = [one for one in members_of(kind) if one is not type(None)]
     twins = {one.__name__: twin_of(one, form) for one in members}
-    encoder = form.Encoder()
-    decoders = {name: form.Decoder(twin.kind) for name, twin in twins.items()}
+    readers = {name: form.reader(twin.kind) for name, twin in twins.items()}
 
-    def pack(value: Any) -> Envelope | None:
+    def pack(value: Any) -> Any:
         if value is None:
             return None
         name = type(value).__name__
-        body = encoder.encode(_applied(twins[name].pack, value))
-        return Envelope(name, msgspec.Raw(body))
+        return form.envelope(name, form.pack(_applied(twins[name].pack, value)))
 
-    def unpack(envelope: Envelope | None) -> Any:
+    def unpack(envelope: Any) -> Any:
         if envelope is None:
             return None
         if envelope.tag not in twins:
             raise msgspec.ValidationError(
                 f"there is no {envelope.tag!r} here, but {', '.join(twins)}"
             )
-        return _applied(twins[envelope.tag].unpack, decoders[envelope.tag].decode(envelope.body))
+        return _applied(twins[envelope.tag].unpack, readers[envelope.tag](envelope.body))
 
-    return Twin(Envelope | None if type(None) in members_of(kind) else Envelope, pack, unpack)
+    wire: Any = form.envelope
+    return Twin(wire | None if type(None) in members_of(kind) else wire, pack, unpack)
 
 
 def _applied(convert: Convert | None, value: Any) -> Any:
     return value if convert is None else convert(value)
 
 
-def _of_dataclass(cls: type, form: Any) -> Twin:
+def _of_dataclass(cls: type, form: Form) -> Twin:
     twins = {name: twin_of(kind, form) for name, kind in fields_of(cls).items()}
     if all(twin.pack is None for twin in twins.values()):
         return Twin(cls)
@@ -125,7 +159,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return dataclasses.field(default=field.default)
 
 
-def _optional(kind: Any, form: Any) -> Twin:
+def _optional(kind: Any, form: Form) -> Twin:
     """Return the twin of a union with at most one dataclass or collection in it."""
     twins = [twin_of(one, form) for one in members_of(kind)]
     packs = [twin for twin in twins if twin.pack is not None]
@@ -142,7 +176,7 @@ def _optional(kind: Any, form: Any) -> Twin:
     )
 
 
-def _of_fixed_tuple(kind: Any, form: Any) -> Twin:
+def _of_fixed_tuple(kind: Any, form: Form) -> Twin:
     twins = [twin_of(one, form) for one in get_args(kind)]
     if all(twin.pack is None for twin in twins):
         return Twin(kind)
@@ -153,7 +187,7 @@ def _of_fixed_tuple(kind: Any, form: Any) -> Twin:
     )
 
 
-def _of_items(kind: Any, form: Any) -> Twin:
+def _of_items(kind: Any, form: Form) -> Twin:
     twin, origin = twin_of(get_args(kind)[0], form), get_origin(kind)
     pack, unpack = twin.pack, twin.unpack
     if pack is None or unpack is None:
@@ -166,7 +200,7 @@ def _of_items(kind: Any, form: Any) -> Twin:
     )
 
 
-def _of_mapping(kind: Any, form: Any) -> Twin:
+def _of_mapping(kind: Any, form: Form) -> Twin:
     key, value_kind = get_args(kind)
     twin = twin_of(value_kind, form)
     pack, unpack = twin.pack, twin.unpack

@@ -5,13 +5,14 @@ Both are versioned, and know no field that the type does not have. Nothing is ev
 
 from __future__ import annotations
 
+import json
 import zlib
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from ray_cluster.codec.schema import described, unknown_fields
-from ray_cluster.codec.unions import twin_of
+from ray_cluster.codec.unions import PACKED, PLAIN, twin_of
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Codec(Generic[T]):
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
-        self._twin = twin_of(kind, msgspec.msgpack)
+        self._twin = twin_of(kind, PACKED)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._twin.kind)
         checksum = zlib.crc32(described(kind).encode())
@@ -77,12 +78,13 @@ class TextCodec(Generic[T]):
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self._twin = twin_of(kind, msgspec.json)
+        self._twin = twin_of(kind, PLAIN)
 
     def encode(self, value: T) -> str:
         """Return a value as a text."""
         packed = value if self._twin.pack is None else self._twin.pack(value)
-        return msgspec.json.encode({"version": VERSION, "value": packed}).decode()
+        # Python's JSON knows infinity and what is not a number
+        return json.dumps({"version": VERSION, "value": msgspec.to_builtins(packed)})
 
     def decode(self, text: str | bytes) -> T:
         """Return the value that a text stands for.
@@ -91,8 +93,8 @@ class TextCodec(Generic[T]):
             CodecError: it stands for none.
         """
         try:
-            outer = msgspec.json.decode(text)
-        except msgspec.MsgspecError as error:
+            outer = json.loads(text)
+        except ValueError as error:
             raise _no_value(self._kind, error) from error
         if not isinstance(outer, dict) or outer.get("version") != VERSION:
             raise CodecError(
@@ -108,7 +110,7 @@ class TextCodec(Generic[T]):
         """
         try:
             _check(self._kind, value)
-            found = msgspec.json.decode(msgspec.json.encode(value), type=self._twin.kind)
+            found = msgspec.convert(value, self._twin.kind)
             return cast(T, found if self._twin.unpack is None else self._twin.unpack(found))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise _no_value(self._kind, error) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,6 +54,13 @@ def test_every_field_comes_back_even_those_that_equality_ignores(codec: Any) -> 
         found = codec.decode(data)
         assert list(leaves(found)) == list(leaves(value))
         assert codec.encode(found) == data
+
+
+@pytest.mark.parametrize("codec", [Codec[Report](Report), TextCodec[Report](Report)])
+@pytest.mark.parametrize("share", [math.inf, -math.inf, math.nan, 5e-324, 1e308, -0.0])
+def test_every_float_comes_back(codec: Any, share: float) -> None:
+    found = codec.decode(codec.encode(Report((), share=share))).share
+    assert struct.pack("d", found) == struct.pack("d", share)
 
 
 def test_leaves_differ_where_only_a_hidden_field_does() -> None:
