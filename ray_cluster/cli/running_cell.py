@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -97,6 +98,8 @@ def connected(address: str | None) -> Iterator[RunningCell]:
     Raises:
         NoService: there is none, or it has no service.
     """
+    if address is not None:
+        _check_listens(address)
     where = address or "on this machine"
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
@@ -111,3 +114,15 @@ def connected(address: str | None) -> Iterator[RunningCell]:
         yield RunningCell()
     finally:
         ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Refuse an address at which nothing listens: Ray would try it for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise NoService(
+            f"nothing answers at {address} ({error}); give --address as host:port, as 'serve' says "
+            "it beside Ray"
+        ) from None

@@ -226,3 +226,10 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     path.write_text(yaml.safe_dump(content))
     assert cli(*command).output == before
     assert cli("config", "--serve-deploy").exit_code == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])
+def test_an_address_without_a_service_is_said_at_once(cli: Any, address: str) -> None:
+    result = cli("settings", "show", "--address", address)
+    assert result.exit_code == 1
+    assert f"nothing answers at {address}" in " ".join(result.stderr.split())

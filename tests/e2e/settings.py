@@ -52,9 +52,11 @@ class Document:
 
 
 def ray_address(service: Service) -> str:
-    """Return the address that ``serve`` has said."""
-    found = re.search(r"^\s*Ray\s+(\S+:\d+)$", service.log.read_text(), re.MULTILINE)
-    assert found is not None, service.log.read_text()
+    """Return the address that ``serve`` says when all replicas run, a little after it is ready."""
+    pattern = re.compile(r"^\s*Ray\s+(\S+:\d+)$", re.MULTILINE)
+    wait_for(lambda: pattern.search(service.log.read_text()) is not None, "serve's report")
+    found = pattern.search(service.log.read_text())
+    assert found is not None
     return found[1]
 
 
