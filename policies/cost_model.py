@@ -84,8 +84,7 @@ def work_of(requests: Iterable[RequestView]) -> StepWork:
         megapixels += row_megapixels(request)
         squared += row_squared_megapixels(request)
         sizes.add(request.size_px)
-        own = extra_of(request)
-        if own is not None:
+        if request.has_extras and (own := extra_of(request)) is not None:
             extra = own if extra is None else extra + own
     return StepWork(megapixels, squared, len(sizes), extra)
 
@@ -198,7 +197,7 @@ def own_s(cost: StepCost, request: RequestView) -> float:
     megapixels = request.width_px * request.height_px / 1e6
     each_s = cost.per_megapixel_s + cost.per_squared_megapixel_s * megapixels
     plain_s = each_s * megapixels * request.rows_per_step
-    extra = extra_of(request)
+    extra = extra_of(request) if request.has_extras else None
     if extra is None:
         return plain_s
     return (

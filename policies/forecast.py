@@ -147,14 +147,22 @@ class _Course:
 
     def _deal(self, at_s: float) -> None:
         """Lease what waits to those with room who have the least to do."""
+        ready_s = at_s + self._scene.encode_s
         while self._line and self._num_free > 0:
-            row = self._soonest()
-            key, request = self._pop_next(row, at_s)
-            self._replicas[row].take(request, key, at_s + self._scene.encode_s)
-            self._hold(row, request.needs)
+            if self._residency is None:
+                # what follows comes to the same then; this is the loop that admission waits for
+                free = [one for one in self._replicas if one.num_free > 0]
+                soonest = free[0] if len(free) == 1 else min(free, key=ReplicaCourse.level_s)
+                key, request = self._line.pop(0)
+                soonest.take(request, key, ready_s)
+            else:
+                row = self._soonest(self._residency)
+                key, request = self._pop_next(row, self._residency, at_s)
+                self._replicas[row].take(request, key, ready_s)
+                self._hold(row, request.needs)
             self._num_free -= 1
 
-    def _soonest(self) -> int:
+    def _soonest(self, residency: Residency) -> int:
         """The row of the replica with room that has the least to do.
 
         Of equal ones it is that with most of what the first request needs, as in
@@ -165,16 +173,16 @@ class _Course:
             return free[0]
         levels_s = [self._replicas[row].level_s() for row in free]
         least_s = min(levels_s)
-        if self._residency is None:
-            return free[levels_s.index(least_s)]
         equal = [row for row, level_s in zip(free, levels_s, strict=True) if level_s == least_s]
-        num_here = self._residency.num_here(self._line[0][1], len(self._replicas))
+        num_here = residency.num_here(self._line[0][1], len(self._replicas))
         return max(equal, key=num_here.__getitem__)
 
-    def _pop_next(self, row: int, at_s: float) -> tuple[QueueKey, RequestView]:
+    def _pop_next(
+        self, row: int, residency: Residency, at_s: float
+    ) -> tuple[QueueKey, RequestView]:
         """Take what a replica leases next out of the line."""
         window = [one for _, one in self._line[:WINDOW]]
-        placed = place(window, 1, row, self._residency, self._scene.now_s + at_s)
+        placed = place(window, 1, row, residency, self._scene.now_s + at_s)
         if placed.leased[0] == window[0].request_id:
             return self._line.pop(0)
         choice = [one.request_id for one in window].index(placed.leased[0])

@@ -77,6 +77,11 @@ class RequestView:
         return self.num_steps - self.steps_done
 
     @property
+    def has_extras(self) -> bool:
+        """Whether add-ons or an edit may change what it costs."""
+        return bool(self.loras or self.controls or self.template)
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Resident ids of its adapters and its template: what a replica fetches if it lacks it."""
         if not self.loras and self.template is None:

@@ -92,15 +92,12 @@ class TextCodec(Generic[T]):
         Raises:
             CodecError: it stands for none.
         """
-        try:
-            outer = json.loads(text)
-        except ValueError as error:
-            raise _no_value(self._kind, error) from error
-        if not isinstance(outer, dict) or outer.get("version") != VERSION:
+        outer = plain_of(text)
+        if not is_versioned(outer):
             raise CodecError(
                 f"{described(self._kind)[:100]} of version {VERSION} expected; given {text[:60]!r}"
             )
-        return self.of_plain(outer.get("value"))
+        return self.of_plain(outer["value"])
 
     def of_plain(self, value: Any) -> T:
         """Return the value that plain lists, mappings, numbers and texts stand for.
@@ -114,6 +111,27 @@ class TextCodec(Generic[T]):
             return cast(T, found if self._twin.unpack is None else self._twin.unpack(found))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise _no_value(self._kind, error) from error
+
+
+def plain_of(text: str | bytes) -> Any:
+    """Return the plain lists, mappings, numbers and texts of JSON.
+
+    Raises:
+        CodecError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CodecError(f"not JSON: {error}") from error
+
+
+def is_versioned(plain: Any) -> bool:
+    """Whether plain values are what a :class:`TextCodec` of this version has written."""
+    return (
+        isinstance(plain, dict)
+        and plain.keys() == {"version", "value"}
+        and (plain["version"] == VERSION)
+    )
 
 
 def _check(kind: Any, value: Any) -> None:

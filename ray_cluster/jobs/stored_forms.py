@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
-from ray_cluster.codec.values import CodecError, TextCodec
+from ray_cluster.codec.values import TextCodec, is_versioned, plain_of
 from ray_cluster.protocol.jobs import StoredImage
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.requests import Failure, ImageRequest
@@ -27,13 +26,8 @@ def stored(codec: TextCodec[T], text: str) -> T:
     Raises:
         CodecError: it is damaged, or of a later version.
     """
-    try:
-        plain = json.loads(text)
-    except ValueError as error:
-        raise CodecError(f"not JSON: {error}") from error
-    if isinstance(plain, dict) and "version" in plain:
-        return codec.decode(text)
-    return codec.of_plain(_renewed(plain))
+    plain = plain_of(text)
+    return codec.of_plain(plain["value"] if is_versioned(plain) else _renewed(plain))
 
 
 def _renewed(plain: Any) -> Any:
