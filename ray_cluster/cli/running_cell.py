@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._private import services
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -88,6 +89,17 @@ class RunningCell:
             ) from error
 
 
+def _check_is_one() -> None:
+    """Refuse to choose among several Rays: the service of another might be changed."""
+    # what ray.init looks through for "auto"; it would take any of these
+    addresses = sorted(services.find_gcs_addresses())
+    if len(addresses) > 1:
+        raise NoService(
+            f"{len(addresses)} Rays run on this machine: {', '.join(addresses)}; say with "
+            "--address which one is meant ('ray-cluster serve' says the address of its own)"
+        )
+
+
 @contextmanager
 def connected(address: str | None) -> Iterator[RunningCell]:
     """Connect to a Ray cluster for as long as the block lasts.
@@ -100,6 +112,8 @@ def connected(address: str | None) -> Iterator[RunningCell]:
     """
     if address is not None:
         _check_listens(address)
+    else:
+        _check_is_one()
     where = address or "on this machine"
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:

@@ -62,7 +62,9 @@ def parse_mapping(data: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read the {name}: it is nested too deeply") from None
     # ValueError: dates and numbers that there are not
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the {name}: {error}") from None
+        # PyYAML writes several lines, and calls a file that it was given the text of a string
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise ConfigError(f"cannot read the {name}: {reason}") from None
     if not isinstance(content, dict):
         given = reprlib.repr(content)
         raise ConfigError(f"the {name} must hold keys and values; given {given:.80}")

@@ -350,9 +350,19 @@ class DispatchCore:
             self.replicas,
             epoch=self._epoch,
             max_waiting=self._limits.max_queued_images,
-            models=self.replicas.profiles,
+            models=self._shown_models(),
             now_s=now_s,
         )
+
+    def _shown_models(self) -> list[str]:
+        """Models that there are: of one that was removed only what waits is of interest."""
+        return [
+            model
+            for model in self.replicas.profiles
+            if model in self.queue.configured
+            or self.replicas.ids(model)
+            or self._ledger.queue.has(model)
+        ]
 
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s

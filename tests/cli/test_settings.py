@@ -233,3 +233,13 @@ def test_an_address_without_a_service_is_said_at_once(cli: Any, address: str) ->
     result = cli("settings", "show", "--address", address)
     assert result.exit_code == 1
     assert f"nothing answers at {address}" in " ".join(result.stderr.split())
+
+
+def test_several_rays_on_one_machine_are_no_choice(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"10.0.0.1:6379", "10.0.0.1:7001"}
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: found)
+    result = cli("settings", "show")
+    assert result.exit_code != 0
+    assert "10.0.0.1:6379, 10.0.0.1:7001" in " ".join(result.output.split())

@@ -57,3 +57,14 @@ def test_paths_of_storage_start_where_the_service_was_started(tmp_path: Path) ->
         f"{GOOD}storage: {{results: kept}}".encode()
     )
     assert config.storage.results == "/start/kept"
+
+
+def test_what_is_no_yaml_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("pools: [{name: a, model: b\nlimits: {")
+    file = SettingsFile(path)
+    with pytest.raises(ConfigError) as refused:
+        file.parse(file.content())
+    assert "\n" not in str(refused.value)
+    assert "unicode string" not in str(refused.value)
+    assert "line 2" in str(refused.value)

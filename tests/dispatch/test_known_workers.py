@@ -118,3 +118,12 @@ def test_without_a_live_replica_the_next_one_has_to_load_its_model() -> None:
     core.unregister("r", 1.0)
     gone_s = core.offer([image_request("b")], 1.0).predicted_s
     assert gone_s > live_s + 29.0
+
+
+def test_nobody_is_warned_of_a_model_that_was_removed() -> None:
+    core = make_core("other")
+    core.register(registration("r"), 0.0)
+    assert core.snapshot(0.0).warnings == ()
+    core.unregister("r", 1.0)
+    assert core.snapshot(1.0).warnings == ()
+    assert core.snapshot(1.0).num_waiting_by_model == {}
