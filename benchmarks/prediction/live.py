@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from benchmarks.prediction.summary import Fared, Summary, summarise
 from benchmarks.prediction.traces import Mix, Planned, draw_trace
 from benchmarks.settings import MODEL
+from ray_cluster.config.arguments import worker_arguments
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.settings import settings_of
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.loading import load_model
@@ -24,6 +27,7 @@ from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.policies.types import WhenLate
 from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.protocol.settings import worker_settings
 from ray_cluster.replica.builder import build_agent
 from ray_cluster.requests import ImageRequest
 
@@ -102,11 +106,14 @@ async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) 
     core = DispatchCore(config=config, limits=limits, epoch=1, configured={MODEL})
     service = DispatchService(core, config=config, clock=time.monotonic)
     with tempfile.TemporaryDirectory(prefix="prediction-") as folder, ImageCoder() as coder:
+        storage = StorageConfig(states=f"{folder}/states", results=f"{folder}/results")
+        whole = ClusterConfig(pools=(pool,), storage=storage)
         agent = await asyncio.to_thread(
             build_agent,
-            pool,
+            worker_arguments(whole, pool.name),
+            worker_settings(settings_of(whole), pool.name),
             replica_id="one",
-            storage=StorageConfig(states=f"{folder}/states", results=f"{folder}/results"),
+            node="here",
             coder=coder,
             link=service,
             clock=time.monotonic,

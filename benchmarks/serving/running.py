@@ -38,12 +38,13 @@ def running_service(
     # Ray's workers import this package from the working tree
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    from ray_cluster.config.arguments import front_arguments
     from ray_cluster.deployments import service
 
     started_s = time.monotonic()
     owned: service.Owned = "ray" if service.start_ray(config.ray) else "serve"
     try:
-        service.deploy(config)
+        service.deploy(config, front_arguments(config))
         service.wait_running(config, timeout_s=_START_TIMEOUT_S)
         wait_for_replicas(replicas)
         yield config, time.monotonic() - started_s
@@ -55,7 +56,8 @@ def wait_for_replicas(replicas: int) -> None:
     """Wait until that many model replicas have registered with the dispatcher."""
     from ray import serve
 
-    from ray_cluster.deployments.links import DISPATCHER, FRONT
+    from ray_cluster.deployments.deploy_file import FRONT
+    from ray_cluster.deployments.links import DISPATCHER
 
     handle: Any = serve.get_deployment_handle(DISPATCHER, FRONT)
     deadline_s = time.monotonic() + _START_TIMEOUT_S
