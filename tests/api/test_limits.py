@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +14,6 @@ from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import HttpConfig, LimitsConfig
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import Serve
 from tests.fakes import FakeDispatcherClient, memory_results, settings_for
@@ -137,13 +134,3 @@ async def test_a_long_prompt_is_refused(
         assert (await http.post(URL, json=body | {name: "a" * 10})).status_code == 200
         refused = await http.post(URL, json=body | {name: "a" * 11})
     check_error(refused, 400, code="string_above_max_length", param=name)
-
-
-def test_the_documentation_lists_every_limit_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w.]+)` \| ([\w.]+)", page, re.MULTILINE)
-    defaults = {
-        f"limits.{name}": field.default for name, field in LimitsConfig.model_fields.items()
-    }
-    defaults["http.keep_alive_s"] = HttpConfig.model_fields["keep_alive_s"].default
-    assert {name: float(value) for name, value in rows} == defaults

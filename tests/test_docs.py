@@ -1,0 +1,62 @@
+"""The documentation names what the code has, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_api_page_has_every_field_of_a_request() -> None:
+    rows = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`.+?) \|", API, re.MULTILINE))))
+    assert set(ImageGenerationRequest.model_fields) <= rows
+    for name in REFUSED:
+        assert f"`{name}`" in API
+
+
+def error_codes() -> Iterator[str]:
+    """Yield every code that the API's sources give an error."""
+    for path in sorted((ROOT / "ray_cluster" / "api").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "code":
+                for part in ast.walk(node.value):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield part.value
+
+
+def test_the_api_page_has_every_error() -> None:
+    table = API[API.index("## Errors") :]
+    codes = {code for code in error_codes() if re.fullmatch(r"[a-z]+(_[a-z]+)+", code)}
+    assert len(codes) > 25
+    assert [code for code in sorted(codes) if f"`{code}`" not in table] == []
