@@ -126,6 +126,11 @@ class Metrics:
         return round(sum(self.values(name, **labels)))
 
 
+def growth(before: Metrics, after: Metrics, name: str, **labels: str) -> int:
+    """Return by how much the samples of that name, with these labels, have grown together."""
+    return after.total(name, **labels) - before.total(name, **labels)
+
+
 def scrape(service: Service) -> Metrics:
     """Scrape over a connection of its own, whichever gateway answers."""
     deadline_s = time.monotonic() + PATIENCE_S

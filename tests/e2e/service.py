@@ -85,7 +85,7 @@ class Service:
                 "port": http_port,
                 "num_gateways": 2,
                 "api_keys": [API_KEY],
-                "keep_alive_s": 15,
+                "keep_alive_s": 6,
             },
             "ray": {
                 "dashboard_port": dashboard_port,

@@ -18,7 +18,7 @@ import yaml
 
 from tests.e2e.service import API_KEY, REPLICA_PROCESS, Service, image_request
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 NUM_REPLICAS = 2
 FRONT_PROCESSES = ("ray::ServeReplica:front:Gateway", "ray::ServeReplica:front:Dispatcher")
 DRAFT = {"name": "draft", "model": "shapes-sd-light", "num_cpus": 0.1, "max_px": 128, "min_px": 64}

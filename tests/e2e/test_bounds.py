@@ -43,4 +43,5 @@ def test_an_idle_connection_is_closed(service: Service) -> None:
         answered_s = time.monotonic()
         while connection.recv(65536):
             pass
-    assert 10 < time.monotonic() - answered_s < 40
+    # not at once: only after `keep_alive_s`
+    assert time.monotonic() - answered_s > 4

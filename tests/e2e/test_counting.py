@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.e2e.jobs import Metrics, scrape, wait_for_replicas
+from tests.e2e.jobs import Metrics, growth, scrape, wait_for_replicas
 from tests.e2e.service import Service
 from tests.e2e.test_service import post
 
@@ -54,10 +54,6 @@ def assert_nothing_fell(scrapes: list[Metrics]) -> None:
             if key[0].endswith(COUNTED) and later.samples.get(key, -1.0) < value
         }
         assert not fallen
-
-
-def growth(before: Metrics, after: Metrics, name: str, **labels: str) -> int:
-    return after.total(name, **labels) - before.total(name, **labels)
 
 
 def check_totals(before: Metrics, after: Metrics) -> None:

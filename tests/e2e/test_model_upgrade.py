@@ -21,7 +21,7 @@ from tests.e2e.jobs import (
 from tests.e2e.pixels import pixels_differ
 from tests.e2e.service import Service, running
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS = 240
 SEED = 5

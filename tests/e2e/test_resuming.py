@@ -14,6 +14,7 @@ from tests.e2e.jobs import (
     Metrics,
     create,
     ends_of,
+    growth,
     images_in,
     scrape,
     states_of,
@@ -152,18 +153,15 @@ def kill_once(
 def check_counts(before: Metrics, after: Metrics, resumed: dict[int, int], num_lost: int) -> None:
     """What is told of the resumed images is exactly what their states contained."""
 
-    def grown(name: str, **labels: str) -> int:
-        return after.total(name, **labels) - before.total(name, **labels)
-
-    assert grown("resumed_images_total") == len(resumed)
-    assert grown("resumed_steps_total") == sum(resumed.values())
+    assert growth(before, after, "resumed_images_total") == len(resumed)
+    assert growth(before, after, "resumed_steps_total") == sum(resumed.values())
     if not before.samples:
         # some may have been done by the kill of what had been told of them
-        assert len(resumed) <= grown("images_total", event="restored") <= num_lost
+        assert len(resumed) <= growth(before, after, "images_total", event="restored") <= num_lost
         return
-    assert grown("images_total", event="requeued") == num_lost
-    assert grown("images_total", event="completed") == JOBS
-    assert grown("images_total", event="accepted") == JOBS
+    assert growth(before, after, "images_total", event="requeued") == num_lost
+    assert growth(before, after, "images_total", event="completed") == JOBS
+    assert growth(before, after, "images_total", event="accepted") == JOBS
 
 
 def rounds(service: Service, kill: Kill, count: int) -> None:

@@ -18,6 +18,7 @@ from tests.e2e.jobs import (
     PATIENCE_S,
     Metrics,
     create,
+    growth,
     images_of,
     scrape,
     state_names,
@@ -166,21 +167,21 @@ def test_images_outlive_a_replica_that_is_taken_away(
         took_s = time.monotonic() - started_s
     after = told_in_full(service)
 
-    def grown(name: str, **labels: str) -> int:
-        return after.total(name, **labels) - before.total(name, **labels)
-
-    assert grown("images_total", event="completed") == load.num_made
+    assert growth(before, after, "images_total", event="completed") == load.num_made
     for event in ("error", "invalid", "aborted", "lost", "refused"):
-        assert grown("images_total", event=event) == 0
-    repeated = grown("step_batch_images_sum") - load.num_made * STEPS
+        assert growth(before, after, "images_total", event=event) == 0
+    repeated = growth(before, after, "step_batch_images_sum") - load.num_made * STEPS
     logger.warning(
         "%s took %.1f s: %d images made, %d leases handed back, %d images went on from a state, "
         "with %d steps in all; %d steps were repeated",
-        *(act.__name__, took_s, load.num_made, grown("images_total", event="requeued")),
-        *(grown("resumed_images_total"), grown("resumed_steps_total"), repeated),
+        *(act.__name__, took_s, load.num_made),
+        growth(before, after, "images_total", event="requeued"),
+        growth(before, after, "resumed_images_total"),
+        growth(before, after, "resumed_steps_total"),
+        repeated,
     )
-    assert grown("images_total", event="requeued") > 0
-    assert grown("resumed_images_total") > 0
+    assert growth(before, after, "images_total", event="requeued") > 0
+    assert growth(before, after, "resumed_images_total") > 0
     # what a drained replica had done is in the states, and what it had counted was told
     assert repeated == 0
     assert state_names(service) <= left
