@@ -14,7 +14,7 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.storage.blob_store import BlobStore
 from tests.e2e.service import HEADERS, REPLICA_PROCESS, Service, image_request
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 VICTIMS = {
     "gateway": "ray::ServeReplica:front:Gateway",
     "dispatcher": "ray::ServeReplica:front:Dispatcher",
