@@ -77,11 +77,18 @@ def settings_command(service: Service, *words: str | Path) -> str:
 def identities(service: Service) -> dict[str, set[int]]:
     """Return the process ids of the front and the first pool, by process name.
 
-    The service is ready with its first replica: the others are waited for.
+    The service is ready with its first replica: the others are waited for. Ray gives a process
+    another name for the time of some calls, so one look that finds all of them counts.
     """
-    wait_for(lambda: len(service.replicas()) == NUM_REPLICAS, "all replicas")
-    names = (*FRONT_PROCESSES, REPLICA_PROCESS)
-    return {name: {process.pid for process in service.processes(name)} for name in names}
+    found: dict[str, set[int]] = {}
+
+    def are_all_there() -> bool:
+        for name in (*FRONT_PROCESSES, REPLICA_PROCESS):
+            found[name] = {process.pid for process in service.processes(name)}
+        return all(found.values()) and len(found[REPLICA_PROCESS]) == NUM_REPLICAS
+
+    wait_for(are_all_there, "all processes")
+    return found
 
 
 def call(service: Service, key: str = API_KEY, **fields: Any) -> httpx.Response:
