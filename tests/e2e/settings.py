@@ -19,8 +19,11 @@ import yaml
 from tests.e2e.service import API_KEY, REPLICA_PROCESS, Service, image_request
 
 PATIENCE_S = 180.0
-NUM_REPLICAS = 2
-FRONT_PROCESSES = ("ray::ServeReplica:front:Gateway", "ray::ServeReplica:front:Dispatcher")
+NUM_PROCESSES = {
+    "ray::ServeReplica:front:Gateway": 2,
+    "ray::ServeReplica:front:Dispatcher": 1,
+    REPLICA_PROCESS: 2,
+}
 DRAFT = {"name": "draft", "model": "shapes-sd-light", "num_cpus": 0.1, "max_px": 128, "min_px": 64}
 
 
@@ -83,9 +86,9 @@ def identities(service: Service) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
 
     def are_all_there() -> bool:
-        for name in (*FRONT_PROCESSES, REPLICA_PROCESS):
+        for name in NUM_PROCESSES:
             found[name] = {process.pid for process in service.processes(name)}
-        return all(found.values()) and len(found[REPLICA_PROCESS]) == NUM_REPLICAS
+        return {name: len(pids) for name, pids in found.items()} == NUM_PROCESSES
 
     wait_for(are_all_there, "all processes")
     return found
