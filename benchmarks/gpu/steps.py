@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,18 +83,15 @@ def measure_steps(
     table = section.table("steps of one size")
     todo = [(side, batch) for side in settings.sides_px for batch in settings.batches]
     for index, (side, batch) in enumerate(todo):
-        sizes = [(side, side)] * batch
-
-        def ways(sizes: Sequence[SizePx] = sizes) -> Ways:
-            found: Ways = {
-                EAGER: contest.pipeline_steps(sizes),
-                OURS: contest.engine_steps(sizes),
-            }
-            return found | _graphed(contest, sizes, graphs=graphs)
-
+        ways = partial(_equal_ways, contest, [(side, side)] * batch, graphs=graphs)
         about, num_left = {"side_px": side, "batch": batch}, len(todo) - index
         rows, _ = time_cell(settings, section, about, ways, num_left=num_left, is_exact=is_exact)
         table += rows
+
+
+def _equal_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
+    ways: Ways = {EAGER: contest.pipeline_steps(sizes), OURS: contest.engine_steps(sizes)}
+    return ways | (_graphed(contest, sizes) if graphs else {})
 
 
 @torch.inference_mode()
@@ -105,15 +103,15 @@ def measure_mixes(
     table, layouts = section.table("steps of several sizes"), section.table("layouts")
     cost, aims = _step_cost(settings, contest), section.found.setdefault("aims", [])
     for index, (name, sizes) in enumerate(settings.mixes.items()):
-
-        def ways(sizes: Sequence[SizePx] = sizes) -> Ways:
-            found = _mix(contest, sizes)
-            return found | _graphed(contest, sizes, graphs=graphs)
-
+        ways = partial(_mixed_ways, contest, sizes, graphs=graphs)
         about = {"mix": name, "sizes_px": [list(size) for size in sizes]}
-        num_left = len(settings.mixes) - index
         rows, samples = time_cell(
-            settings, section, about, ways, num_left=num_left, is_exact=is_exact
+            settings,
+            section,
+            about,
+            ways,
+            num_left=len(settings.mixes) - index,
+            is_exact=is_exact,
         )
         table += rows
         if not samples or not is_exact:
@@ -122,31 +120,31 @@ def measure_mixes(
         choice, is_tie = choose_layout(len(set(sizes)), cost), abs(ratio.median - 1) <= _TIE
         is_faster = is_tie or (ratio.median > 1) == (choice == "mixed")
         gain = ratio.as_dict()
-        layout = {"mix": name, "mixed_over_by_size": gain, "layout": choice, "is_faster": is_faster}
-        layouts.append(layout)
+        layouts.append(
+            {"mix": name, "mixed_over_by_size": gain, "layout": choice, "is_faster": is_faster}
+        )
         if name in settings.small_mixes:
-            gain = paired_ratio(samples[ONE_BY_ONE], samples[OURS])
-            aim = at_least(f"{name} px, over one by one", _SMALL_AIM, gain.median, gain.ci95, "x")
+            over = paired_ratio(samples[ONE_BY_ONE], samples[OURS])
+            aim = at_least(f"{name} px, over one by one", _SMALL_AIM, over.median, over.ci95, "x")
             aims.append(aim.as_dict())
 
 
-def _mix(contest: Contest, sizes: Sequence[SizePx]) -> Ways:
+def _mixed_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
     by_size: dict[SizePx, list[SizePx]] = defaultdict(list)
     for size in sizes:
         by_size[size].append(size)
     alone = [contest.pipeline_steps([size]) for size in sizes]
     static = [contest.pipeline_steps(alike) for alike in by_size.values()]
-    return {
+    ways: Ways = {
         ONE_BY_ONE: lambda: [step() for step in alone],
         STATIC: lambda: [step() for step in static],
         GROUPED: contest.engine_steps(sizes, layout="grouped"),
         OURS: contest.engine_steps(sizes),
     }
+    return ways | (_graphed(contest, sizes) if graphs else {})
 
 
-def _graphed(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
-    if not graphs:
-        return {}
+def _graphed(contest: Contest, sizes: Sequence[SizePx]) -> Ways:
     around = GraphedExecutor(contest.executor)
     return {GRAPHS: contest.engine_steps(sizes, executor=around)}
 
@@ -181,20 +179,17 @@ def measure_compiled(
     section.found["what"] = f"{_WHAT}; torch.compile of {settings.compile_kind}"
     table = section.table("steps beside diffusers compiled")
     for index, (side, batch) in enumerate(settings.compiled):
-        sizes = [(side, side)] * batch
+        ways = partial(_compiled_ways, contest, [(side, side)] * batch)
         about, num_left = {"side_px": side, "batch": batch}, len(settings.compiled) - index
         with compiled(settings, contest):
-
-            def ways(sizes: Sequence[SizePx] = sizes) -> Ways:
-                return {
-                    COMPILED: contest.pipeline_steps(sizes),
-                    OURS: contest.engine_steps(sizes),
-                }
-
             rows, _ = time_cell(
                 settings, section, about, ways, num_left=num_left, is_exact=is_exact
             )
         table += rows
+
+
+def _compiled_ways(contest: Contest, sizes: Sequence[SizePx]) -> Ways:
+    return {COMPILED: contest.pipeline_steps(sizes), OURS: contest.engine_steps(sizes)}
 
 
 @contextmanager

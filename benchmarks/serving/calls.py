@@ -46,11 +46,18 @@ def _num_replicas(url: str) -> int:
     return sum(line.startswith("ray_cluster_leased_images{") for line in lines)
 
 
-def image_body(seed: int, *, num_steps: int, guidance_scale: float = GUIDANCE) -> dict[str, Any]:
-    """Return the body of a generation call of one 64 px image."""
+def image_body(
+    seed: int,
+    *,
+    num_steps: int,
+    size: str = "64x64",
+    guidance_scale: float = GUIDANCE,
+    prompt: str = "a large red circle in the center on a black background",
+) -> dict[str, Any]:
+    """Return the body of a generation call of one image."""
     return {
-        "prompt": "a large red circle in the center on a black background",
-        "size": "64x64",
+        "prompt": prompt,
+        "size": size,
         "seed": seed,
         "num_inference_steps": num_steps,
         "guidance_scale": guidance_scale,

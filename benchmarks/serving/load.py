@@ -111,7 +111,7 @@ def _job(client: httpx.Client, seed: int) -> None:
 
 
 def _body(seed: int) -> dict[str, Any]:
-    return image_body(seed, num_steps=_NUM_STEPS, guidance_scale=1.0) | {"size": _SMALLEST}
+    return image_body(seed, num_steps=_NUM_STEPS, size=_SMALLEST, guidance_scale=1.0)
 
 
 def _memory_over_time(

@@ -37,10 +37,10 @@ def test_memory_that_grows_after_the_first_minute_misses_the_aim(
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_quick_load_section_serves_all_clients_without_errors(tmp_path: Path) -> None:
     path = tmp_path / "load.json"
-    done = run("--quick", "--only", "load", "--out", str(path), timeout_s=380)
+    done = run("--quick", "--only", "load", "--out", str(path), timeout_s=1100)
     assert done.returncode == 0, done.stdout + done.stderr
     section = json.loads(path.read_text())["sections"]["load"]
     assert {row["calls"]: row["errors"] for row in section["tables"]["calls"]} == {

@@ -15,7 +15,7 @@ import httpx
 import yaml
 
 from benchmarks.machine import ROOT, load_now
-from benchmarks.serving.calls import post_image
+from benchmarks.serving.calls import image_body, post_image
 from benchmarks.serving.compare.client import run_client
 from benchmarks.serving.compare.outcomes import outcome_of
 from benchmarks.serving.compare.settings import GUIDANCE, SAMPLER, Settings, Shape
@@ -155,11 +155,6 @@ def _capacity_per_s(url: str, settings: Settings, prompts: Sequence[str]) -> flo
 
 def image_call(shape: Shape, prompt: str, seed: int) -> dict[str, Any]:
     """Return the body of a generation call, for any contender."""
-    return {
-        "prompt": prompt,
-        "size": shape.size,
-        "num_inference_steps": shape.num_steps,
-        "guidance_scale": GUIDANCE,
-        "seed": seed,
-        "sampler": SAMPLER,
-    }
+    steps, size = shape.num_steps, shape.size
+    body = image_body(seed, num_steps=steps, size=size, guidance_scale=GUIDANCE, prompt=prompt)
+    return body | {"sampler": SAMPLER}
