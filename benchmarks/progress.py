@@ -1,9 +1,10 @@
-"""One bar for everything that is measured, with the time left."""
+"""What the command lines share: a progress bar with the time left, the console, lists of names."""
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -46,7 +47,7 @@ class Reports:
         return report
 
     def _print_line(self) -> None:
-        """Where no bar can be drawn (a log file), say now and then how far it is."""
+        """Print the progress now and then where no bar can be drawn, as in a log file."""
         console, task = self._progress.console, self._progress.tasks[0]
         if console.is_terminal or time.monotonic() < self._printed_s + _LINE_EVERY_S:
             return
@@ -65,7 +66,7 @@ class Reports:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return a bar that is drawn when it is told to be."""
+    """Return a bar that is drawn on request."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,3 +84,16 @@ def wide_console() -> Console:
     """Return the terminal, or a file with room for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=_FILE_WIDTH)
+
+
+def comma_list(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return the parser of an option that takes some of these names, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(f"{unknown or 'nothing'}; allowed: {', '.join(known)}")
+        return names
+
+    return parse

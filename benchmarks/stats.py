@@ -1,8 +1,4 @@
-"""Summaries of repeated measurements on a machine that is shared with others.
-
-A figure is never one number: it is its samples, their median, their range and a bootstrap interval
-of the median. What is compared was measured in turns, and is compared pair by pair.
-"""
+"""Summaries of repeated measurements: samples, median, range and a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -22,16 +18,14 @@ class Summary:
     """Repeated measurements of one quantity.
 
     Attributes:
-        ci_low: lower end of the 95 % bootstrap interval of the median.
-        ci_high: its upper end.
+        ci95: the 95 % bootstrap interval of the median.
     """
 
     samples: tuple[float, ...]
     median: float
     low: float
     high: float
-    ci_low: float
-    ci_high: float
+    ci95: tuple[float, float]
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, figures to six digits and samples to four."""
@@ -40,7 +34,7 @@ class Summary:
             "median": _rounded(self.median, 6),
             "min": _rounded(self.low, 6),
             "max": _rounded(self.high, 6),
-            "ci95": [_rounded(self.ci_low, 6), _rounded(self.ci_high, 6)],
+            "ci95": [_rounded(end, 6) for end in self.ci95],
             "samples": [_rounded(sample, 4) for sample in self.samples],
         }
 
@@ -55,14 +49,13 @@ def summarise(samples: Sequence[float]) -> Summary:
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError(f"need at least one sample and only finite ones, given {list(samples)}")
     medians = np.median(values[resamples(values.size)], axis=1)
-    ci_low, ci_high = np.percentile(medians, [2.5, 97.5])
+    low, high = np.percentile(medians, [2.5, 97.5])
     return Summary(
         samples=tuple(values.tolist()),
         median=float(np.median(values)),
         low=float(values.min()),
         high=float(values.max()),
-        ci_low=float(ci_low),
-        ci_high=float(ci_high),
+        ci95=(float(low), float(high)),
     )
 
 

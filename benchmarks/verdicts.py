@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -49,10 +49,8 @@ def may_be_at_least(
 ) -> Aim:
     """Return a figure whose interval should not lie below an aim."""
     low, high = interval
-    verdict = _verdict(high >= aim, high < aim)
-    return Aim(
-        name, f"{aim:g} {unit} or more in the interval", measured, unit, (low, high), verdict
-    )
+    wanted = f"{aim:g} {unit} or more in the interval"
+    return Aim(name, wanted, measured, unit, (low, high), _verdict(high >= aim, high < aim))
 
 
 def may_be_at_most(
@@ -60,10 +58,20 @@ def may_be_at_most(
 ) -> Aim:
     """Return a figure whose interval should not lie above an aim."""
     low, high = interval
-    verdict = _verdict(low <= aim, low > aim)
-    return Aim(
-        name, f"{aim:g} {unit} or less in the interval", measured, unit, (low, high), verdict
-    )
+    wanted = f"{aim:g} {unit} or less in the interval"
+    return Aim(name, wanted, measured, unit, (low, high), _verdict(low <= aim, low > aim))
+
+
+def aim_row(aim: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row of a table for an aim's :meth:`Aim.as_dict`."""
+    low, high = aim["interval"]
+    return {
+        "aim": aim["name"],
+        "wanted": aim["wanted"],
+        "measured": f"{aim['measured']:.2f} {aim['unit']}",
+        "95 %": f"{low:.2f} to {high:.2f}",
+        "met": aim["verdict"],
+    }
 
 
 def _verdict(is_met: bool, is_missed: bool) -> Verdict:

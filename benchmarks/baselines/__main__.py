@@ -16,7 +16,7 @@ def main() -> int:
     """Serve; returns the exit status."""
     settings = BaselineSettings.read(Path(sys.argv[1]))
     # before ray and torch are imported; Ray's workers inherit it. At Ray's own niceness of 15 any
-    # other busy process starves them: our service's are told the same
+    # other busy process starves them: the service's workers have the same niceness
     os.environ.update(
         RAY_AUTH_MODE="disabled",
         RAY_USAGE_STATS_ENABLED="0",

@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Header
 from fastapi.responses import JSONResponse
@@ -17,11 +17,11 @@ from pydantic import BaseModel, Field
 from ray import serve
 from ray.serve.config import BackpressureConfig
 
-from benchmarks.baselines.batcher import Batcher, Batching, Dropped
+from benchmarks.baselines.batcher import Batcher, Dropped
 from benchmarks.baselines.pipeline import BaselinePipeline, Call
 from benchmarks.baselines.settings import BaselineSettings
 from ray_cluster.imaging.encoder import Pixels, encode_image
-from ray_cluster.requests import OutputSpec, SamplerName
+from ray_cluster.requests import OutputSpec
 
 DROPPED = "deadline_missed"
 _START = re.compile(r"t=(\d+(?:\.\d+)?)")
@@ -36,7 +36,7 @@ class Body(BaseModel):
     num_inference_steps: int = Field(ge=1, le=1000)
     guidance_scale: float = Field(ge=0)
     seed: int = Field(ge=0)
-    sampler: SamplerName = "ddim"
+    sampler: Literal["ddim"] = "ddim"
     slo_s: float = Field(math.inf, gt=0, description="seconds from the call to its deadline")
 
     def call(self, sent_s: float) -> Call:
@@ -49,27 +49,16 @@ class Body(BaseModel):
             self.num_inference_steps,
             self.guidance_scale,
             self.seed,
-            self.sampler,
             sent_s + self.slo_s,
         )
 
 
 class Baseline:
-    """One pipeline behind one queue.
-
-    Args:
-        settings: how it batches and defends itself.
-    """
+    """One pipeline behind one queue."""
 
     def __init__(self, settings: BaselineSettings) -> None:
         self._settings = settings
         self._pipeline = BaselinePipeline(settings.model, settings.dtype)
-        self._batching: Batching[Call] = Batching(
-            key_of=lambda call: call.key,
-            max_batch=settings.max_batch if settings.batching == "static" else 1,
-            wait_s=settings.wait_s if settings.batching == "static" else 0.0,
-            is_hopeless=self._is_hopeless,
-        )
         self._batcher: Batcher[Call, tuple[Pixels, float]] | None = None
         self._counts: Counter[str] = Counter()
 
@@ -77,7 +66,14 @@ class Baseline:
         """Make one image."""
         self._counts["accepted"] += 1
         if self._batcher is None:
-            self._batcher = Batcher(self._make, self._batching)
+            is_static = self._settings.batching == "static"
+            self._batcher = Batcher(
+                self._make,
+                key_of=lambda call: call.key,
+                max_batch=self._settings.max_batch if is_static else 1,
+                wait_s=self._settings.wait_s if is_static else 0.0,
+                is_hopeless=self._is_hopeless,
+            )
         try:
             pixels, work_s = await self._batcher.submit(body.call(sent_s))
         except Dropped:

@@ -1,7 +1,7 @@
-"""Groups what waits by what can share a call, and has one thread work on one group at a time.
+"""Groups requests that can share a pipeline call; one thread works on one group at a time.
 
-As ``serve.batch``, but grouped: a pipeline call has one size, one number of steps, one guidance
-scale and one sampler. Whoever waits longest goes next, with those that can share its call.
+As ``serve.batch``, but grouped: a pipeline call has one size, one number of steps and one guidance
+scale. The oldest request goes next, with those that can share its call.
 """
 
 from __future__ import annotations
@@ -22,23 +22,6 @@ class Dropped(Exception):
     """The request could not be in time any more when its turn came."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batching(Generic[ItemT]):
-    """How a batcher groups.
-
-    Attributes:
-        key_of: items with equal keys can share a call.
-        max_batch: most items of a call; 1 for one by one.
-        wait_s: for which an item waits for others while the thread is idle and its call not full.
-        is_hopeless: of an item and the instant (Unix time): whether to drop it before work.
-    """
-
-    key_of: Callable[[ItemT], Hashable]
-    max_batch: int
-    wait_s: float
-    is_hopeless: Callable[[ItemT, float], bool]
-
-
 @dataclass(slots=True, eq=False)
 class _Waiting(Generic[ItemT, ResultT]):
     item: ItemT
@@ -51,18 +34,28 @@ class Batcher(Generic[ItemT, ResultT]):
 
     Args:
         work: returns a result for each item of a group; called in a thread of its own.
-        batching: how items are grouped.
+        key_of: items with equal keys can share a call.
+        max_batch: most items of a call.
+        wait_s: for which an item waits for others while the thread is idle and its call not full.
+        is_hopeless: whether to drop an item at a Unix time, before work.
         now: Unix time.
     """
 
     def __init__(
         self,
         work: Callable[[Sequence[ItemT]], Sequence[ResultT]],
-        batching: Batching[ItemT],
+        *,
+        key_of: Callable[[ItemT], Hashable],
+        max_batch: int,
+        wait_s: float,
+        is_hopeless: Callable[[ItemT, float], bool],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._work = work
-        self._batching = batching
+        self._key_of = key_of
+        self._max_batch = max_batch
+        self._wait_s = wait_s
+        self._is_hopeless = is_hopeless
         self._now = now
         self._waiting: list[_Waiting[ItemT, ResultT]] = []
         self._arrived = asyncio.Event()
@@ -73,7 +66,7 @@ class Batcher(Generic[ItemT, ResultT]):
         """Return the item's result, in its turn.
 
         Raises:
-            Dropped: see :class:`Batching`; the work's own errors come as they are.
+            Dropped: it can no longer be in time; the work's own errors come as they are.
         """
         loop = asyncio.get_running_loop()
         waiting: _Waiting[ItemT, ResultT] = _Waiting(item, loop.time(), loop.create_future())
@@ -82,7 +75,7 @@ class Batcher(Generic[ItemT, ResultT]):
         return await waiting.result
 
     async def close(self) -> None:
-        """Stop; who still waits is cancelled."""
+        """Stop, and cancel the items in the queue."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -92,21 +85,22 @@ class Batcher(Generic[ItemT, ResultT]):
 
     async def _run(self) -> None:
         while True:
-            await self._next_arrival(None if not self._waiting else 0.0)
+            if not self._waiting:
+                await self._next_arrival(None)
             self._drop_hopeless()
             if not self._waiting:
                 continue
-            group = self._group()
-            rest_s = group[0].since_s + self._batching.wait_s - asyncio.get_running_loop().time()
-            if len(group) < self._batching.max_batch and rest_s > 0:
+            key = self._key_of(self._waiting[0].item)
+            alike = [one for one in self._waiting if self._key_of(one.item) == key]
+            group = alike[: self._max_batch]
+            rest_s = group[0].since_s + self._wait_s - asyncio.get_running_loop().time()
+            if len(group) < self._max_batch and rest_s > 0:
                 await self._next_arrival(rest_s)
                 continue
             self._waiting = [one for one in self._waiting if one not in group]
             await self._call(group)
 
     async def _next_arrival(self, timeout_s: float | None) -> None:
-        if timeout_s == 0.0:
-            return
         self._arrived.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._arrived.wait(), timeout_s)
@@ -114,15 +108,10 @@ class Batcher(Generic[ItemT, ResultT]):
     def _drop_hopeless(self) -> None:
         now_s = self._now()
         for one in self._waiting:
-            # whose client has gone is done already
-            if not one.result.done() and self._batching.is_hopeless(one.item, now_s):
+            # of a client that has gone it is done already
+            if not one.result.done() and self._is_hopeless(one.item, now_s):
                 one.result.set_exception(Dropped())
         self._waiting = [one for one in self._waiting if not one.result.done()]
-
-    def _group(self) -> list[_Waiting[ItemT, ResultT]]:
-        key = self._batching.key_of(self._waiting[0].item)
-        alike = (one for one in self._waiting if self._batching.key_of(one.item) == key)
-        return [one for one, _ in zip(alike, range(self._batching.max_batch), strict=False)]
 
     async def _call(self, group: Sequence[_Waiting[ItemT, ResultT]]) -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A diffusers pipeline, as one calls it for a list of requests that are alike."""
+"""A diffusers pipeline, called with a list of requests of one kind; its sampler is DDIM."""
 
 from __future__ import annotations
 
@@ -8,28 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DPMSolverMultistepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    LCMScheduler,
-    StableDiffusionPipeline,
-)
+from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from benchmarks.baselines.settings import shape_name
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.imaging.encoder import Pixels
-from ray_cluster.requests import SamplerName
 
-_SCHEDULERS: dict[SamplerName, tuple[Any, dict[str, Any]]] = {
-    "ddim": (DDIMScheduler, {}),
-    "euler": (EulerDiscreteScheduler, {}),
-    "euler_ancestral": (EulerAncestralDiscreteScheduler, {}),
-    "dpmpp_2m": (DPMSolverMultistepScheduler, {"algorithm_type": "dpmsolver++"}),
-    "lcm": (LCMScheduler, {}),
-}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -47,18 +32,17 @@ class Call:
     num_steps: int
     guidance_scale: float
     seed: int
-    sampler: SamplerName
     deadline_s: float
 
     @property
     def key(self) -> Hashable:
-        """What those have in common that can share a pipeline call."""
-        return (self.width_px, self.height_px, self.num_steps, self.guidance_scale, self.sampler)
+        """Calls with the same key can share a pipeline call."""
+        return (self.width_px, self.height_px, self.num_steps, self.guidance_scale)
 
     @property
     def shape(self) -> str:
-        """The name of its size, steps and guidance."""
-        return shape_name(self.width_px, self.height_px, self.num_steps, self.guidance_scale)
+        """The name of its size and steps."""
+        return shape_name(self.width_px, self.height_px, self.num_steps)
 
 
 class BaselinePipeline:
@@ -79,16 +63,12 @@ class BaselinePipeline:
         self._pipeline.unet.to(memory_format=torch.channels_last)
         self._pipeline.vae.to(memory_format=torch.channels_last)
         config = self._pipeline.scheduler.config
-        self._schedulers = {
-            name: kind.from_config(config, **options)
-            for name, (kind, options) in _SCHEDULERS.items()
-        }
+        self._pipeline.scheduler = DDIMScheduler.from_config(config)
 
     @torch.inference_mode()
     def make(self, calls: Sequence[Call]) -> list[Pixels]:
         """Return uint8 pixels [H, W, 3] of each; all calls have the same key."""
         first = calls[0]
-        self._pipeline.scheduler = self._schedulers[first.sampler]
         images = self._pipeline(
             prompt=[call.prompt for call in calls],
             width=first.width_px,

@@ -1,4 +1,4 @@
-"""What a baseline is: how it batches, how it defends itself, and where it listens."""
+"""The settings of a baseline: how it batches, what it refuses, and where it listens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ray_cluster.config.sections import RayConfig, Section
 
 Batching = Literal["one-by-one", "static"]
 
-# so many wait in the replica, where they can be grouped and dropped, before Serve's own queue
-# fills: its router knows nothing of sizes and deadlines
+# requests in the replica, where they can be grouped and dropped, before Serve's own queue fills:
+# its router knows nothing of sizes and deadlines
 _IN_REPLICA = 32
 _IN_ROUTER = 32
 _UNBOUNDED = 10_000
@@ -34,7 +34,7 @@ class BaselineSettings(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_batch: int = Field(8, ge=1, description="of static batches")
     wait_s: float = Field(
-        0.02, ge=0, description="for which an image waits for more of its kind on an idle replica"
+        0.02, ge=0, description="for which an idle replica waits for more images of the same kind"
     )
     alone_s: Mapping[str, float] = Field(
         {}, description="seconds of an image alone by its shape, for the deadline drop"
@@ -42,12 +42,12 @@ class BaselineSettings(Section):
 
     @property
     def max_ongoing(self) -> int:
-        """Requests that Serve lets into the replica at once."""
+        """Requests that Serve sends to the replica at once."""
         return _IN_REPLICA if self.is_guarded else _UNBOUNDED
 
     @property
     def max_queued(self) -> int:
-        """Requests that wait for that in Serve's router; more are refused. -1 for any number."""
+        """Requests in the queue of Serve's router; more are refused. -1 for any number."""
         return _IN_ROUTER if self.is_guarded else -1
 
     @classmethod
@@ -56,6 +56,6 @@ class BaselineSettings(Section):
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
 
 
-def shape_name(width_px: int, height_px: int, num_steps: int, guidance_scale: float) -> str:
-    """Return the name under which times of such images are kept."""
-    return f"{width_px}x{height_px}/{num_steps}/{guidance_scale:g}"
+def shape_name(width_px: int, height_px: int, num_steps: int) -> str:
+    """Return the key under which times of such images are stored."""
+    return f"{width_px}x{height_px}/{num_steps}"

@@ -23,25 +23,20 @@ from ray_cluster.requests import ImageRequest, ImageResult, ModelProfile, Output
 NUM_STEPS = 20
 # as a gateway waits
 _WAIT_S = 5.0
+_RETRY_S = 0.1
 _IMAGE = bytes(10_000)
 _TIMING = Timing(queue_s=0.1, encode_s=0.1, denoise_s=0.1, decode_s=0.1)
 
 
 @dataclass(slots=True)
 class Meter:
-    """CPU seconds that the fakes have used, and what they have seen so far.
-
-    Attributes:
-        given_up: how often the dispatcher took a replica for dead.
-        depths: lengths of the queue, one after the other.
-    """
+    """CPU seconds that the fakes have used, and what they have seen so far."""
 
     fakes_s: float = 0.0
     completed: int = 0
     polls: int = 0
     refused: int = 0
-    given_up: int = 0
-    depths: list[int] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @contextmanager
     def fake(self) -> Iterator[None]:
@@ -53,112 +48,80 @@ class Meter:
             self.fakes_s += time.thread_time() - started_s
 
 
-class FakeReplica:
-    """One model replica that takes ``image_s`` for an image, whatever else it holds.
+async def run_replica(
+    dispatch: DispatchService, meter: Meter, *, number: int, slots: int, image_s: float
+) -> None:
+    """Register, then take ``image_s`` for each image until cancelled.
 
-    As the real one does, it polls and reports at the same time, and names what it holds.
+    As the real replica does, it polls and reports at the same time, and names what it has.
     """
+    replica_id, held, tasks = f"replica-{number}", dict[str, Lease](), set[asyncio.Task[None]]()
 
-    def __init__(
-        self, dispatch: DispatchService, meter: Meter, *, number: int, rows: int, image_s: float
-    ) -> None:
-        self._dispatch = dispatch
-        self._meter = meter
-        self._id = f"replica-{number}"
-        self._rows = rows
-        self._image_s = image_s
-        self._held: dict[str, Lease] = {}
-        self._making: set[asyncio.Task[None]] = set()
-
-    async def live(self) -> None:
-        """Register, then make images until cancelled."""
-        cost = StepCost(0.5 * self._image_s / NUM_STEPS + 1e-4, 1.0)
-        registration = Registration(self._id, _profile(), self._rows, self._rows, cost)
-        epoch = await self._dispatch.register(registration)
-        try:
-            while True:
-                with self._meter.fake():
-                    self._meter.polls += 1
-                    named = dict.fromkeys(self._held, NUM_STEPS // 2)
-                    poll = Poll(self._id, epoch, self._rows - len(named), named)
-                reply = await self._dispatch.poll(poll)
-                if not reply.known:
-                    # on a machine that is too busy, a turn of the loop takes longer than a timeout
-                    self._meter.given_up += 1
-                    self._held.clear()
-                    epoch = await self._dispatch.register(registration)
-                    continue
-                with self._meter.fake():
-                    self._held.update({one.request.request_id: one for one in reply.leases})
-                    if reply.leases:
-                        making = asyncio.create_task(self._make(reply.leases))
-                        self._making.add(making)
-                        making.add_done_callback(self._making.discard)
-        finally:
-            for task in self._making:
-                task.cancel()
-
-    async def _make(self, leases: tuple[Lease, ...]) -> None:
-        if self._image_s:
-            await asyncio.sleep(self._image_s)
-        with self._meter.fake():
+    async def make(leases: tuple[Lease, ...]) -> None:
+        if image_s:
+            await asyncio.sleep(image_s)
+        with meter.fake():
             events = [Finished(one.request.request_id, one.fence, _result(one)) for one in leases]
             for lease in leases:
-                self._held.pop(lease.request.request_id, None)
-        await self._dispatch.report(self._id, events)
+                held.pop(lease.request.request_id, None)
+        await dispatch.report(replica_id, events)
 
-
-class AttachedClient:
-    """A gateway's call for one image after the other, without an idempotency key."""
-
-    def __init__(self, dispatch: DispatchService, meter: Meter, ids: Iterator[int]) -> None:
-        self._dispatch = dispatch
-        self._meter = meter
-        self._ids = ids
-
-    async def live(self) -> None:
-        """Have images made until cancelled."""
+    cost = StepCost(0.5 * image_s / NUM_STEPS + 1e-4, 1.0)
+    registration = Registration(replica_id, _profile(), slots, slots, cost)
+    epoch = await dispatch.register(registration)
+    try:
         while True:
-            with self._meter.fake():
-                request = _request(next(self._ids), is_stored=False)
-            reply = await self._dispatch.submit([request], "", 1.0)
-            if not reply.offer.accepted:
-                self._meter.refused += 1
-                await asyncio.sleep(0.1)
+            with meter.fake():
+                meter.polls += 1
+                named = dict.fromkeys(held, NUM_STEPS // 2)
+                poll = Poll(replica_id, epoch, slots - len(named), named)
+            reply = await dispatch.poll(poll)
+            if not reply.known:
+                # on a machine that is too busy, a turn of the loop takes longer than a timeout
+                held.clear()
+                epoch = await dispatch.register(registration)
                 continue
-            outcomes = reply.outcomes
-            while not outcomes:
-                outcomes = await self._dispatch.wait([request.request_id], _WAIT_S)
-            self._meter.completed += 1
+            with meter.fake():
+                held.update({one.request.request_id: one for one in reply.leases})
+                if reply.leases:
+                    task = asyncio.create_task(make(reply.leases))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
-class DurableClient:
-    """A gateway's calls for one job of one image after the other: created, waited for."""
-
-    def __init__(self, jobs: JobService, meter: Meter, ids: Iterator[int]) -> None:
-        self._jobs = jobs
-        self._meter = meter
-        self._ids = ids
-
-    async def live(self) -> None:
-        """Have jobs made until cancelled."""
-        while True:
-            with self._meter.fake():
-                job = _job(next(self._ids))
-            creation = await self._jobs.create_job(job)
-            if creation.view is None:
-                self._meter.refused += 1
-                await asyncio.sleep(0.1)
-                continue
-            view = creation.view
-            while view is not None and not view.job.is_final:
-                view = await self._jobs.job(job.client, job.job_id, _WAIT_S)
-            self._meter.completed += 1
+async def call_attached(dispatch: DispatchService, meter: Meter) -> None:
+    """Call for one image after the other, without an idempotency key, until cancelled."""
+    while True:
+        with meter.fake():
+            request = _request(next(meter.numbers), is_stored=False)
+        reply = await dispatch.submit([request], "", 1.0)
+        if not reply.offer.accepted:
+            meter.refused += 1
+            await asyncio.sleep(_RETRY_S)
+            continue
+        outcomes = reply.outcomes
+        while not outcomes:
+            outcomes = await dispatch.wait([request.request_id], _WAIT_S)
+        meter.completed += 1
 
 
-def counter() -> Iterator[int]:
-    """Return numbers for ids that were never used before."""
-    return itertools.count()
+async def create_jobs(jobs: JobService, meter: Meter) -> None:
+    """Create one job of one image after the other, and wait for each, until cancelled."""
+    while True:
+        with meter.fake():
+            job = _job(next(meter.numbers))
+        creation = await jobs.create_job(job)
+        if creation.view is None:
+            meter.refused += 1
+            await asyncio.sleep(_RETRY_S)
+            continue
+        view = creation.view
+        while view is not None and not view.job.is_final:
+            view = await jobs.job(job.client, job.job_id, _WAIT_S)
+        meter.completed += 1
 
 
 def _request(number: int, *, is_stored: bool) -> ImageRequest:

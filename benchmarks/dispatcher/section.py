@@ -1,23 +1,17 @@
-"""Decisions per second and CPU time per request of one dispatcher, by replicas and queue."""
+"""CPU time per request and requests per second of one dispatcher, by replicas and queue."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.dispatcher.fakes import (
-    AttachedClient,
-    DurableClient,
-    FakeReplica,
-    Meter,
-    counter,
-)
+from benchmarks.dispatcher.fakes import Meter, call_attached, create_jobs, run_replica
 from benchmarks.settings import MODEL, Report, Settings
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
@@ -29,7 +23,7 @@ from ray_cluster.storage.inputs import InputStore
 
 Kind = Literal["attached", "durable"]
 KINDS: tuple[Kind, ...] = ("attached", "durable")
-ROWS = 4
+SLOTS = 4
 _DEPTH_REPLICAS = 64
 _SAMPLE_S = 0.05
 _WARM_UP_S = 40.0
@@ -48,7 +42,7 @@ class Case:
 
     Attributes:
         image_s: how long a replica holds an image; 0 makes the dispatcher the bottleneck.
-        depth: requests that wait besides those that replicas have room for.
+        depth: requests in the queue besides those in the replicas' slots.
     """
 
     kind: Kind
@@ -58,8 +52,8 @@ class Case:
 
     @property
     def clients(self) -> int:
-        """Calls in flight: what fills all replicas, and the queue; not more jobs than help."""
-        wanted = self.replicas * ROWS + self.depth
+        """Calls in flight: they fill all replicas and the queue; jobs only as many as help."""
+        wanted = self.replicas * SLOTS + self.depth
         return wanted if self.kind == "attached" else min(wanted, _MOST_JOBS)
 
 
@@ -74,12 +68,12 @@ def cases(settings: Settings) -> list[Case]:
             Case(kind, count, image_s=settings.dispatcher_image_s)
             for kind in KINDS
             for count in settings.dispatcher_replicas
-            if count >= deep and (kind == "attached" or count * ROWS <= _MOST_JOBS)
+            if count >= deep and (kind == "attached" or count * SLOTS <= _MOST_JOBS)
         ),
     ]
 
 
-def measure_dispatcher(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
     """Return the figures of every case, and what follows for the size of a cell."""
     rows = []
     todo = cases(settings)
@@ -89,30 +83,36 @@ def measure_dispatcher(settings: Settings, report: Report) -> dict[str, Any]:
             rows.append(asyncio.run(_run(case, Path(folder), settings.dispatcher_s)))
     return {
         "what": "CPU time of the dispatch and job services (SQLite included, Ray and Serve not), "
-        f"replicas with {ROWS} rows that compute nothing",
-        "rows": rows,
-        "capacity": [capacity(rows, kind) for kind in KINDS],
+        f"replicas with {SLOTS} slots that compute nothing",
+        "tables": {
+            "CPU and pace": rows,
+            f"GPUs of a cell ({SLOTS} images at a time each, a core full at {FULL_SHARE:.0%})": [
+                capacity(rows, kind) for kind in KINDS
+            ],
+        },
     }
 
 
 async def _run(case: Case, folder: Path, duration_s: float) -> dict[str, Any]:
     meter = Meter()
     async with _services(folder) as (core, dispatch, jobs):
-        ids = counter()
-        makers = {
-            "attached": lambda: AttachedClient(dispatch, meter, ids).live(),
-            "durable": lambda: DurableClient(jobs, meter, ids).live(),
-        }
         replicas = [
-            FakeReplica(dispatch, meter, number=number, rows=ROWS, image_s=case.image_s).live()
+            run_replica(dispatch, meter, number=number, slots=SLOTS, image_s=case.image_s)
             for number in range(case.replicas)
         ]
-        clients = [makers[case.kind]() for _ in range(case.clients)]
+        is_attached = case.kind == "attached"
+        clients = [
+            call_attached(dispatch, meter) if is_attached else create_jobs(jobs, meter)
+            for _ in range(case.clients)
+        ]
         tasks = [asyncio.create_task(one) for one in replicas]
         try:
             tasks += await _start_spread(clients, over_s=case.image_s)
             # the first calls of all come nearly at once: nothing is typical before they are done
-            await _wait(lambda: meter.completed >= case.clients, _WARM_UP_S)
+            for _ in range(round(_WARM_UP_S / _SAMPLE_S)):
+                if meter.completed >= case.clients:
+                    break
+                await asyncio.sleep(_SAMPLE_S)
             row = await _window(case, core, meter, max(duration_s, case.image_s))
         finally:
             for task in tasks:
@@ -136,21 +136,14 @@ async def _start_spread(
     return tasks
 
 
-async def _wait(condition: Callable[[], bool], patience_s: float) -> None:
-    for _ in range(round(patience_s / _SAMPLE_S)):
-        if condition():
-            return
-        await asyncio.sleep(_SAMPLE_S)
-
-
 async def _window(
     case: Case, core: DispatchCore, meter: Meter, duration_s: float
 ) -> dict[str, Any]:
-    """Measure what happens in the next ``duration_s``, and until every client had a turn in it.
+    """Measure for ``duration_s``, and until every client has had an image in it.
 
     Clients that wait for the same store fall into step: all write, then all end.
     """
-    meter.depths.clear()
+    depths: list[int] = []
     completed, polls, fakes_s = meter.completed, meter.polls, meter.fakes_s
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     ends_s = (wall_s + duration_s, wall_s + duration_s + _PATIENCE_S)
@@ -159,26 +152,22 @@ async def _window(
         meter.completed < turn and time.perf_counter() < ends_s[1]
     ):
         await asyncio.sleep(_SAMPLE_S)
-        meter.depths.append(core.num_waiting)
-    all_s = time.process_time() - cpu_s
-    own_s = all_s - (meter.fakes_s - fakes_s)
+        depths.append(core.num_waiting)
+    own_s = time.process_time() - cpu_s - (meter.fakes_s - fakes_s)
     took_s = time.perf_counter() - wall_s
     done = max(1, meter.completed - completed)
     return {
         "kind": case.kind,
         "replicas": case.replicas,
         "image_s": case.image_s,
-        "clients": case.clients,
-        "mean_queue": round(sum(meter.depths) / len(meter.depths), 1),
+        "mean_queue": round(sum(depths) / len(depths), 1),
         "requests": done,
         "requests_per_s": round(done / took_s, 2),
         "requests_per_cpu_s": round(done / own_s, 1),
         "cpu_ms_per_request": round(1e3 * own_s / done, 4),
         "polls_per_request": round((meter.polls - polls) / done, 2),
-        "fakes_share": round(1 - own_s / all_s, 3),
         "share_of_a_core": round(own_s / took_s, 3),
         "refused": meter.refused,
-        "given_up": meter.given_up,
     }
 
 
@@ -187,7 +176,7 @@ async def _services(
     folder: Path,
 ) -> AsyncIterator[tuple[DispatchCore, DispatchService, JobService]]:
     config, storage = DispatchConfig(), StorageConfig()
-    # all fakes are one client, which nothing is to bound here
+    # all fakes are one client, which no limit should stop here
     limits = LimitsConfig(
         max_queued_images=100_000,
         max_open_jobs_per_client=100_000,
@@ -217,29 +206,20 @@ async def _services(
 
 
 def capacity(rows: list[dict[str, Any]], kind: Kind) -> dict[str, Any]:
-    """Return how many GPUs one dispatcher carries, from the rows at the pace of real images.
+    """Return the GPUs that one dispatcher can serve, from the rows at the pace of real images.
 
-    The largest row that keeps the pace says what a GPU costs, its polls included. A row that does
-    not keep it says how many images there are at most, whatever the CPU would still carry.
+    The largest row that keeps the pace gives the cost of a GPU, its polls included. A row that does
+    not keep it gives the largest rate, whatever the CPU would still allow.
     """
     paced = [row for row in rows if row["kind"] == kind and row["image_s"]]
     image_s = paced[0]["image_s"]
-    per_gpu_s = ROWS / image_s
-    kept = [row for row in paced if row["requests_per_s"] >= _PACE * row["replicas"] * per_gpu_s]
+    per_gpu_s = SLOTS / image_s
+    in_pace = [row for row in paced if row["requests_per_s"] >= _PACE * row["replicas"] * per_gpu_s]
     bounds = {}
-    if kept:
-        most = max(kept, key=lambda row: int(row["replicas"]))
+    if in_pace:
+        most = max(in_pace, key=lambda row: int(row["replicas"]))
         bounds["cpu"] = FULL_SHARE * most["replicas"] / most["share_of_a_core"]
-    if len(kept) < len(paced):
+    if len(in_pace) < len(paced):
         bounds["rate"] = FULL_SHARE * max(row["requests_per_s"] for row in paced) / per_gpu_s
     by = min(bounds, key=lambda name: bounds[name])
-    return {
-        "kind": kind,
-        "gpus": int(bounds[by]),
-        "by": by,
-        "bounds": {name: round(gpus, 1) for name, gpus in bounds.items()},
-        "full_share": FULL_SHARE,
-        "assumption": f"a GPU holds {ROWS} images at a time and each for {image_s:g} s: "
-        f"{per_gpu_s:g} images/s; a core is full at {FULL_SHARE:.0%}; what Serve's calls cost "
-        "comes on top",
-    }
+    return {"kind": kind, "gpus": int(bounds[by]), "bound_by": by, "image_s": image_s}

@@ -1,4 +1,9 @@
-"""What it costs to leave the states of rows in a store every few steps."""
+"""What it costs to export the states of rows to a store every few steps.
+
+At the interval that the policy chooses an export costs less than two blocks of steps differ by
+chance. So states are exported four times as often, and after every step, and the cost at the
+policy's interval is computed from that.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.aims import TELLING_INTERVAL
-from benchmarks.engine.subject import Subject, make_requests
-from benchmarks.settings import GUIDANCE, Report, Settings
-from benchmarks.stats import paired_ratio, summarise
-from benchmarks.stopwatch import Stopwatch
+from benchmarks.engine.subject import Subject, load_subject, make_requests
+from benchmarks.settings import SCALES, Report, Settings
+from benchmarks.stats import paired_ratio
+from benchmarks.stopwatch import in_turns
+from benchmarks.verdicts import at_most
 from ray_cluster.engine.building import build_engine
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval
 from ray_cluster.engine.step_engine import StepEngine
@@ -23,116 +28,101 @@ from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.replica.state_writer import StateWriter
 from ray_cluster.storage.blob_store import BlobStore
 
-_TIMES_AS_OFTEN = 4
 _BATCH = 8
+_AIM_PERCENT = 1.0
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 900
 _WARM_UP = 64
 _WAIT_S = 0.001
 
 
-class ExportBenchmark:
-    """Compares steps of two engines with the same rows, of which one exports, block by block.
-
-    What the policy allows, 1 % of a step, is less than two blocks differ by chance. So exports are
-    made more often as well, which shows what one costs, and what as many as the policy's would.
-    """
-
-    def __init__(self, subject: Subject, settings: Settings) -> None:
-        self._subject = subject
-        self._pairs = settings.step_pairs
-
-    def run(self, report: Report) -> dict[str, Any]:
-        """Measure at the interval that the policy chooses, and at shorter ones."""
-        cases = []
-        for index, guidance_scale in enumerate((1.0, GUIDANCE)):
-            report(index / 2, f"exports, guidance {guidance_scale}")
-            chosen, cost_s = self._choose(guidance_scale)
-            rows = {
-                "the policy's": chosen,
-                TELLING_INTERVAL: max(1, round(chosen / _TIMES_AS_OFTEN)),
-                "every step": 1,
-            }
-            cases += [
-                {"guidance": guidance_scale > 1, "interval": name, "export_s": cost_s}
-                | self._case(guidance_scale, num_steps, chosen)
-                for name, num_steps in rows.items()
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
+    """Measure at the interval that the policy chooses, and at shorter ones."""
+    subject = load_subject()
+    rows, aims = [], []
+    for index, scale in enumerate(SCALES):
+        report(index / 2, f"exports, guidance {scale:g}")
+        chosen, export_s = _choose(subject, scale)
+        often = max(1, round(chosen / 4))
+        for interval in dict.fromkeys((chosen, often, 1)):
+            ratio = _with_over_without(subject, scale, interval, 2 * settings.step_rounds)
+            at_policy = [
+                100 * (value - 1) * interval / chosen for value in (ratio.median, *ratio.ci95)
             ]
-        return {
-            "what": f"steps of {_BATCH} rows at 64 px with exports to a local folder against steps "
-            "without, CPU time of the process (all threads), in pairs of blocks; "
-            "share = with / without - 1, share_at_policy = share * num_steps / the policy's",
-            "cases": cases,
-        }
+            rows.append(
+                {
+                    "guidance": scale > 1,
+                    "every_n_steps": interval,
+                    "policy_chooses": chosen,
+                    "export_ms": 1e3 * export_s,
+                    "with_over_without": ratio.as_dict(),
+                    "percent_at_policy": at_policy,
+                }
+            )
+            if interval == often:
+                name = f"exported states, batch {_BATCH}, guidance {'on' if scale > 1 else 'off'}"
+                aims.append(at_most(name, _AIM_PERCENT, at_policy[0], at_policy[1:], "%").as_dict())
+    return {
+        "what": f"steps of {_BATCH} rows at 64 px with exports to a local folder over steps "
+        "without, CPU time of all threads, blocks in turns",
+        "tables": {"exports": rows},
+        "aims": aims,
+    }
 
-    def _choose(self, guidance_scale: float) -> tuple[int, float]:
-        """Let the policy settle; return its interval, and the seconds of an export beside steps."""
-        with self._exporting(guidance_scale, steps_between_exports) as (engine, exports, writer):
-            for _ in range(_WARM_UP):
-                exports.after_step(engine.step())
-            return exports.num_steps or 1, writer.cost_s or 0.0
 
-    def _case(self, guidance_scale: float, num_steps: int, chosen: int) -> dict[str, Any]:
-        plain = self._engine(guidance_scale, LiveTickets())
-        block = max(num_steps, 4)
-        pairs = min(2 * self._pairs, _NUM_STEPS // block - 3)
-        samples: tuple[list[float], list[float]] = ([], [])
-
-        with self._exporting(guidance_scale, lambda *_: num_steps) as (engine, exports, writer):
-
-            def step_with_exports() -> None:
-                for _ in range(block):
-                    exports.after_step(engine.step())
-                while any(writer.is_busy(str(index)) for index in range(_BATCH)):
-                    time.sleep(_WAIT_S)
-
-            def step_without() -> None:
-                for _ in range(block):
-                    plain.step()
-
-            step_with_exports()
-            step_without()
-            turns = [(step_with_exports, samples[0]), (step_without, samples[1])]
-            for turn in range(pairs):
-                for call, cpu_s in turns if turn % 2 == 0 else turns[::-1]:
-                    with Stopwatch() as watch:
-                        call()
-                    cpu_s.append(watch.cost.process_s / block)
-        ratio = paired_ratio(*samples)
-        return {
-            "num_steps": num_steps,
-            "with_s": summarise(samples[0]).as_dict(),
-            "without_s": summarise(samples[1]).as_dict(),
-            "ratio": ratio.as_dict(),
-            "share": ratio.median - 1,
-            "share_at_policy": [
-                (value - 1) * num_steps / chosen
-                for value in (ratio.median, ratio.ci_low, ratio.ci_high)
-            ],
-        }
-
-    @contextmanager
-    def _exporting(
-        self, guidance_scale: float, interval: ExportInterval
-    ) -> Iterator[tuple[StepEngine, Checkpoints, StateWriter]]:
-        live = LiveTickets()
-        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-            engine = self._engine(guidance_scale, live)
-            writer = StateWriter(BlobStore(folder))
-            writer.start()
-            exports = Checkpoints(engine, live, writer, time.monotonic, interval)
-            # the first step has the cost of an export measured
+def _choose(subject: Subject, scale: float) -> tuple[int, float]:
+    """Return the interval that the policy settles at, and the seconds of an export."""
+    with _exporting(subject, scale, steps_between_exports) as (engine, exports, writer):
+        for _ in range(_WARM_UP):
             exports.after_step(engine.step())
-            while writer.cost_s is None:
-                time.sleep(_WAIT_S)
-            yield engine, exports, writer
-            writer.stop()
+        return exports.num_steps or 1, writer.cost_s or 0.0
 
-    @torch.inference_mode()
-    def _engine(self, guidance_scale: float, live: LiveTickets) -> StepEngine:
-        engine = build_engine(self._subject.model, max_batch=_BATCH, clock=time.monotonic)
-        requests = make_requests(_BATCH, px=64, num_steps=_NUM_STEPS, guidance_scale=guidance_scale)
-        for state in self._subject.start(requests):
-            engine.add(state)
-            live.enter(Ticket(state.request, 0.0, 0.0, 0.0, 0.0, state))
-        return engine
+
+def _with_over_without(subject: Subject, scale: float, interval: int, rounds: int) -> Any:
+    plain = _engine(subject, scale, LiveTickets())
+    block = max(interval, 4)
+    rounds = min(rounds, _NUM_STEPS // block - 3)
+    with _exporting(subject, scale, lambda *_: interval) as (engine, exports, writer):
+
+        def step_with_exports() -> None:
+            for _ in range(block):
+                exports.after_step(engine.step())
+            while any(writer.is_busy(str(index)) for index in range(_BATCH)):
+                time.sleep(_WAIT_S)
+
+        def step_without() -> None:
+            for _ in range(block):
+                plain.step()
+
+        ways = {"with": step_with_exports, "without": step_without}
+        in_turns(ways, 1)
+        costs = in_turns(ways, rounds)
+    return paired_ratio(*([one.process_s for one in costs[name]] for name in ways))
+
+
+@contextmanager
+def _exporting(
+    subject: Subject, scale: float, interval: ExportInterval
+) -> Iterator[tuple[StepEngine, Checkpoints, StateWriter]]:
+    live = LiveTickets()
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        engine = _engine(subject, scale, live)
+        writer = StateWriter(BlobStore(folder))
+        writer.start()
+        exports = Checkpoints(engine, live, writer, time.monotonic, interval)
+        # the first step has the cost of an export measured
+        exports.after_step(engine.step())
+        while writer.cost_s is None:
+            time.sleep(_WAIT_S)
+        yield engine, exports, writer
+        writer.stop()
+
+
+@torch.inference_mode()
+def _engine(subject: Subject, scale: float, live: LiveTickets) -> StepEngine:
+    engine = build_engine(subject.model, max_batch=_BATCH, clock=time.monotonic)
+    requests = make_requests(_BATCH, px=64, num_steps=_NUM_STEPS, guidance_scale=scale)
+    for state in subject.start(requests):
+        engine.add(state)
+        live.enter(Ticket(state.request, 0.0, 0.0, 0.0, 0.0, state))
+    return engine

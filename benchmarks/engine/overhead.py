@@ -3,163 +3,100 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.engine.subject import Subject, bare_inputs, make_requests
-from benchmarks.settings import GUIDANCE, Report, Settings
-from benchmarks.stats import paired_ratio, summarise
+from benchmarks.engine.subject import Subject, bare_inputs, load_subject, make_requests
+from benchmarks.settings import SCALES, Report, Settings
+from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
+from benchmarks.verdicts import at_most
 from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.deltas import LayerDeltas
-from ray_cluster.engine.executor import Executor, Residuals, StepBatch
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.mixed_batching import mixed_batches
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
 
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 500
 _WARM_UP = 3
+_AIM_PERCENT, _AIM_BATCH = 5.0, 8
 
 
-@dataclass(slots=True)
-class Clocked:
-    """Sums up the CPU seconds spent in what the engine was given."""
+class _TimedExecutor:
+    """An executor that adds up the CPU seconds of its model calls; all else is the inner one's."""
 
-    policy_s: float = 0.0
-    executor_s: float = 0.0
-
-
-class ClockedExecutor:
-    """An executor that notes its CPU time; two clock readings more per half."""
-
-    def __init__(self, inner: Executor[Any, Any], clocked: Clocked) -> None:
+    def __init__(self, inner: Any, spent_s: Counter[str]) -> None:
         self._inner = inner
-        self._clocked = clocked
+        self.encode_half = _timed(inner.encode_half, spent_s, "executor")
+        self.decode_half = _timed(inner.decode_half, spent_s, "executor")
 
-    @property
-    def device(self) -> torch.device:
-        """See :class:`Executor`."""
-        return self._inner.device
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
-    @property
-    def num_levels(self) -> int:
-        """See :class:`Executor`."""
-        return self._inner.num_levels
 
-    def prepare(self, conditioning: Conditioning, deltas: LayerDeltas | None = None) -> Any:
-        """See :class:`Executor`."""
-        return self._inner.prepare(conditioning, deltas)
-
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
-        """See :class:`Executor`."""
-        return self._inner.latent_shape(width_px, height_px)
-
-    def encode_half(self, batch: StepBatch[Any]) -> Any:
-        """See :class:`Executor`."""
+def _timed(function: Callable[..., Any], spent_s: Counter[str], name: str) -> Callable[..., Any]:
+    def call(*arguments: Any, **more: Any) -> Any:
         started_s = time.thread_time()
-        encoded = self._inner.encode_half(batch)
-        self._clocked.executor_s += time.thread_time() - started_s
-        return encoded
+        result = function(*arguments, **more)
+        spent_s[name] += time.thread_time() - started_s
+        return result
 
-    def decode_half(self, encoded: Any, residuals: Residuals | None = None) -> Tensor:
-        """See :class:`Executor`."""
-        started_s = time.thread_time()
-        output = self._inner.decode_half(encoded, residuals)
-        self._clocked.executor_s += time.thread_time() - started_s
-        return output
+    return call
 
 
-class OverheadBenchmark:
-    """Compares engine steps with plain model calls of the same rows, in turns."""
-
-    def __init__(self, subject: Subject, settings: Settings) -> None:
-        self._subject = subject
-        self._settings = settings
-
-    def run(self, report: Report) -> dict[str, Any]:
-        """Measure every batch with guidance off and on."""
-        cases = [
-            (batch, guidance_scale)
-            for guidance_scale in (1.0, GUIDANCE)
-            for batch in self._settings.in_flight
-        ]
-        rows = []
-        for index, (batch, guidance_scale) in enumerate(cases):
-            report(index / len(cases), f"step of {batch}, guidance {guidance_scale}")
-            rows.append(self._case(batch, guidance_scale))
-        return {
-            "what": "one engine step against a plain unet(x, t, embeds) call of the same rows "
-            "(guidance rows included), same weights, 64 px, CPU time of the thread, in pairs; "
-            "share = engine / plain - 1",
-            "cases": rows,
-        }
-
-    @torch.inference_mode()
-    def _case(self, batch: int, guidance_scale: float) -> dict[str, Any]:
-        clocked = Clocked()
-        engine = self._engine(clocked)
-        states = self._subject.start(
-            make_requests(batch, px=64, num_steps=_NUM_STEPS, guidance_scale=guidance_scale)
-        )
-        for state in states:
-            engine.add(state)
-        unet = self._subject.pipeline.unet
-        inputs = bare_inputs(self._subject, states)
-
-        def plain() -> None:
-            unet(**inputs, return_dict=False)
-
-        for _ in range(_WARM_UP):
-            engine.step()
-            plain()
-        clocked.policy_s = clocked.executor_s = 0.0
-        steps_s, plain_s = in_turns(engine.step, plain, self._settings.step_pairs)
-        return _result(batch, guidance_scale, steps_s, plain_s, clocked)
-
-    def _engine(self, clocked: Clocked) -> StepEngine:
-        def policy(sight: ReplicaSight) -> StepDecision:
-            started_s = time.thread_time()
-            decision = mixed_batches(sight)
-            clocked.policy_s += time.thread_time() - started_s
-            return decision
-
-        model = self._subject.model
-        clocked_model = replace(model, executor=ClockedExecutor(model.executor, clocked))
-        return build_engine(
-            clocked_model,
-            max_batch=max(self._settings.in_flight),
-            clock=time.monotonic,
-            policy=policy,
-        )
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
+    """Measure every batch with guidance off and on."""
+    subject = load_subject()
+    rows, aims = [], []
+    todo = list(product(SCALES, settings.in_flight))
+    for index, (scale, batch) in enumerate(todo):
+        report(index / len(todo), f"step of {batch}, guidance {scale:g}")
+        row = _case(subject, batch, scale, settings.step_rounds)
+        rows.append(row)
+        if batch == _AIM_BATCH:
+            ratio, guided = row["step_over_plain"], "on" if scale > 1 else "off"
+            share, low, high = (100 * (x - 1) for x in (ratio["median"], *ratio["ci95"]))
+            name = f"step over bare UNet, batch {batch}, guidance {guided}"
+            aims.append(at_most(name, _AIM_PERCENT, share, (low, high), "%").as_dict())
+    return {
+        "what": "one engine step against a plain unet(x, t, embeds) call of the same rows "
+        "(guidance rows included), 64 px, CPU time of the thread, in turns",
+        "tables": {"mean ms of a step, and of its parts": rows},
+        "aims": aims,
+    }
 
 
-def _result(
-    batch: int,
-    guidance_scale: float,
-    steps_s: Sequence[float],
-    plain_s: Sequence[float],
-    clocked: Clocked,
-) -> dict[str, Any]:
-    ratio = paired_ratio(steps_s, plain_s)
-    count = len(steps_s)
-    step_s, executor_s, policy_s = sum(steps_s), clocked.executor_s, clocked.policy_s
+@torch.inference_mode()
+def _case(subject: Subject, batch: int, scale: float, rounds: int) -> dict[str, Any]:
+    spent_s: Counter[str] = Counter()
+    model = subject.model
+    engine = build_engine(
+        replace(model, executor=_TimedExecutor(model.executor, spent_s)),
+        max_batch=batch,
+        clock=time.monotonic,
+        policy=_timed(mixed_batches, spent_s, "policy"),
+    )
+    requests = make_requests(batch, px=64, num_steps=_NUM_STEPS, guidance_scale=scale)
+    states = subject.start(requests)
+    for state in states:
+        engine.add(state)
+    unet, inputs = subject.pipeline.unet, bare_inputs(subject, states)
+    ways = {"step": engine.step, "plain": lambda: unet(**inputs, return_dict=False)}
+    in_turns(ways, _WARM_UP)
+    spent_s.clear()
+    costs = {name: [one.cpu_s for one in found] for name, found in in_turns(ways, rounds).items()}
+    step_ms, plain_ms = (1e3 * sum(costs[name]) / rounds for name in ("step", "plain"))
+    executor_ms, policy_ms = (1e3 * spent_s[name] / rounds for name in ("executor", "policy"))
     return {
         "batch": batch,
-        "guidance": guidance_scale > 1,
-        "step_s": summarise(steps_s).as_dict(),
-        "plain_s": summarise(plain_s).as_dict(),
-        "ratio": ratio.as_dict(),
-        "share": ratio.median - 1,
-        "mean_parts_s": {
-            "plain model call": sum(plain_s) / count,
-            "executor beyond it": (executor_s - sum(plain_s)) / count,
-            "policy": policy_s / count,
-            "rows, sampler and checks": (step_s - executor_s - policy_s) / count,
-        },
+        "guidance": scale > 1,
+        "step_over_plain": paired_ratio(costs["step"], costs["plain"]).as_dict(),
+        "step": step_ms,
+        "plain_call": plain_ms,
+        "executor_beyond_it": executor_ms - plain_ms,
+        "policy": policy_ms,
+        "rows_sampler_and_checks": step_ms - executor_ms - policy_ms,
     }

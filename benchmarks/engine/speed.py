@@ -1,216 +1,112 @@
 """Engine, static batches and bare model calls against the pipeline one by one.
 
-Every block of work stands between two blocks of the one-by-one pipeline, and is compared with
-their mean: what other processes do to the machine meanwhile hits both sides alike.
+Batches of one size with 1 to 16 requests in flight, and a stream of requests with different numbers
+of steps, which a static batch cannot mix.
 """
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import random
+from itertools import product
 from typing import Any
 
 import torch
 
-from benchmarks.engine.contenders import EngineContender, PipelineContender, Served
-from benchmarks.engine.subject import Subject, bare_inputs, largest_difference, make_requests
-from benchmarks.settings import Report, Settings
-from benchmarks.stats import paired_ratio, summarise
-from benchmarks.stopwatch import Cost, Stopwatch
-from ray_cluster.engine.image_decoder import Pixels
+from benchmarks.engine.streams import BASELINE, Way, by_engine, by_pipeline, compare
+from benchmarks.engine.subject import Subject, bare_inputs, load_subject, make_requests
+from benchmarks.settings import SCALES, Report, Settings
+from benchmarks.verdicts import Aim, at_least
 
-# DESIGN: the image within 1/255 per pixel
-TOLERANCE = 1
-_BARE_CALLS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedCell:
-    """One size with or without guidance."""
-
-    px: int
-    guidance_scale: float
-    num_steps: int
-
-    @property
-    def name(self) -> str:
-        """As it stands in tables."""
-        return f"{self.px} px, guidance {'on' if self.guidance_scale > 1 else 'off'}"
+# of the requests, for the baseline: one after the other takes longest
+_ALONE = 2
+_IN_FLIGHT = 8
+_STEPS = (10, 20, 30)
+# speed-up of 8 requests in flight at 64 px
+_AIMS = {False: 2.2, True: 1.6}
 
 
-@dataclass(slots=True)
-class Record:
-    """What was measured in one cell: costs per image, and how far images are apart.
-
-    Attributes:
-        costs: per contender, of every block.
-        baselines: per contender, of the one-by-one blocks around each of its blocks.
-        differences: per contender, the largest difference to the one-by-one images, in 1/255.
-        one_by_one: images of the pipeline alone so far, by request id.
-    """
-
-    costs: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
-    baselines: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
-    differences: dict[str, int] = field(default_factory=dict)
-    one_by_one: dict[str, Pixels] = field(default_factory=dict)
-    num_baselines: int = 0
-
-
-class SpeedBenchmark:
-    """Measures all cells in rounds.
-
-    Args:
-        subject: the weights.
-    """
-
-    def __init__(self, subject: Subject, settings: Settings) -> None:
-        self._subject = subject
-        self._settings = settings
-        self._pipeline = PipelineContender(subject.pipeline)
-        self._engine = EngineContender(subject)
-        self._cells = [
-            SpeedCell(px, guidance_scale, settings.num_steps)
-            for px in settings.sizes_px
-            for guidance_scale in settings.guidance_scales
-        ]
-        self._records = {cell: Record() for cell in self._cells}
-
-    def run(self, report: Report) -> dict[str, Any]:
-        """Measure and return the section's results."""
-        for cell in self._cells:
-            report(0.0, f"warm-up {cell.name}")
-            self._warm_up(cell)
-        limit_s = time.monotonic() + self._settings.engine_s
-        for number in range(self._settings.max_rounds):
-            if number >= self._settings.min_rounds and time.monotonic() > limit_s:
-                break
-            visits = self._visits()
-            for index, cell in enumerate(visits):
-                share = (number + index / len(visits)) / self._settings.min_rounds
-                report(min(0.99, share), f"round {number + 1}: {cell.name}")
-                self._measure(cell, self._records[cell], reverse=number % 2 == 1)
-        return {
-            "what": "speed-up over the pipeline one by one, per image, prompts to pixels, "
-            "one thread; CPU time of the thread beside wall time",
-            "num_steps": self._settings.num_steps,
-            "cells": [_cell_result(cell, self._records[cell]) for cell in self._cells],
-        }
-
-    def _visits(self) -> list[SpeedCell]:
-        """The cells of one round; those that an aim is set for come three times."""
-        aims = [cell for cell in self._cells if cell.px == self._settings.aim_px]
-        again = aims if self._settings.max_rounds > 1 else []
-        half = len(self._cells) // 2
-        return [*self._cells[:half], *again, *self._cells[half:], *again]
-
-    def _warm_up(self, cell: SpeedCell) -> None:
-        requests = self._requests(cell, max(self._settings.in_flight), num_steps=2)
-        for in_flight in self._settings.in_flight:
-            self._pipeline.serve(requests[:in_flight], in_flight)
-            self._engine.serve(requests[:in_flight], in_flight)
-
-    def _measure(self, cell: SpeedCell, record: Record, *, reverse: bool) -> None:
-        order = list(self._settings.in_flight)
-        if reverse:
-            order.reverse()
-        made: dict[str, Served] = {}
-        before = self._baseline(cell, record)
-        for in_flight in order:
-            blocks = list(self._blocks(cell, in_flight, made))
-            after = self._baseline(cell, record)
-            for name, cost in blocks:
-                record.costs[name].append(cost)
-                record.baselines[name].append((before + after).per(2))
-            before = after
-        for name, served in made.items():
-            difference = largest_difference(record.one_by_one, served.images)
-            record.differences[name] = max(difference, record.differences.get(name, 0))
-
-    def _blocks(
-        self, cell: SpeedCell, in_flight: int, made: dict[str, Served]
-    ) -> Iterator[tuple[str, Cost]]:
-        """Serve requests in each way; yield names and costs per image, put images in ``made``."""
-        requests = self._requests(cell, max(2, in_flight))
-        contenders = [("engine", self._engine), ("static", self._pipeline)]
-        if in_flight == 1:
-            # a static batch of one is the baseline itself
-            contenders = contenders[:1]
-        for kind, contender in contenders:
-            name = f"{kind} {in_flight}"
-            with Stopwatch() as watch:
-                made[name] = contender.serve(requests, in_flight)
-            yield name, watch.cost.per(len(requests))
-        yield f"bare {in_flight}", self._bare_call(cell, in_flight).per(in_flight)
-
-    def _bare_call(self, cell: SpeedCell, in_flight: int) -> Cost:
-        """Return the cost of the model calls of a whole run of a full batch, and nothing else."""
-        with torch.inference_mode():
-            states = self._subject.start(self._requests(cell, in_flight))
-            inputs = bare_inputs(self._subject, states)
-            unet = self._subject.pipeline.unet
-            unet(**inputs, return_dict=False)
-            with Stopwatch() as watch:
-                for _ in range(_BARE_CALLS):
-                    unet(**inputs, return_dict=False)
-        cost = watch.cost.per(_BARE_CALLS)
-        steps = cell.num_steps
-        return Cost(cost.cpu_s * steps, cost.wall_s * steps, cost.process_s * steps)
-
-    def _baseline(self, cell: SpeedCell, record: Record) -> Cost:
-        """Make the next image on its own; return its cost."""
-        requests = self._requests(cell, max(self._settings.in_flight))
-        request = requests[record.num_baselines % len(requests)]
-        record.num_baselines += 1
-        with Stopwatch() as watch:
-            served = self._pipeline.serve([request], 1)
-        record.one_by_one |= served.images
-        return watch.cost
-
-    def _requests(self, cell: SpeedCell, count: int, num_steps: int | None = None) -> list[Any]:
-        return make_requests(
-            count,
-            px=cell.px,
-            num_steps=num_steps or cell.num_steps,
-            guidance_scale=cell.guidance_scale,
-        )
-
-
-def _cell_result(cell: SpeedCell, record: Record) -> dict[str, Any]:
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
+    """Return the section."""
+    subject = load_subject()
+    cells, streams, problems, aims = [], [], [], []
+    todo = list(product(settings.sizes_px, SCALES, settings.in_flight))
+    for index, (px, scale, in_flight) in enumerate(todo):
+        cell = {"px": px, "guidance": scale > 1, "in_flight": in_flight}
+        report(0.8 * index / len(todo), ", ".join(f"{key} {cell[key]}" for key in cell))
+        rows, wrong = compare(_ways(subject, settings, px, scale, in_flight), settings.rounds)
+        cells += [cell | row for row in rows]
+        problems += [f"{cell}: {one}" for one in wrong]
+    for index, scale in enumerate(SCALES):
+        report(0.8 + 0.1 * index, f"stream of mixed steps, guidance {scale:g}")
+        rows, wrong = compare(_stream(subject, settings, scale), settings.rounds)
+        streams += [{"guidance": scale > 1, **row} for row in rows]
+        problems += [f"stream, guidance {scale:g}: {one}" for one in wrong]
+    aims = [_aim(row) for row in cells if _is_aimed_at(row)]
     return {
-        "px": cell.px,
-        "guidance": cell.guidance_scale > 1,
-        "contenders": [
-            contender_result(name, costs, record.baselines[name], record.differences.get(name))
-            for name, costs in record.costs.items()
-        ],
-        "images_compared": len(record.one_by_one),
+        "what": f"over the pipeline one by one, {settings.num_steps} steps, prompts to pixels, one "
+        "thread; bare: the UNet calls alone, a ceiling",
+        "tables": {
+            "requests of one size": cells,
+            f"a stream of {_STEPS} steps, 64 px, {_IN_FLIGHT} in flight": streams,
+        },
+        "aims": [aim.as_dict() for aim in aims],
+        "problems": problems,
     }
 
 
-def contender_result(
-    name: str, costs: Sequence[Cost], baselines: Sequence[Cost], difference: int | None
-) -> dict[str, Any]:
-    """Return a contender's figures; no speed-up if its images are not those of the pipeline.
-
-    Args:
-        difference: largest difference of a pixel, in 1/255; None for a contender without images.
-    """
-    kind, _, in_flight = name.partition(" ")
-    has_images = kind != "bare"
-    exact = not has_images or (difference is not None and difference <= TOLERANCE)
-    cpu, wall = [c.cpu_s for c in costs], [c.wall_s for c in costs]
-    result: dict[str, Any] = {
-        "kind": kind,
-        "in_flight": int(in_flight),
-        "images_equal": exact,
-        "max_difference_255": difference,
-        "seconds_per_image_cpu": summarise(cpu).as_dict(),
-        "one_by_one_seconds_per_image_cpu": summarise([c.cpu_s for c in baselines]).as_dict(),
-        "other_threads_share": max(c.process_s / c.cpu_s for c in costs) - 1,
+def _ways(
+    subject: Subject, settings: Settings, px: int, scale: float, in_flight: int
+) -> dict[str, Way]:
+    requests = make_requests(
+        max(_ALONE, in_flight), px=px, num_steps=settings.num_steps, guidance_scale=scale
+    )
+    pipeline = subject.pipeline
+    ways = {
+        BASELINE: Way(lambda: by_pipeline(pipeline, requests[:_ALONE], 1), _ALONE),
+        "engine": Way(lambda: by_engine(subject, requests, in_flight), len(requests)),
+        "bare": Way(_bare_call(subject, requests[:in_flight]), in_flight / settings.num_steps),
     }
-    if exact:
-        result["speed_up_cpu"] = paired_ratio([b.cpu_s for b in baselines], cpu).as_dict()
-        result["speed_up_wall"] = paired_ratio([b.wall_s for b in baselines], wall).as_dict()
-    return result
+    if in_flight > 1:
+        # a static batch of one is the baseline itself
+        ways["static"] = Way(lambda: by_pipeline(pipeline, requests, in_flight), len(requests))
+    # so that no way is slower for being first
+    for way in ways.values():
+        way.call()
+    return ways
+
+
+def _bare_call(subject: Subject, requests: list[Any]) -> Any:
+    """A UNet call of the rows of one step."""
+    with torch.inference_mode():
+        inputs = bare_inputs(subject, subject.start(requests))
+
+    @torch.inference_mode()
+    def call() -> None:
+        subject.pipeline.unet(**inputs, return_dict=False)
+
+    return call
+
+
+def _stream(subject: Subject, settings: Settings, scale: float) -> dict[str, Way]:
+    count = settings.stream_requests
+    shrink = _STEPS[0] // min(_STEPS[0], settings.num_steps)
+    steps = [_STEPS[index % len(_STEPS)] // shrink for index in range(count)]
+    random.Random(7).shuffle(steps)
+    requests = make_requests(count, px=64, num_steps=steps, guidance_scale=scale)
+    pipeline = subject.pipeline
+    return {
+        BASELINE: Way(lambda: by_pipeline(pipeline, requests, 1), count),
+        "static": Way(lambda: by_pipeline(pipeline, requests, _IN_FLIGHT), count),
+        "engine": Way(lambda: by_engine(subject, requests, _IN_FLIGHT), count),
+    }
+
+
+def _is_aimed_at(row: dict[str, Any]) -> bool:
+    cell = (row["way"], row["px"], row["in_flight"])
+    return cell == ("engine", 64, _IN_FLIGHT) and "speed_up_cpu" in row
+
+
+def _aim(row: dict[str, Any]) -> Aim:
+    figures = row["speed_up_cpu"]
+    name = f"engine, 8 in flight, 64 px, guidance {'on' if row['guidance'] else 'off'}"
+    return at_least(name, _AIMS[row["guidance"]], figures["median"], figures["ci95"], "x")

@@ -44,6 +44,11 @@ class Family:
         return self.kind == "UNet2DConditionModel"
 
     @property
+    def is_guided(self) -> bool:
+        """Whether guidance takes a second model row for each image."""
+        return not self.embeds_guidance
+
+    @property
     def prompt_width(self) -> int:
         """Channels of a prompt's embedding."""
         return int(self.config["cross_attention_dim" if self.is_unet else "joint_attention_dim"])
@@ -91,11 +96,6 @@ class Family:
         """Return a new noise scheduler."""
         name, config = self.scheduler
         return getattr(diffusers, name)(**config)
-
-    def num_weights(self) -> int:
-        """Return how many weights the model has; makes none."""
-        model = self.build("meta", torch.bfloat16)
-        return sum(one.numel() for one in model.parameters())
 
 
 _SDXL_SCHEDULER = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from ray_cluster.engine.state import Conditioning
 
 _TRAIN_TIMESTEPS = 1000
 _FLUX_PATCH = 2
+Side = Literal["prompt", "negative"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +34,20 @@ class Prompts:
     time_ids: Tensor | None
 
     @classmethod
-    def of(cls, owned: Sequence[Conditioning], *, negative: bool = False) -> Prompts:
-        """Return the prompts, or the negative prompts, of requests."""
-        part = "negative" if negative else "prompt"
-        pooled = "negative_pooled_embeds" if negative else "pooled_embeds"
-        ids = [one.time_ids for one in owned if one.time_ids is not None]
-        return cls(
-            torch.stack([getattr(one, f"{part}_embeds") for one in owned]),
-            torch.stack([getattr(one, pooled) for one in owned]),
-            torch.stack(ids) if ids else None,
-        )
+    def of(cls, owned: Sequence[Conditioning], *sides: Side) -> Prompts:
+        """Return the rows of requests, those of the first side before those of the second."""
+        is_negative = [side == "negative" for side in sides for _ in owned]
+        rows = list(zip([*owned] * len(sides), is_negative, strict=True))
+        ids = [one.time_ids for one, _ in rows if one.time_ids is not None]
+        embeds = [one.negative_embeds if negative else one.prompt_embeds for one, negative in rows]
+        pooled = [
+            one.negative_pooled_embeds if negative else one.pooled_embeds for one, negative in rows
+        ]
+        return cls(_stacked(embeds), _stacked(pooled), torch.stack(ids) if ids else None)
 
-    @classmethod
-    def joined(cls, first: Prompts, second: Prompts) -> Prompts:
-        """Return the rows of both."""
-        ids = None
-        if first.time_ids is not None and second.time_ids is not None:
-            ids = torch.cat([first.time_ids, second.time_ids])
-        embeds, pooled = (first.embeds, second.embeds), (first.pooled, second.pooled)
-        return cls(torch.cat(embeds), torch.cat(pooled), ids)
+
+def _stacked(rows: Sequence[Tensor | None]) -> Tensor:
+    return torch.stack([one for one in rows if one is not None])
 
 
 class Denoiser:
@@ -145,10 +141,8 @@ class PipelineSteps:
         self._denoiser, self._is_guided = denoiser, owned[0].is_guided
         self._scheduler = denoiser.family.noise_scheduler()
         self._noise = latents.to(denoiser.device, denoiser.dtype)
-        prompts = Prompts.of(owned)
-        if self._is_guided:
-            prompts = Prompts.joined(Prompts.of(owned, negative=True), prompts)
-        self._prompts, self._num_steps = prompts, num_steps
+        sides: tuple[Side, ...] = ("negative", "prompt") if self._is_guided else ("prompt",)
+        self._prompts, self._num_steps = Prompts.of(owned, *sides), num_steps
         self._restart()
 
     def _restart(self) -> None:

@@ -1,15 +1,15 @@
-"""What a part of the suite found, and how much time it has; a failure costs one section."""
+"""The results of one part of the suite, and its time; a failure costs one section."""
 
 from __future__ import annotations
 
-import json
-import math
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from benchmarks.report import as_json
 
 
 class Section:
@@ -28,12 +28,17 @@ class Section:
         """Seconds that it should still take at most."""
         return self._ends_s - time.monotonic()
 
+    def table(self, title: str) -> list[dict[str, Any]]:
+        """Return the rows of a table, to be filled."""
+        rows: list[dict[str, Any]] = self.found.setdefault("tables", {}).setdefault(title, [])
+        return rows
+
     def leave_out(self, what: str, why: str) -> None:
-        """Say in the results what is not in them."""
-        self.found.setdefault("left_out", []).append({"what": what, "why": why})
+        """Note in the results what is not in them."""
+        self.found.setdefault("notes", []).append(f"left out: {what} ({why})")
 
     def fail(self, what: str) -> None:
-        """Say in the results that something is wrong; the section goes on."""
+        """Note in the results that something is wrong; the section goes on."""
         self.found.setdefault("problems", []).append(what)
 
     def fail_with_trace(self, what: str) -> None:
@@ -42,22 +47,16 @@ class Section:
 
 
 class Record:
-    """The sections of one part, in a file after each of them.
+    """The sections of one part, in a file that is written after each of them.
 
     Args:
-        path: of the file; None for none.
         budget_s: seconds from now for the whole part.
     """
 
-    def __init__(self, path: Path | None, budget_s: float) -> None:
+    def __init__(self, path: Path, budget_s: float) -> None:
         self.sections: dict[str, dict[str, Any]] = {}
         self._path = path
         self._ends_s = time.monotonic() + budget_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that the part should still take at most."""
-        return self._ends_s - time.monotonic()
 
     @contextmanager
     def section(self, name: str, share: float = 1.0) -> Iterator[Section]:
@@ -67,40 +66,23 @@ class Record:
             share: of the part's time that is left.
         """
         started_s = time.monotonic()
-        section = Section(started_s + share * max(0.0, self.left_s))
+        section = Section(started_s + share * max(0.0, self._ends_s - started_s))
         self.sections[name] = section.found
-        self.save()
+        self._save()
         try:
             yield section
         # whatever it is, the other sections are to be measured
         except Exception as error:  # noqa: BLE001
             section.fail_with_trace(f"ended by {type(error).__name__}")
-        section.found["status"] = _status(section.found)
-        section.found["seconds"] = round(time.monotonic() - started_s, 2)
-        self.save()
+        found = section.found
+        found["status"] = (
+            "failed" if "problems" in found else "partial" if "notes" in found else "ok"
+        )
+        found["seconds"] = round(time.monotonic() - started_s, 2)
+        self._save()
 
-    def save(self) -> None:
-        """Write what there is, at once or not at all."""
-        if self._path is not None:
-            draft = self._path.with_suffix(".tmp")
-            draft.write_text(as_json(self.sections), encoding="utf-8")
-            draft.replace(self._path)
-
-
-def as_json(found: Any) -> str:
-    """Return results as JSON; figures that are not finite, which it does not know, as words."""
-    return json.dumps(_finite(found), allow_nan=False)
-
-
-def _finite(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {name: _finite(one) for name, one in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_finite(one) for one in found]
-    return str(found) if isinstance(found, float) and not math.isfinite(found) else found
-
-
-def _status(found: dict[str, Any]) -> str:
-    if found.get("problems"):
-        return "failed"
-    return "partial" if found.get("left_out") else "ok"
+    def _save(self) -> None:
+        """Write the sections, wholly or not at all."""
+        draft = self._path.with_suffix(".tmp")
+        draft.write_text(as_json(self.sections), encoding="utf-8")
+        draft.replace(self._path)

@@ -1,10 +1,11 @@
-"""The denoising step of images of one size: diffusers eager and compiled, ours, ours on graphs."""
+"""One denoising step: of images of one size, of several, and of diffusers compiled."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,112 +13,189 @@ import torch
 from benchmarks.gpu.record import Section
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.subject import Contest, SizePx, free_memory
-from benchmarks.gpu.timing import compared, sample_in_turns
+from benchmarks.stats import paired_ratio, summarise
+from benchmarks.stopwatch import sample_in_turns
+from benchmarks.verdicts import at_least
 from ray_cluster.engine.cuda_graphs import GraphedExecutor
+from ray_cluster.policies.batch_layout import choose_layout
+from ray_cluster.policies.cost_model import fitted_cost
+from ray_cluster.policies.types import StepCost
 
 EAGER, COMPILED, OURS, GRAPHS = "diffusers", "diffusers compiled", "ours", "ours on CUDA graphs"
-# of the section's time: no cell may take more than this many times its share
-_PATIENCE = 2.0
+ONE_BY_ONE, STATIC, GROUPED = "diffusers one by one", "diffusers by size", "ours by size"
+Ways = dict[str, Callable[[], object]]
+# of mixes around 512 px, over diffusers one by one
+_SMALL_AIM = 1.5
+# layouts whose times are nearer than this count as equal
+_TIE = 0.03
 # a cell costs at least its rounds: none is begun with less than that left
 _LEAST_S = 1.0
+_COST_S, _COST_BATCH = 3.0, 8
+
+
+def time_cell(
+    settings: Settings,
+    section: Section,
+    about: Mapping[str, Any],
+    ways: Callable[[], Ways],
+    *,
+    num_left: int,
+    is_exact: bool,
+) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
+    """Return a row for each way, and its samples; a cell that fails costs no other.
+
+    Args:
+        about: the cell, as rows name it.
+        ways: makes what is timed; the first is the baseline.
+        num_left: cells that share the section's time, this one included.
+        is_exact: whether the results are known to be right; wrong ones get no ratio.
+    """
+    name = ", ".join(f"{key} {value}" for key, value in about.items())
+    if section.left_s < _LEAST_S:
+        section.leave_out(name, "no time left")
+        return [], {}
+    limit_s, device = section.left_s / num_left, settings.device.type
+    try:
+        samples = sample_in_turns(ways(), settings.sampling, device=device, limit_s=limit_s)
+    # out of memory, most likely; the other cells may have enough
+    except Exception:  # noqa: BLE001
+        section.fail_with_trace(name)
+        return [], {}
+    finally:
+        free_memory(settings.device)
+    rows = [
+        {**about, "by": way, "ms": summarise([1e3 * one for one in seconds]).as_dict()}
+        for way, seconds in samples.items()
+    ]
+    baseline = next(iter(samples.values()))
+    if is_exact:
+        for row, seconds in zip(rows, samples.values(), strict=True):
+            row["speed_up"] = paired_ratio(baseline, seconds).as_dict()
+    return rows, samples
 
 
 @torch.inference_mode()
 def measure_steps(
     settings: Settings, contest: Contest, section: Section, *, is_exact: bool, graphs: bool
 ) -> None:
-    """Measure every size and batch; small ones first, so that time runs out for the largest.
+    """Measure every size and batch; small ones first, so that time runs out for the largest."""
+    section.found |= {"what": _WHAT, "guided": contest.family.is_guided}
+    table = section.table("steps of one size")
+    todo = [(side, batch) for side in settings.sides_px for batch in settings.batches]
+    for index, (side, batch) in enumerate(todo):
+        ways = partial(_equal_ways, contest, [(side, side)] * batch, graphs=graphs)
+        about, num_left = {"side_px": side, "batch": batch}, len(todo) - index
+        rows, _ = time_cell(settings, section, about, ways, num_left=num_left, is_exact=is_exact)
+        table += rows
 
-    Args:
-        is_exact: whether our results are known to be right; wrong ones get no ratio.
-        graphs: whether graphs are measured, too.
-    """
-    guided = not contest.family.embeds_guidance
-    section.found |= {"what": _WHAT, "guided": guided, "model_rows_per_image": 1 + guided}
-    cells = section.found["cells"] = []
-    wanted = [(side, batch) for side in settings.sides_px for batch in settings.batches]
-    for index, (side, batch) in enumerate(wanted):
-        name = f"{side} px, batch {batch}"
-        if section.left_s < _LEAST_S:
-            section.leave_out(name, "no time left")
+
+def _equal_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
+    ways: Ways = {EAGER: contest.pipeline_steps(sizes), OURS: contest.engine_steps(sizes)}
+    return ways | (_graphed(contest, sizes) if graphs else {})
+
+
+@torch.inference_mode()
+def measure_mixes(
+    settings: Settings, contest: Contest, section: Section, *, is_exact: bool, graphs: bool
+) -> None:
+    """Measure batches of several sizes, and which layout the policy takes by a measured cost."""
+    section.found |= {"what": _WHAT, "guided": contest.family.is_guided}
+    table, layouts = section.table("steps of several sizes"), section.table("layouts")
+    cost, aims = _step_cost(settings, contest), section.found.setdefault("aims", [])
+    for index, (name, sizes) in enumerate(settings.mixes.items()):
+        ways = partial(_mixed_ways, contest, sizes, graphs=graphs)
+        about = {"mix": name, "sizes_px": [list(size) for size in sizes]}
+        rows, samples = time_cell(
+            settings,
+            section,
+            about,
+            ways,
+            num_left=len(settings.mixes) - index,
+            is_exact=is_exact,
+        )
+        table += rows
+        if not samples or not is_exact:
             continue
-        limit_s = section.left_s / (len(wanted) - index)
-        started_s = time.monotonic()
-        sizes = [(side, side)] * batch
-        calls = _calls(contest, sizes, guided=guided, graphs=graphs)
-        found = _measure(calls, limit_s, settings, section, name, is_exact=is_exact)
-        if found:
-            cells.append({"side_px": side, "batch": batch, "contenders": found})
-        # with its graph, whose memory the next cell may need
-        del calls
-        free_memory(settings.device)
-        if time.monotonic() - started_s > _PATIENCE * limit_s + _LEAST_S:
-            section.found.setdefault("slow_cells", []).append(name)
+        ratio = paired_ratio(samples[GROUPED], samples[OURS])
+        choice, is_tie = choose_layout(len(set(sizes)), cost), abs(ratio.median - 1) <= _TIE
+        is_faster = is_tie or (ratio.median > 1) == (choice == "mixed")
+        gain = ratio.as_dict()
+        layouts.append(
+            {"mix": name, "mixed_over_by_size": gain, "layout": choice, "is_faster": is_faster}
+        )
+        if name in settings.small_mixes:
+            over = paired_ratio(samples[ONE_BY_ONE], samples[OURS])
+            aim = at_least(f"{name} px, over one by one", _SMALL_AIM, over.median, over.ci95, "x")
+            aims.append(aim.as_dict())
+
+
+def _mixed_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
+    by_size: dict[SizePx, list[SizePx]] = defaultdict(list)
+    for size in sizes:
+        by_size[size].append(size)
+    alone = [contest.pipeline_steps([size]) for size in sizes]
+    static = [contest.pipeline_steps(alike) for alike in by_size.values()]
+    ways: Ways = {
+        ONE_BY_ONE: lambda: [step() for step in alone],
+        STATIC: lambda: [step() for step in static],
+        GROUPED: contest.engine_steps(sizes, layout="grouped"),
+        OURS: contest.engine_steps(sizes),
+    }
+    return ways | (_graphed(contest, sizes) if graphs else {})
+
+
+def _graphed(contest: Contest, sizes: Sequence[SizePx]) -> Ways:
+    around = GraphedExecutor(contest.executor)
+    return {GRAPHS: contest.engine_steps(sizes, executor=around)}
+
+
+def _step_cost(settings: Settings, contest: Contest) -> StepCost:
+    """Measure what a step costs, as a replica does when it starts."""
+    size = settings.default_px
+    other = (size[0], size[1] // 2)
+    batches = {"alone": [size], "together": [size] * _COST_BATCH, "beside": [size, other]}
+    calls = {name: contest.engine_steps(one, guided=False) for name, one in batches.items()}
+    samples = sample_in_turns(
+        calls, settings.sampling, device=settings.device.type, limit_s=_COST_S
+    )
+    fastest = {name: min(seconds) for name, seconds in samples.items()}
+    return fitted_cost(
+        size,
+        alone_s=fastest["alone"],
+        together_s=fastest["together"],
+        num_together=_COST_BATCH,
+        beside=(other, fastest["beside"]),
+    )
 
 
 @torch.inference_mode()
 def measure_compiled(
     settings: Settings, contest: Contest, section: Section, *, is_exact: bool
 ) -> None:
-    """Measure diffusers compiled, beside itself before, in as many cells as there is time for.
-
-    The model stays compiled.
-    """
+    """Measure diffusers compiled beside ours, in as many cells as there is time for."""
     if settings.compile_kind == "none":
-        section.leave_out("diffusers compiled", "not asked for")
+        section.leave_out("diffusers compiled", "--compile none")
         return
-    guided = not contest.family.embeds_guidance
-    section.found["what"] = (
-        f"torch.compile of {_scope(settings, contest)}; the first call of a cell compiles, "
-        "and is told apart"
-    )
-    cells = section.found["cells"] = []
-    model = contest.denoiser.model
+    section.found["what"] = f"{_WHAT}; torch.compile of {settings.compile_kind}"
+    table = section.table("steps beside diffusers compiled")
     for index, (side, batch) in enumerate(settings.compiled):
-        name, sizes = f"{side} px, batch {batch}", [(side, side)] * batch
-        # the longest that a cell has taken: the next may compile as long
-        slowest_s = max((one["seconds_in_all"] for one in cells), default=_LEAST_S)
-        if section.left_s < slowest_s:
-            section.leave_out(name, f"{section.left_s:.0f} s left, one took {slowest_s:.0f} s")
-            continue
-        started_s = time.monotonic()
-        with compiled(model, settings, contest):
-            step = contest.pipeline_steps(sizes, guided=guided)
-            step()
-            if settings.device.type == "cuda":
-                torch.cuda.synchronize()
-            first_s = time.monotonic() - started_s
-            calls = {COMPILED: step, OURS: contest.engine_steps(sizes, guided=guided)}
-            limit_s = min(10.0, section.left_s / (len(settings.compiled) - index))
-            found = _measure(calls, limit_s, settings, section, name, is_exact=is_exact)
-        if found:
-            cells.append(
-                {
-                    "side_px": side,
-                    "batch": batch,
-                    "first_call_s": first_s,
-                    "seconds_in_all": time.monotonic() - started_s,
-                    "contenders": found,
-                }
+        ways = partial(_compiled_ways, contest, [(side, side)] * batch)
+        about, num_left = {"side_px": side, "batch": batch}, len(settings.compiled) - index
+        with compiled(settings, contest):
+            rows, _ = time_cell(
+                settings, section, about, ways, num_left=num_left, is_exact=is_exact
             )
+        table += rows
 
 
-def _calls(
-    contest: Contest, sizes: Sequence[SizePx], *, guided: bool, graphs: bool
-) -> dict[str, Callable[[], Any]]:
-    calls: dict[str, Callable[[], Any]] = {
-        EAGER: contest.pipeline_steps(sizes, guided=guided),
-        OURS: contest.engine_steps(sizes, guided=guided),
-    }
-    if graphs:
-        around = GraphedExecutor(contest.executor)
-        calls[GRAPHS] = contest.engine_steps(sizes, guided=guided, executor=around)
-    return calls
+def _compiled_ways(contest: Contest, sizes: Sequence[SizePx]) -> Ways:
+    return {COMPILED: contest.pipeline_steps(sizes), OURS: contest.engine_steps(sizes)}
 
 
 @contextmanager
-def compiled(model: Any, settings: Settings, contest: Contest) -> Iterator[None]:
-    """Compile the model's repeated blocks, or the whole of it, for as long as this lasts."""
+def compiled(settings: Settings, contest: Contest) -> Iterator[None]:
+    """Compile diffusers' repeated blocks, or its whole model, within the block."""
+    model = contest.denoiser.model
     parts = [model]
     if settings.compile_kind == "blocks":
         parts = [one for one in model.modules() if type(one).__name__ in contest.family.repeated]
@@ -131,31 +209,7 @@ def compiled(model: Any, settings: Settings, contest: Contest) -> Iterator[None]
             part._compiled_call_impl = None
 
 
-def _scope(settings: Settings, contest: Contest) -> str:
-    whole = settings.compile_kind == "whole"
-    return "the whole model" if whole else f"the repeated blocks ({contest.family.repeated})"
-
-
-def _measure(
-    calls: dict[str, Callable[[], Any]],
-    limit_s: float,
-    settings: Settings,
-    section: Section,
-    name: str,
-    *,
-    is_exact: bool,
-) -> dict[str, Any]:
-    """Return the figures of a cell; one that fails is told and costs no other."""
-    try:
-        samples = sample_in_turns(calls, limit_s, settings.device, settings.sampling)
-    # out of memory, most likely; the other cells may have enough
-    except Exception:  # noqa: BLE001
-        section.fail_with_trace(name)
-        return {}
-    return compared(samples, next(iter(calls)), is_exact=is_exact)
-
-
 _WHAT = (
-    "seconds of one whole denoising step, guidance and the sampler's update included: of diffusers "
-    "as its pipeline's loop does it, of ours as the step engine does it"
+    "one whole denoising step, guidance and the sampler's update included: of diffusers as its "
+    "pipeline's loop does it, of ours as the step engine does it"
 )

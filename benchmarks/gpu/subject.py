@@ -47,9 +47,9 @@ class Contest:
         """Where both are."""
         return self.denoiser.device
 
-    def pipeline_steps(self, sizes: Sequence[SizePx], *, guided: bool) -> PipelineSteps:
+    def pipeline_steps(self, sizes: Sequence[SizePx]) -> PipelineSteps:
         """Return diffusers' steps of images that have one size."""
-        owned = conditionings(self.denoiser, sizes, guided=guided)
+        owned = conditionings(self.denoiser, sizes, [self.family.is_guided] * len(sizes))
         shape = self.executor.latent_shape(*sizes[0])
         generator = torch.Generator().manual_seed(len(sizes))
         latents = torch.randn((len(sizes), *shape), generator=generator)
@@ -59,14 +59,15 @@ class Contest:
         self,
         sizes: Sequence[SizePx],
         *,
-        guided: bool,
         layout: BatchLayout = "mixed",
         executor: Any = None,
+        guided: bool | None = None,
     ) -> Callable[[], None]:
-        """Return whole steps of our engine: decision, model, samplers' update, look at the result.
+        """Return whole steps of our engine: decision, model, samplers' update, check of the result.
 
         Args:
             executor: one around ours.
+            guided: as the family is, unless it is given.
         """
         tables = sampler_tables(self.family)
         engine = StepEngine(
@@ -76,7 +77,8 @@ class Contest:
             time.perf_counter,
             layout=lambda _num_sizes: layout,
         )
-        owned = conditionings(self.denoiser, sizes, guided=guided)
+        is_guided = self.family.is_guided if guided is None else guided
+        owned = conditionings(self.denoiser, sizes, [is_guided] * len(sizes))
         for index, (size, conditioning) in enumerate(zip(sizes, owned, strict=True)):
             request = self._request(index, size)
             state = RequestState.start(
@@ -88,7 +90,14 @@ class Contest:
                 deadline_s=float("inf"),
             )
             engine.add(state)
-        return _Steps(engine, len(sizes))
+
+        def step() -> None:
+            report = engine.step()
+            if report.failed:
+                raise RuntimeError(f"a step failed: {report.failed[0].error}")
+            assert len(report.stepped) == len(sizes), report.stepped
+
+        return step
 
     def _request(self, index: int, size: SizePx) -> ImageRequest:
         return ImageRequest(
@@ -103,19 +112,6 @@ class Contest:
             seed=index,
             embeds_guidance=self.family.embeds_guidance,
         )
-
-
-class _Steps:
-    """Steps of an engine that must all succeed."""
-
-    def __init__(self, engine: StepEngine, num_rows: int) -> None:
-        self._engine, self._num_rows = engine, num_rows
-
-    def __call__(self) -> None:
-        report = self._engine.step()
-        if report.failed:
-            raise RuntimeError(f"a step failed: {report.failed[0].error}")
-        assert len(report.stepped) == self._num_rows, report.stepped
 
 
 def executor_of(family: Family, model: Any) -> Any:
@@ -136,11 +132,9 @@ def sampler_tables(family: Family) -> SamplerTables:
 
 
 def conditionings(
-    denoiser: Denoiser, sizes: Sequence[SizePx], *, guided: bool | Sequence[bool]
+    denoiser: Denoiser, sizes: Sequence[SizePx], guided: Sequence[bool]
 ) -> list[Conditioning]:
     """Return random prompts of requests, another for each; the same in every call."""
-    if isinstance(guided, bool):
-        guided = [guided] * len(sizes)
     return [
         _conditioning(denoiser, index, size, with_negative)
         for index, (size, with_negative) in enumerate(zip(sizes, guided, strict=True))
@@ -152,7 +146,7 @@ def _conditioning(denoiser: Denoiser, seed: int, size: SizePx, guided: bool) -> 
     generator = torch.Generator().manual_seed(1000 + seed)
 
     def draw(*shape: int) -> Tensor:
-        # values that bfloat16 has, so that the model in float32 is asked the very same
+        # values that bfloat16 has, so that the model in float32 has the very same inputs
         drawn = torch.randn(shape, generator=generator).bfloat16()
         return drawn.to(denoiser.device, denoiser.dtype)
 

@@ -10,60 +10,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.cases import Case, cases_of, cpu_sizes, gpu_sizes
-from benchmarks.kernels.timing import seconds_in_turns
+from benchmarks.kernels.cases import Case, Sizes, cases_of, cpu_sizes, gpu_sizes
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import paired_ratio, summarise
+from benchmarks.stopwatch import Sampling, sample_in_turns
 
 # of values relative to what is larger than 1; halves are rounded after each naive call
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+_SAMPLE_S, _MOST_CALLS = 2e-3, 1000
 
 
-def measure_kernels(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
     """Check every implementation against the reference, then time them in turns."""
     torch.manual_seed(0)
     on_gpu = torch.cuda.is_available()
     sizes = gpu_sizes() if on_gpu else cpu_sizes()
-    tolerance = TOLERANCES[sizes.dtype]
-    rows = []
+    rows, problems, cases = [], [], cases_of(sizes)
     with torch.inference_mode():
-        cases = cases_of(sizes)
         for number, case in enumerate(cases):
             report(number / len(cases), case.op)
-            rows.append(measure_case(case, sizes.device, settings.kernel_rounds, tolerance))
+            found, wrong = measure_case(case, sizes, settings.kernel_rounds)
+            rows += found
+            problems += wrong
     where = f"{torch.cuda.get_device_name()}, device" if on_gpu else "one thread, CPU"
     return {
-        "what": f"Ops in {str(sizes.dtype).removeprefix('torch.')} ({where} time); share of what "
-        "copying as many bytes reaches",
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "rows": rows,
+        "what": f"ops in {str(sizes.dtype).removeprefix('torch.')} ({where} time); of_copy is the "
+        "share of what copying as many bytes reaches",
+        "tables": {"ops": rows},
+        "problems": problems,
     }
 
 
-def measure_case(case: Case, device: str, rounds: int, tolerance: float) -> dict[str, Any]:
-    """Return times, bytes per second and ratios of a case.
+def measure_case(case: Case, sizes: Sizes, rounds: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each implementation of a case, and which of them are wrong.
 
     An implementation that differs from the reference by more than the tolerance gets neither a
     ratio nor a rate.
     """
-    calls = contenders_of(case, device)
+    calls = contenders_of(case, sizes.device)
     truth = case.call(_implementation(case.op, "reference"))
     differences = {name: largest_difference(call(), truth) for name, call in calls.items()}
-    source = torch.ones(case.num_bytes // 2, dtype=torch.uint8, device=device)
+    source = torch.ones(case.num_bytes // 2, dtype=torch.uint8, device=sizes.device)
     goal = torch.empty_like(source)
     timed = {**calls, "copy": lambda: goal.copy_(source)}
-    seconds = seconds_in_turns(timed, rounds, device)
-    found = []
-    for name, call_s in seconds.items():
-        row: dict[str, Any] = {"kind": name, "seconds": summarise(call_s).as_dict()}
-        if name != "copy":
-            row["max_difference"] = differences[name]
-        if row.get("max_difference", 0.0) <= tolerance:
-            row["bytes_per_s"] = case.num_bytes / row["seconds"]["median"]
-            row["share_of_copy"] = paired_ratio(seconds["copy"], call_s).as_dict()
-            row["speed_up"] = paired_ratio(seconds["naive"], call_s).as_dict()
-        found.append(row)
-    return {"op": case.op, "shape": case.shape, "bytes": case.num_bytes, "contenders": found}
+    sampling = Sampling(_SAMPLE_S, _MOST_CALLS, rounds, rounds)
+    seconds = sample_in_turns(timed, sampling, device=sizes.device)
+    rows, problems, tolerance = [], [], TOLERANCES[sizes.dtype]
+    for name, found in seconds.items():
+        row: dict[str, Any] = {"op": case.op, "shape": case.shape, "by": name}
+        row["us"] = summarise([1e6 * one for one in found]).as_dict()
+        if differences.get(name, 0.0) <= tolerance:
+            row["gb_per_s"] = case.num_bytes / row["us"]["median"] / 1e3
+            row["of_copy"] = paired_ratio(seconds["copy"], found).as_dict()
+            row["over_naive"] = paired_ratio(seconds["naive"], found).as_dict()
+        else:
+            gap = f"differs by {differences[name]:.2g}, allowed {tolerance:g}"
+            problems.append(f"{case.op}, {case.shape}, {name}: {gap}")
+        rows.append(row)
+    return rows, problems
 
 
 def contenders_of(case: Case, device: str) -> Mapping[str, Callable[[], Any]]:
@@ -77,9 +81,9 @@ def contenders_of(case: Case, device: str) -> Mapping[str, Callable[[], Any]]:
 
 
 def largest_difference(found: Any, truth: Any) -> float:
-    """Return by how much results differ at most, large values relative to themselves.
+    """Return the largest difference of results, large values relative to themselves.
 
-    A NaN where the truth has none makes it 1e9: the file of results knows no infinity.
+    A NaN counts as 1e9.
     """
     if isinstance(truth, Tensor):
         gap = (found.double() - truth.double()).abs() / truth.double().abs().clamp(min=1.0)

@@ -1,1 +1,1 @@
-"""How well the ends of requests are predicted when they are let in."""
+"""How well the ends of requests are predicted at their admission."""

@@ -10,9 +10,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.prediction.summary import Fared, Summary, summarise
-from benchmarks.prediction.traces import Mix, Planned, draw_trace
+from benchmarks.prediction.study import Ended, Mix, Planned, draw_trace, figures
 from benchmarks.settings import MODEL
 from ray_cluster.config.arguments import worker_arguments
 from ray_cluster.config.loading import ClusterConfig
@@ -36,6 +36,7 @@ _REPEATS = 3
 _WAIT_S = 5.0
 _START_S = 60.0
 _FOREVER_S = 1e5
+_WHEN_LATE: tuple[WhenLate, ...] = ("refuse", "accept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,15 @@ def measure_speed(pool: PoolConfig, sides_px: Sequence[int]) -> Speed:
 
 def run_live(
     pool: PoolConfig, speed: Speed, mix: Mix, load: float, count: int, seed: int
-) -> Summary:
+) -> dict[str, Any]:
     """Return the figures of one trace; it runs twice, the second time with nobody refused."""
     rate = load * speed.capacity_per_s(mix)
     trace = draw_trace(mix, count, rate_per_s=rate, alone_s=speed.alone_s, seed=seed)
-    return summarise(
-        asyncio.run(_run(pool, trace, "refuse")), asyncio.run(_run(pool, trace, "accept"))
-    )
+    refusing, accepting = (asyncio.run(_run(pool, trace, late)) for late in _WHEN_LATE)
+    return figures(refusing, accepting)
 
 
-async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) -> list[Fared]:
+async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) -> list[Ended]:
     config = DispatchConfig(attached_timeout_s=_FOREVER_S, replica_timeout_s=600.0)
     limits = LimitsConfig(max_queued_images=10**6, max_attached_images_per_client=10**6)
     core = DispatchCore(config=config, limits=limits, epoch=1, configured={MODEL})
@@ -137,7 +137,7 @@ async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) 
 
 async def _ask(
     service: DispatchService, number: int, planned: Planned, began_s: float, when_late: WhenLate
-) -> Fared:
+) -> Ended:
     await asyncio.sleep(max(0.0, began_s + planned.at_s - time.monotonic()))
     name = f"r{number}"
     request = ImageRequest(
@@ -155,9 +155,9 @@ async def _ask(
     )
     offer = await service.offer([request])
     if not offer.accepted:
-        return Fared(is_let_in=False, slo_s=planned.slo_s)
+        return Ended(is_accepted=False, slo_s=planned.slo_s)
     outcome = None
     while outcome is None:
         outcome = (await service.wait([name], _WAIT_S)).get(name)
     took_s = outcome.elapsed_s if isinstance(outcome, Completed) else None
-    return Fared(True, planned.slo_s, offer.predicted_s, took_s)
+    return Ended(True, planned.slo_s, offer.predicted_s, took_s)

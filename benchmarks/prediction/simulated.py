@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from benchmarks.prediction.summary import Fared, Summary, summarise
-from benchmarks.prediction.traces import Mix, Planned, draw_trace
+from benchmarks.prediction.study import Ended, Mix, Planned, draw_trace, figures
 from ray_cluster.policies.cost_model import StepWork, decode_s, step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
 from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
@@ -63,23 +63,19 @@ MIXES = {
 }
 
 
-def simulate(pool: SimulatedPool, mix: Mix, load: float, count: int, seed: int) -> Summary:
+def simulate(pool: SimulatedPool, mix: Mix, load: float, count: int, seed: int) -> dict[str, Any]:
     """Return the figures of one simulated trace."""
     rate = load * pool.capacity_per_s(mix)
     trace = draw_trace(mix, count, rate_per_s=rate, alone_s=pool.alone_s, seed=seed)
-    return summarise(_run(pool, trace, "refuse", seed), _run(pool, trace, "accept", seed))
+    return figures(_run(pool, trace, "refuse", seed), _run(pool, trace, "accept", seed))
 
 
 def _run(
     pool: SimulatedPool, trace: Sequence[Planned], when_late: WhenLate, seed: int
-) -> list[Fared]:
+) -> list[Ended]:
+    hardware = Hardware(pool.cost, noise_cv=_NOISE_CV, encode_s=pool.encode_s)
     spec = PoolSpec(
-        pool.name,
-        _MODEL,
-        pool.num_replicas,
-        Hardware(pool.cost, noise_cv=_NOISE_CV, encode_s=pool.encode_s),
-        pool.max_batch,
-        pool.max_in_flight,
+        pool.name, _MODEL, pool.num_replicas, hardware, pool.max_batch, pool.max_in_flight
     )
     arrivals = [
         Arrival(one.at_s, _MODEL, one.side_px, one.side_px, one.num_steps, slo_s=one.slo_s)
@@ -87,7 +83,7 @@ def _run(
     ]
     result = SimulatedCell(CellSpec((spec,), seed=seed, when_late=when_late)).run(arrivals)
     return [
-        Fared(
+        Ended(
             fate.end != "refused",
             fate.arrival.slo_s,
             fate.predicted_s,

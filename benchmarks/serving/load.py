@@ -3,167 +3,153 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 
-from benchmarks.serving.processes import cpu_s_by_role, role_of, service_processes
-from benchmarks.serving.running import base_url, image_body, running_service
+from benchmarks.serving.calls import image_body, running_service
+from benchmarks.serving.processes import cpu_ms_per_request, cpu_s_by_role, memory_by_role
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import percentile
+from benchmarks.verdicts import at_most
 
 ROLES = ("gateway", "dispatcher")
 # growth that counts as none: below it, an hour of load takes less than the spread of two starts
 MAX_SLOPE_MIB_PER_MIN = 1.0
-# the first part of the run fills caches, pools and the heap: it says nothing of later growth
+# the first part of the run fills caches, pools and the heap: later growth is another matter
 _WARM_UP_S = 60.0
 _TIMEOUT_S = 120.0
 _NUM_STEPS = 1
 _SMALLEST = "32x32"
 
 
-_Sample = tuple[float, float, float]
-"""Seconds since the start, proportional and own set size in MiB."""
-
-
 @dataclass(slots=True)
-class _Seen:
+class _Client:
     """What one client has seen."""
 
+    kind: str
     seconds: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
 
-def measure_load(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
     """Return latencies, errors and the memory of the processes over time."""
     report(0.0, "starting Ray and Serve")
-    with (
-        tempfile.TemporaryDirectory(prefix="load-") as folder,
-        running_service(1, storage=Path(folder)) as (config, _),
-    ):
-        return _Load(base_url(config), settings, report).run()
-
-
-class _Load:
-    def __init__(self, url: str, settings: Settings, report: Report) -> None:
-        self._url = url
-        self._settings = settings
-        self._report = report
-        self._stop = threading.Event()
-        self._seen = {"attached": [_Seen() for _ in range(self._half)]}
-        self._seen["job"] = [_Seen() for _ in range(self._half)]
-
-    @property
-    def _half(self) -> int:
-        return self._settings.load_clients // 2
-
-    def run(self) -> dict[str, Any]:
+    half = settings.load_clients // 2
+    clients = [_Client(kind) for kind in ("attached", "job") for _ in range(half)]
+    stop = threading.Event()
+    with running_service(1) as (url, _):
         threads = [
-            threading.Thread(target=self._live, args=(kind, seen, number))
-            for kind, clients in self._seen.items()
-            for number, seen in enumerate(clients)
+            threading.Thread(target=_call_until, args=(stop, url, client, number))
+            for number, client in enumerate(clients)
         ]
-        cpu_s, started_s = cpu_s_by_role(), time.perf_counter()
+        before, started_s = cpu_s_by_role(), time.perf_counter()
         for thread in threads:
             thread.start()
         try:
-            samples = self._sample(started_s)
-            took_s, used_s = time.perf_counter() - started_s, cpu_s_by_role()
+            own_mib = _memory_over_time(settings, started_s, report)
+            took_s, after = time.perf_counter() - started_s, cpu_s_by_role()
         finally:
-            self._stop.set()
+            stop.set()
             for thread in threads:
                 thread.join()
-        done = sum(len(one.seconds) for clients in self._seen.values() for one in clients)
-        return {
-            "what": f"{self._settings.load_clients} clients for {took_s:.0f} s, {_SMALLEST} px, "
-            f"{_NUM_STEPS} step, no guidance: half attached calls, half jobs with their events",
-            "seconds": round(took_s, 1),
-            "per_s": round(done / took_s, 2),
-            "kinds": {kind: _latencies(clients) for kind, clients in self._seen.items()},
-            "cpu_ms_per_request_by_role": {
-                role: round(1e3 * (used - cpu_s.get(role, 0.0)) / max(1, done), 2)
-                for role, used in sorted(used_s.items())
-            },
-            "memory": {role: self._growth(sizes) for role, sizes in samples.items()},
-            "max_slope_mib_per_min": MAX_SLOPE_MIB_PER_MIN,
-        }
+    done = sum(len(client.seconds) for client in clients)
+    growth = [growth_row(role, own_mib[role], settings.load_s) for role in own_mib]
+    rows = [_latencies(kind, clients) for kind in ("attached", "job")]
+    return {
+        "what": f"{len(clients)} clients for {took_s:.0f} s, {_SMALLEST} px, {_NUM_STEPS} step, no "
+        "guidance: half attached calls, half jobs with their events",
+        "tables": {"calls": rows, "memory (own pages, MiB)": growth},
+        "notes": [f"{done / took_s:.1f} images per second"],
+        "cpu_ms_per_request": cpu_ms_per_request(before, after, max(1, done)),
+        "own_mib": own_mib,
+        "aims": [growth_aim(row).as_dict() for row in growth if row["role"] in ROLES],
+        "problems": [
+            f"{row['calls']}, {count} times: {what}"
+            for row in rows
+            for what, count in row["errors"].items()
+        ],
+    }
 
-    def _live(self, kind: str, seen: _Seen, number: int) -> None:
-        call = self._attached if kind == "attached" else self._job
-        with httpx.Client(base_url=self._url, timeout=_TIMEOUT_S) as client:
-            seed = number << 32
-            while not self._stop.is_set():
-                started_s = time.perf_counter()
-                try:
-                    call(client, seed)
-                except (httpx.HTTPError, ValueError) as error:
-                    seen.errors[f"{type(error).__name__}: {error}"[:200]] += 1
-                    self._stop.wait(0.5)
-                else:
-                    seen.seconds.append(time.perf_counter() - started_s)
-                seed += 1
 
-    def _attached(self, client: httpx.Client, seed: int) -> None:
-        client.post("/v1/images/generations", json=_body(seed)).raise_for_status()
+def _call_until(stop: threading.Event, url: str, seen: _Client, number: int) -> None:
+    call: Callable[[httpx.Client, int], None] = _attached if seen.kind == "attached" else _job
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        seed = number << 32
+        while not stop.is_set():
+            started_s = time.perf_counter()
+            try:
+                call(client, seed)
+            except (httpx.HTTPError, ValueError) as error:
+                seen.errors[f"{type(error).__name__}: {error}"[:200]] += 1
+                stop.wait(0.5)
+            else:
+                seen.seconds.append(time.perf_counter() - started_s)
+            seed += 1
 
-    def _job(self, client: httpx.Client, seed: int) -> None:
-        created = client.post("/v1/jobs", json=_body(seed)).raise_for_status().json()
-        last = ""
-        with client.stream("GET", f"/v1/jobs/{created['id']}/events") as stream:
-            stream.raise_for_status()
-            for line in stream.iter_lines():
-                last = line.removeprefix("data: ") if line.startswith("data: ") else last
-        state = json.loads(last or "{}").get("state")
-        if state != "completed":
-            raise ValueError(f"the events of a job end with {state}")
 
-    def _sample(self, started_s: float) -> dict[str, list[_Sample]]:
-        """Return what the processes take by role, over the time of the load."""
-        samples: dict[str, list[_Sample]] = defaultdict(list)
-        duration_s = self._settings.load_s
-        while (now_s := time.perf_counter() - started_s) < duration_s:
-            self._report(now_s / duration_s, f"{self._settings.load_clients} clients")
-            pss: Counter[str] = Counter()
-            own: Counter[str] = Counter()
-            for process in service_processes():
-                try:
-                    role, memory = role_of(process), process.memory_full_info()
-                except psutil.NoSuchProcess:
-                    continue
-                pss[role] += memory.pss / 2**20
-                own[role] += memory.uss / 2**20
-            for role in (*ROLES, "Serve proxy", "model replica"):
-                sample = (round(now_s, 1), round(pss[role], 2), round(own[role], 2))
-                samples[role].append(sample)
-            time.sleep(self._settings.load_sample_s)
-        return dict(samples)
+def _attached(client: httpx.Client, seed: int) -> None:
+    client.post("/v1/images/generations", json=_body(seed)).raise_for_status()
 
-    def _growth(self, samples: list[_Sample]) -> dict[str, Any]:
-        """Return the sizes, and how fast the process's own memory grows.
 
-        Not the proportional one: that jumps in all processes when another one ends that has
-        shared pages with them.
-        """
-        own = [(at_s, own) for at_s, _, own in samples]
-        from_s = min(_WARM_UP_S, self._settings.load_s / 3)
-        slope, error = slope_per_min([one for one in own if one[0] >= from_s])
-        late_slope, _ = slope_per_min([one for one in own if one[0] >= self._settings.load_s / 2])
-        return {
-            "pss_mib": [(at_s, pss) for at_s, pss, _ in samples],
-            "own_mib": own,
-            "late_slope_mib_per_min": round(late_slope, 3),
-            "slope_mib_per_min": round(slope, 3),
-            # of a straight line through the samples
-            "slope_ci95": [round(slope - 1.96 * error, 3), round(slope + 1.96 * error, 3)],
-        }
+def _job(client: httpx.Client, seed: int) -> None:
+    created = client.post("/v1/jobs", json=_body(seed)).raise_for_status().json()
+    last = ""
+    with client.stream("GET", f"/v1/jobs/{created['id']}/events") as stream:
+        stream.raise_for_status()
+        for line in stream.iter_lines():
+            last = line.removeprefix("data: ") if line.startswith("data: ") else last
+    state = json.loads(last or "{}").get("state")
+    if state != "completed":
+        raise ValueError(f"the events of a job end with {state}")
+
+
+def _body(seed: int) -> dict[str, Any]:
+    return image_body(seed, num_steps=_NUM_STEPS, size=_SMALLEST, guidance_scale=1.0)
+
+
+def _memory_over_time(
+    settings: Settings, started_s: float, report: Report
+) -> dict[str, list[tuple[float, float]]]:
+    """Return (seconds, MiB) of each role's own pages over the time of the load.
+
+    Not the proportional set size: that jumps in all processes when another one ends that has
+    shared pages with them.
+    """
+    samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    while (now_s := time.perf_counter() - started_s) < settings.load_s:
+        report(now_s / settings.load_s, f"{settings.load_clients} clients")
+        by_role = {row["role"]: row["own_mib"] for row in memory_by_role()}
+        for role in (*ROLES, "Serve proxy", "model replica"):
+            samples[role].append((round(now_s, 1), by_role.get(role, 0.0)))
+        time.sleep(settings.load_sample_s)
+    return dict(samples)
+
+
+def growth_row(role: str, own_mib: list[tuple[float, float]], load_s: float) -> dict[str, Any]:
+    """Return how a role's memory grew after the first minute."""
+    from_s = min(_WARM_UP_S, load_s / 3)
+    slope, error = slope_per_min([one for one in own_mib if one[0] >= from_s])
+    return {
+        "role": role,
+        "first": own_mib[0][1],
+        "last": own_mib[-1][1],
+        # the interval is that of a straight line through the samples
+        "per_min": {"value": slope, "low": slope - 1.96 * error, "high": slope + 1.96 * error},
+    }
+
+
+def growth_aim(row: dict[str, Any]) -> Any:
+    """Return the aim for a role's :func:`growth_row`."""
+    slope = row["per_min"]
+    name, interval = f"memory of the {row['role']} under load", (slope["low"], slope["high"])
+    return at_most(name, MAX_SLOPE_MIB_PER_MIN, slope["value"], interval, "MiB/min")
 
 
 def slope_per_min(samples: list[tuple[float, float]]) -> tuple[float, float]:
@@ -183,16 +169,14 @@ def slope_per_min(samples: list[tuple[float, float]]) -> tuple[float, float]:
     return float(slope), float(error)
 
 
-def _latencies(clients: list[_Seen]) -> dict[str, Any]:
-    seconds = [one for client in clients for one in client.seconds]
-    errors = sum((client.errors for client in clients), Counter())
+def _latencies(kind: str, clients: list[_Client]) -> dict[str, Any]:
+    own = [client for client in clients if client.kind == kind]
+    seconds = [one for client in own for one in client.seconds]
+    errors = sum((client.errors for client in own), Counter())
     return {
-        "requests": len(seconds),
-        "p50_s": round(percentile(seconds, 50), 4) if seconds else None,
-        "p99_s": round(percentile(seconds, 99), 4) if seconds else None,
+        "calls": kind,
+        "done": len(seconds),
+        "p50_s": percentile(seconds, 50) if seconds else None,
+        "p99_s": percentile(seconds, 99) if seconds else None,
         "errors": dict(errors),
     }
-
-
-def _body(seed: int) -> dict[str, Any]:
-    return image_body(seed, num_steps=_NUM_STEPS, guidance_scale=1.0) | {"size": _SMALLEST}

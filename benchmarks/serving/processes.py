@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
+T = TypeVar("T")
+OWN = "benchmark (not of the service)"
 # what a process is called in tables, by a part of its command line; the first that is found
 _ROLES = (
     ("BaseModel", "model replica"),
@@ -19,6 +22,7 @@ _ROLES = (
     ("ProxyActor", "Serve proxy"),
     ("ServeController", "Serve controller"),
     ("ray_cluster.imaging.worker_process", "image coder"),
+    ("ray_cluster.cli", "serve command"),
     ("gcs_server", "Ray: gcs"),
     ("raylet/raylet", "Ray: raylet"),
     ("RuntimeEnvAgent", "Ray: runtime-env agent"),
@@ -32,16 +36,10 @@ _ROLES = (
 )
 
 
-def service_processes() -> list[psutil.Process]:
-    """Return the processes that this one started, directly or not, and itself."""
-    this = psutil.Process()
-    return [this, *this.children(recursive=True)]
-
-
 def role_of(process: psutil.Process) -> str:
-    """Return what a process is to the service."""
+    """Return the role of a process in the service."""
     if process.pid == os.getpid():
-        return "benchmark (not of the service)"
+        return OWN
     command = " ".join(process.cmdline()) or process.name()
     for part, role in _ROLES:
         if part in command:
@@ -50,42 +48,51 @@ def role_of(process: psutil.Process) -> str:
     return f"other: {Path(command.split()[0]).name}"
 
 
-def memory_by_role() -> list[dict[str, Any]]:
-    """Return the proportional set size of every process, grouped by role, largest first."""
-    sizes: dict[str, list[float]] = defaultdict(list)
-    for process in service_processes():
+def _by_role(read: Callable[[psutil.Process], T]) -> dict[str, list[T]]:
+    """Return a reading of this process and of all that it started, directly or not, by role."""
+    this = psutil.Process()
+    found: dict[str, list[T]] = defaultdict(list)
+    for process in (this, *this.children(recursive=True)):
         try:
-            sizes[role_of(process)].append(process.memory_full_info().pss / 2**20)
+            reading = read(process)
+            found[role_of(process)].append(reading)
         except psutil.NoSuchProcess:
             continue
+    return found
+
+
+def memory_by_role() -> list[dict[str, Any]]:
+    """Return the memory of the processes by role: proportional set size and own pages."""
     rows = [
         {
             "role": role,
-            "processes": len(values),
-            "pss_mib": [round(value, 1) for value in values],
-            "sum_mib": round(sum(values), 1),
+            "processes": len(found),
+            "pss_mib": round(sum(one.pss for one in found) / 2**20, 2),
+            "own_mib": round(sum(one.uss for one in found) / 2**20, 2),
         }
-        for role, values in sizes.items()
+        for role, found in _by_role(lambda process: process.memory_full_info()).items()
     ]
-    return sorted(rows, key=lambda row: -row["sum_mib"])
+    return sorted(rows, key=lambda row: -row["pss_mib"])
 
 
 def cpu_s_by_role() -> dict[str, float]:
     """Return the CPU seconds that the processes have used so far, by role."""
-    used: dict[str, float] = defaultdict(float)
-    for process in service_processes():
-        try:
-            times = process.cpu_times()
-            used[role_of(process)] += times.user + times.system
-        except psutil.NoSuchProcess:
-            continue
-    return dict(used)
+    found = _by_role(lambda process: process.cpu_times())
+    return {role: sum(one.user + one.system for one in own) for role, own in found.items()}
+
+
+def cpu_ms_per_request(
+    before: dict[str, float], after: dict[str, float], count: int
+) -> dict[str, float]:
+    """Return the CPU milliseconds of each role per request between two readings."""
+    used = {role: after[role] - before.get(role, 0.0) for role in after}
+    return {role: round(1e3 * s / count, 2) for role, s in sorted(used.items()) if s > 0}
 
 
 class CpuMeter:
-    """Counts, from its making, the cores that this process's family kept busy, and others did.
+    """Measures, from its making, how many cores the service and other processes kept busy.
 
-    Of the cores that this process may run on; its family is bound to the same.
+    Only the cores that this process may run on count; the service is bound to the same.
     """
 
     def __init__(self) -> None:
@@ -103,9 +110,8 @@ class CpuMeter:
         used_s = {role: s - self._used_s.get(role, 0.0) for role, s in cpu_s_by_role().items()}
         others_s = _busy_s() - self._busy_s - sum(used_s.values()) - client_cpu_s
         took_s = time.perf_counter() - self._started_s
-        shares = {role: round(used / took_s, 3) for role, used in sorted(used_s.items())}
         return {
-            "cores_by_role": {role: share for role, share in shares.items() if share >= 0.005},
+            "cores_by_role": {role: round(s / took_s, 3) for role, s in sorted(used_s.items())},
             "cores_of_others": round(max(0.0, others_s) / took_s, 3),
         }
 

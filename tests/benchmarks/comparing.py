@@ -1,4 +1,4 @@
-"""Small comparisons, and a foreign server that is slow."""
+"""Small comparisons, and a foreign server that waits for calls."""
 
 from __future__ import annotations
 
@@ -35,15 +35,20 @@ def image_reply(width: int = 64, height: int = 64, num_steps: int = 10) -> bytes
 
 
 @asynccontextmanager
-async def slow_server(delay_s: float, *, cuts_off: bool = False) -> AsyncIterator[str]:
-    """An HTTP server that takes its time for each answer, or ends without one; yields its URL."""
+async def gated_server(num_calls: int = 1, *, cuts_off: bool = False) -> AsyncIterator[str]:
+    """An HTTP server that answers once so many calls have come, or ends without; yields its URL."""
+    gate, num_seen = asyncio.Event(), 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_seen
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 body = await reader.readexactly(length)
-                await asyncio.sleep(delay_s)
+                num_seen += 1
+                if num_seen >= num_calls:
+                    gate.set()
+                await gate.wait()
                 if cuts_off:
                     break
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -56,3 +61,4 @@ async def slow_server(delay_s: float, *, cuts_off: bool = False) -> AsyncIterato
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        gate.set()

@@ -1,4 +1,4 @@
-"""A service of no worth, in a process of its own: ``python stub_service.py PORT``."""
+"""A stub of a service, in a process of its own: ``python stub_service.py PORT``."""
 
 import base64
 import io
@@ -47,5 +47,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Server(ThreadingHTTPServer):
+    # of connections that a busy machine has not accepted yet; beyond it they are reset
+    request_queue_size = 128
+
+
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

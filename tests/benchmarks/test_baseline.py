@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.baselines.pipeline import BaselinePipeline, Call
-from benchmarks.serving.compare.contenders import CONTENDERS
-from benchmarks.serving.compare.service_process import running
+from benchmarks.serving.contenders import CONTENDERS
+from benchmarks.serving.service_process import running
 
 BODY = {
     "prompt": "a large red circle in the center on a black background",
@@ -32,7 +32,7 @@ FLOOD = 100
 @pytest.mark.slow
 def test_guarded_baseline_answers_drops_and_refuses(tmp_path: Path) -> None:
     contender = CONTENDERS["static/guarded"]
-    alone_s = {"64x64/2/2": 0.5}
+    alone_s = {"64x64/2": 0.5}
     with running(contender, dtype="float32", alone_s=alone_s, log=tmp_path / "log") as url:
         with httpx.Client(base_url=url, timeout=60) as client:
             reply = client.post("/v1/images/generations", json=BODY).raise_for_status()
@@ -43,7 +43,7 @@ def test_guarded_baseline_answers_drops_and_refuses(tmp_path: Path) -> None:
                 body = {**BODY, "slo_s": slo_s}
                 return client.post("/v1/images/generations", json=body, headers=headers).status_code
 
-            # alone it takes half a second, as it has been told
+            # its settings say that it takes half a second alone
             assert status(0.4) == 503
             assert status(30.0) == 200
             assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 422
@@ -55,7 +55,7 @@ def test_guarded_baseline_answers_drops_and_refuses(tmp_path: Path) -> None:
         counts = contender.counts(url)
     assert (counts.dropped, counts.failed, counts.open) == (1, 0, 0)
     assert counts.completed == flood[200] + 2
-    call = Call(str(BODY["prompt"]), 64, 64, 2, 2.0, 7, "ddim", 0.0)
+    call = Call(str(BODY["prompt"]), 64, 64, 2, 2.0, 7, 0.0)
     [alone] = BaselinePipeline("shapes-sd", "float32").make([call])
     seen = np.asarray(Image.open(io.BytesIO(image)).convert("RGB"))
     assert np.abs(seen.astype(int) - alone.astype(int)).max() <= 1

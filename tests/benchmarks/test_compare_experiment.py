@@ -1,26 +1,24 @@
-"""The whole way of a run, with a service of no worth."""
+"""The whole way of a run, with a stub service."""
 
 from __future__ import annotations
 
-import math
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from benchmarks.serving.compare import experiment, service_process
+from benchmarks.serving import service_process
+from benchmarks.serving.compare import calibration, experiment
 from benchmarks.serving.compare.calibration import Calibration, measure_alone
-from benchmarks.serving.compare.cells import CellStore
-from benchmarks.serving.compare.client_run import run_client
-from benchmarks.serving.compare.contenders import Counts, Launch, Site
-from benchmarks.serving.compare.experiment import Experiment, missing_blocks
-from benchmarks.serving.compare.service_process import ServiceProblem, running
+from benchmarks.serving.compare.experiment import Experiment, call_body, missing_blocks
+from benchmarks.serving.compare.results import ResultStore
+from benchmarks.serving.contenders import Contender, Counts, Launch, Site
+from benchmarks.serving.service_process import ServiceProblem, running
 from tests.benchmarks.comparing import ALONE_S, SETTINGS, traces
 
 STUB = Path(__file__).with_name("stub_service.py")
@@ -29,11 +27,9 @@ STUBBED = replace(
 )
 
 
-@dataclass(frozen=True)
-class StubContender:
-    what: str = "a service of no worth"
-    call: Mapping[str, Any] = field(default_factory=dict)
-    omits: tuple[str, ...] = ()
+@dataclass(frozen=True, kw_only=True)
+class StubContender(Contender):
+    what: str = "a stub service"
     program: str = str(STUB)
     forgets: int = 0
 
@@ -49,23 +45,32 @@ class StubContender:
         return replace(found, completed=max(0, found.completed - self.forgets))
 
 
-def stubbed(folder: Path, most_others: float = math.inf) -> tuple[Experiment, CellStore]:
-    store = CellStore(folder, STUBBED)
-    calibration = Calibration(ALONE_S, ALONE_S, {"stub": 40.0}, {})
-    run = Experiment(folder, STUBBED, calibration, store, ["a circle"], most_others=most_others)
-    return run, store
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubContender], None]:
+    """Makes a contender the one that is known."""
+
+    def know(contender: StubContender) -> None:
+        for module in (experiment, calibration):
+            monkeypatch.setattr(module, "CONTENDERS", {"stub": contender})
+
+    return know
+
+
+def stubbed(folder: Path) -> tuple[Experiment, ResultStore]:
+    store = ResultStore(folder, STUBBED)
+    found = Calibration(ALONE_S, {"stub": 40.0}, {})
+    return Experiment(folder, STUBBED, found, store, ["a circle"]), store
 
 
 def test_block_is_run_and_another_process_goes_on_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stub: Callable[[StubContender], None]
 ) -> None:
-    monkeypatch.setattr(experiment, "CONTENDERS", {"stub": StubContender()})
-    monkeypatch.setattr("benchmarks.serving.compare.calibration.CONTENDERS", experiment.CONTENDERS)
+    stub(StubContender())
     drawn = traces(STUBBED, rate_per_s=40.0)
     run, store = stubbed(tmp_path)
     first, *rest = missing_blocks(STUBBED, drawn, store)
     run.run(first, lambda _done, _text: None)
-    again = CellStore(tmp_path, STUBBED)
+    again = ResultStore(tmp_path, STUBBED)
     assert [block.name for block in missing_blocks(STUBBED, drawn, again)] == [
         block.name for block in rest
     ]
@@ -75,69 +80,39 @@ def test_block_is_run_and_another_process_goes_on_after_it(
         found = again[cell]
         assert found["fates"]["refused"] == refused
         assert found["fates"]["in time"] == 20 - refused
-        assert found["books"]["nothing_lost"]
-        assert found["books"]["client_and_service"]["accepted"] == [20 - refused] * 2
-        assert 0 < found["client"]["cpu_share"] < 2
-    kept = list((tmp_path / "images" / first.trace.name / "stub").glob("*.png"))
-    assert len(kept) == 20 - refused
+        assert found["accounts"]["nothing_lost"]
+        assert found["accounts"]["client_and_service"]["accepted"] == [20 - refused] * 2
+        assert found["client_cpu_share"] > 0
+    images = list((tmp_path / "images" / first.trace.name / "stub").glob("*.png"))
+    assert len(images) == 20 - refused
 
 
-def test_contender_is_not_told_what_it_omits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_call_leaves_out_what_the_contender_omits() -> None:
+    contender = StubContender(call={"when_late": "accept"}, omits=("slo_s",))
+    [trace, *_] = traces(STUBBED)
+    body = call_body(contender, trace.requests[0])
+    assert body["when_late"] == "accept"
+    assert body["size"] == trace.requests[0].shape.size
+    assert "slo_s" not in body
+    assert "slo_s" in call_body(StubContender(), trace.requests[0])
+
+
+def test_service_whose_counts_never_settle_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stub: Callable[[StubContender], None]
 ) -> None:
-    sent: list[dict[str, Any]] = []
-
-    def note(url: str, calls: Sequence[tuple[float, dict[str, Any]]], **options: Any) -> Any:
-        sent.extend(body for _, body in calls)
-        return run_client(url, calls, **options)
-
-    stubs = {"stub": StubContender(call={"when_late": "accept"}, omits=("slo_s",))}
-    monkeypatch.setattr(experiment, "CONTENDERS", stubs)
-    monkeypatch.setattr("benchmarks.serving.compare.calibration.CONTENDERS", stubs)
-    monkeypatch.setattr(experiment, "run_client", note)
-    run, store = stubbed(tmp_path)
-    [block, *_] = missing_blocks(STUBBED, traces(STUBBED, rate_per_s=40.0), store)
-    run.run(block, lambda _done, _text: None)
-    assert {one["when_late"] for one in sent} == {"accept"}
-    assert not any("slo_s" in one for one in sent)
-    # it is judged by its deadlines all the same
-    assert store[block.cells[0]]["fates"]["in time"] > 0
-
-
-def test_book_that_never_settles_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experiment, "CONTENDERS", {"stub": StubContender(forgets=1000)})
-    monkeypatch.setattr("benchmarks.serving.compare.calibration.CONTENDERS", experiment.CONTENDERS)
+    stub(StubContender(forgets=1000))
     monkeypatch.setattr(experiment, "_SETTLE_S", 0.3)
     run, store = stubbed(tmp_path)
     [block, *_] = missing_blocks(STUBBED, traces(STUBBED, rate_per_s=40.0), store)
     run.run(replace(block, cells=block.cells[:1]), lambda _done, _text: None)
-    assert not store[block.cells[0]]["books"]["nothing_lost"]
-
-
-def test_disturbed_run_is_made_again_and_the_calmest_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = iter([0.9, 0.3, 0.6, 0.1])
-    monkeypatch.setattr(
-        experiment.CpuMeter, "read", lambda *_, **__: {"cores_of_others": next(others)}
-    )
-    monkeypatch.setattr(experiment, "CONTENDERS", {"stub": StubContender()})
-    monkeypatch.setattr("benchmarks.serving.compare.calibration.CONTENDERS", experiment.CONTENDERS)
-    run, store = stubbed(tmp_path, most_others=0.2)
-    [block, *_] = missing_blocks(STUBBED, traces(STUBBED, rate_per_s=40.0), store)
-    run.run(block, lambda _done, _text: None)
-    # three tries, all disturbed; then one that was not
-    assert [store[cell]["cores_of_others"] for cell in block.cells] == [0.3, 0.1]
-    assert next(others, None) is None
+    assert not store[block.cells[0]]["accounts"]["nothing_lost"]
 
 
 def test_images_alone_are_measured_for_every_shape(tmp_path: Path) -> None:
     with running(StubContender(), dtype="float32", alone_s={}, log=tmp_path / "log") as url:
         found = measure_alone(url, STUBBED, ["a circle"])
     assert set(found) == set(ALONE_S)
-    assert all(work_s == 0.001 < total_s for work_s, total_s in found.values())
+    assert all(work_s == 0.001 for work_s in found.values())
 
 
 def test_service_that_ends_at_once_says_why(tmp_path: Path) -> None:

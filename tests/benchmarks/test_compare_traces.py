@@ -1,14 +1,12 @@
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.serving.compare.cells import CellStore, ComparedCell, SettingsDiffer
 from benchmarks.serving.compare.experiment import missing_blocks
-from benchmarks.serving.compare.pace import mean_latency_s, predict_at_pace, times
-from benchmarks.serving.compare.prediction import Prediction, Simulated, predict
+from benchmarks.serving.compare.prediction import Simulated, predict
+from benchmarks.serving.compare.results import ComparedCell, ResultStore, SettingsDiffer
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Trace, draw_traces
 from ray_cluster.models.profiles import save_profile
@@ -55,31 +53,31 @@ def test_deadline_is_in_times_of_the_request_alone() -> None:
 
 
 def test_run_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
-    store, first = CellStore(tmp_path, SETTINGS), ComparedCell("ours", 0.5, "poisson-0")
+    store, first = ResultStore(tmp_path, SETTINGS), ComparedCell("ours", 0.5, "poisson-0")
     store.add(first, {"attainment": 0.5})
     with (tmp_path / "cells.jsonl").open("a") as file:
         file.write('{"contender": "ours", "load": 1.0, "tra')
-    again = CellStore(tmp_path, SETTINGS)
+    again = ResultStore(tmp_path, SETTINGS)
     assert first in again
     assert again[first]["attainment"] == 0.5
     second = ComparedCell("ours", 1.0, "poisson-0")
     assert second not in again
     again.add(second, {"attainment": 0.25})
-    third = CellStore(tmp_path, SETTINGS)
+    third = ResultStore(tmp_path, SETTINGS)
     assert third[first]["attainment"] == 0.5
     assert third[second]["attainment"] == 0.25
 
 
 def test_folder_of_other_settings_is_refused_but_may_get_more(tmp_path: Path) -> None:
-    CellStore(tmp_path, SETTINGS)
-    CellStore(tmp_path, replace(SETTINGS, loads=(0.5, 2.0), num_traces=9, contenders=("ours",)))
+    ResultStore(tmp_path, SETTINGS)
+    ResultStore(tmp_path, replace(SETTINGS, loads=(0.5, 2.0), num_traces=9, contenders=("ours",)))
     with pytest.raises(SettingsDiffer, match=r"num_requests 40, now 50"):
-        CellStore(tmp_path, replace(SETTINGS, num_requests=50))
+        ResultStore(tmp_path, replace(SETTINGS, num_requests=50))
 
 
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     settings = replace(SETTINGS, contenders=("one-by-one", "ours"))
-    store = CellStore(tmp_path, settings)
+    store = ResultStore(tmp_path, settings)
     blocks = missing_blocks(settings, traces(), store)
     cells = [cell for block in blocks for cell in block.cells]
     assert len(cells) == len(set(cells)) == 2 * 2 * len(traces())
@@ -102,8 +100,7 @@ def test_everyone_is_first_in_turn() -> None:
     assert {block.cells[0].load for block in blocks} == set(settings.loads)
 
 
-def measured(folder: Path) -> LatencyProfile:
-    """Write a profile and return it."""
+def write_profile(path: Path) -> None:
     rows = [
         LatencyRow(
             OperationKey("step", *size, batch=batch, uses_guidance=True),
@@ -114,42 +111,16 @@ def measured(folder: Path) -> LatencyProfile:
         for size in SETTINGS.sizes
         for batch in (1, 8)
     ]
-    profile = LatencyProfile("p", "shapes-sd", "cpu", tuple(rows))
-    save_profile(folder / "profile-ours.yaml", profile)
-    return profile
+    save_profile(path, LatencyProfile("p", "shapes-sd", "cpu", tuple(rows)))
 
 
 def test_prediction_replays_the_very_trace_on_the_measured_profile(tmp_path: Path) -> None:
-    measured(tmp_path)
+    path = tmp_path / "profile-ours.yaml"
+    write_profile(path)
     [trace, *_] = traces()
-    simulated = Simulated("deadline/one-size", tmp_path / "profile-ours.yaml", max_batch=8)
+    simulated = Simulated("deadline/one-size", path, max_batch=8)
     slow, fast = predict(tmp_path, [trace], (0.1, 20.0), simulated)
     assert (slow.load, fast.load) == (0.1, 20.0)
-    # nobody waits at a tenth of the pace, and at twenty times of it hardly anybody can be in time
+    # no queue at a tenth of the pace; at twenty times of it hardly a request can be in time
     assert slow.attainment == 1.0
-    assert slow.refused == 0.0
     assert fast.attainment < 0.6
-    assert fast.refused > 0.4
-
-
-@pytest.mark.parametrize("truth", [0.8, 1.4])
-def test_what_is_slower_in_service_is_seen_at_one_load_and_told_of_the_others(
-    tmp_path: Path, truth: float
-) -> None:
-    simulated = Simulated("deadline", tmp_path / "profile-ours.yaml", max_batch=8)
-    service = Simulated("deadline", tmp_path / "service.yaml", max_batch=8)
-    save_profile(service.profile, times(measured(tmp_path), truth))
-    live_s = mean_latency_s(tmp_path, traces(), 2.0, service)
-    pace = predict_at_pace(tmp_path, traces(), (20.0, 2.0, 12.0), simulated, live_s=live_s)
-    assert pace.load == 2.0
-    assert pace.factor == pytest.approx(truth, rel=0.02)
-    expected = predict(tmp_path, traces(), (12.0, 20.0), service)
-    alone = predict(tmp_path, traces(), (12.0, 20.0), simulated)
-    assert [one.load for one in pace.predictions] == [one.load for one in expected]
-    # one decision that falls otherwise changes a trace of forty requests
-    assert distance(pace.predictions, expected) < 0.06 < distance(alone, expected)
-
-
-def distance(some: Sequence[Prediction], others: Sequence[Prediction]) -> float:
-    means = (np.mean([one.attainment for one in rows]) for rows in (some, others))
-    return float(abs(np.subtract(*means)))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from benchmarks.kernels.cases import Case, cases_of, cpu_sizes
-from benchmarks.kernels.section import largest_difference, measure_case, measure_kernels
-from benchmarks.report import print_report
+from benchmarks.kernels.section import largest_difference, measure, measure_case
 from benchmarks.settings import quick_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,32 +18,30 @@ FEW = replace(quick_settings(), kernel_rounds=1)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures the GPU where there is one")
 def test_every_op_equals_its_naive_composition_and_is_timed_beside_a_copy() -> None:
-    said: list[float] = []
-    section = measure_kernels(FEW, lambda done, text: said.append(done))
-    assert said == sorted(said)
-    assert {row["op"] for row in section["rows"]} == {
+    progress: list[float] = []
+    section = measure(FEW, lambda done, text: progress.append(done))
+    assert progress == sorted(progress)
+    rows = section["tables"]["ops"]
+    assert {row["op"] for row in rows} == {
         path.parent.name for path in (ROOT / "kernels").glob("*/op.py")
     }
-    for row in section["rows"]:
-        assert [one["kind"] for one in row["contenders"]] == ["naive", "reference", "copy"]
-        assert all(one["speed_up"]["median"] > 0 for one in row["contenders"])
-        assert row["contenders"][2]["share_of_copy"]["median"] == 1
-    console = Console(record=True, width=200)
-    sections = {"kernels": json.loads(json.dumps(section, allow_nan=False))}
-    print_report(console, {"sections": sections, "quick": True})
-    assert "over naive" in console.export_text()
+    assert [row["by"] for row in rows[:3]] == ["naive", "reference", "copy"]
+    assert all(row["over_naive"]["median"] > 0 for row in rows)
+    assert all(row["of_copy"]["median"] == 1 for row in rows if row["by"] == "copy")
+    assert not section["problems"]
 
 
 @pytest.mark.parametrize("wrong", [1.001, float("nan")])
 def test_a_wrong_result_gets_neither_ratio_nor_rate(wrong: float) -> None:
     case: Case = next(case for case in cases_of(cpu_sizes()) if case.op == "geglu")
     right = case.naive()
-    row = measure_case(replace(case, naive=lambda: right * wrong), "cpu", 1, 1e-4)
-    by_kind = {one["kind"]: one for one in row["contenders"]}
-    assert "speed_up" not in by_kind["naive"]
-    assert "bytes_per_s" not in by_kind["naive"]
-    assert "bytes_per_s" in by_kind["reference"]
-    json.dumps(row, allow_nan=False)
+    rows, problems = measure_case(replace(case, naive=lambda: right * wrong), cpu_sizes(), 1)
+    found = {row["by"]: row for row in rows}
+    assert "over_naive" not in found["naive"]
+    assert "gb_per_s" not in found["naive"]
+    assert "gb_per_s" in found["reference"]
+    [problem] = problems
+    assert "naive: differs" in problem
 
 
 def test_a_difference_is_that_of_the_worst_result() -> None:

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.aims import check_aims
-from benchmarks.serving.load import MAX_SLOPE_MIB_PER_MIN, slope_per_min
+from benchmarks.serving.load import growth_aim, growth_row, slope_per_min
 from tests.benchmarks.test_run import run
 
 
@@ -26,28 +25,28 @@ def test_slope_needs_samples() -> None:
         slope_per_min([(0.0, 1.0), (1.0, 1.0)])
 
 
-@pytest.mark.parametrize(("slope", "verdict"), [(0.2, "yes"), (5.0, "no")])
-def test_growing_memory_misses_the_aim(slope: float, verdict: str) -> None:
-    row = {"slope_mib_per_min": slope, "slope_ci95": [slope - 0.1, slope + 0.1]}
-    section = {
-        "memory": {"gateway": row, "dispatcher": row},
-        "max_slope_mib_per_min": MAX_SLOPE_MIB_PER_MIN,
-    }
-    assert [aim.verdict for aim in check_aims({"load": section})] == [verdict, verdict]
+@pytest.mark.parametrize(("per_min", "verdict"), [(0.2, "yes"), (5.0, "no")])
+def test_memory_that_grows_after_the_first_minute_misses_the_aim(
+    per_min: float, verdict: str
+) -> None:
+    grown = [(10.0 * index, 100 + per_min * index / 6) for index in range(6, 30)]
+    row = growth_row("gateway", [(0.0, 50.0), *grown], 300.0)
+    assert row["per_min"]["value"] == pytest.approx(per_min)
+    assert growth_aim(row).verdict == verdict
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_quick_load_section_serves_all_clients_without_errors(tmp_path: Path) -> None:
     path = tmp_path / "load.json"
-    done = run("--quick", "--only", "load", "--out", str(path), timeout_s=380)
+    done = run("--quick", "--only", "load", "--out", str(path), timeout_s=1100)
     assert done.returncode == 0, done.stdout + done.stderr
     section = json.loads(path.read_text())["sections"]["load"]
-    for kind in ("attached", "job"):
-        assert section["kinds"][kind]["requests"] >= 32
-        assert section["kinds"][kind]["errors"] == {}
+    assert {row["calls"]: row["errors"] for row in section["tables"]["calls"]} == {
+        "attached": {},
+        "job": {},
+    }
     for role in ("gateway", "dispatcher"):
-        assert len(section["memory"][role]["pss_mib"]) >= 3
-        assert min(size for _, size in section["memory"][role]["pss_mib"]) > 10
-    assert (tmp_path / "load-load.png").stat().st_size > 1000
+        assert len(section["own_mib"][role]) >= 3
+        assert min(size for _, size in section["own_mib"][role]) > 10

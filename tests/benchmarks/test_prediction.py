@@ -5,30 +5,30 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.prediction.simulated import MIXES, POOLS, simulate
-from benchmarks.prediction.summary import Fared, summarise
-from benchmarks.prediction.traces import draw_trace
+from benchmarks.prediction.study import Ended, draw_trace, figures
 
 
 def test_errors_refusals_and_false_refusals_are_told_apart() -> None:
-    fared = [
-        Fared(True, 10.0, predicted_s=8.0, took_s=10.0),
-        Fared(True, 10.0, predicted_s=11.0, took_s=11.0),
-        Fared(False, 10.0),
-        Fared(False, 10.0),
+    ended = [
+        Ended(True, 10.0, predicted_s=8.0, took_s=10.0),
+        Ended(True, 10.0, predicted_s=11.0, took_s=11.0),
+        Ended(False, 10.0),
+        Ended(False, 10.0),
     ]
-    unrefused = [Fared(True, 10.0, 9.0, took) for took in (9.0, 9.0, 9.0, 30.0)]
-    found = summarise(fared, unrefused)
-    assert found.error_median == pytest.approx(0.1)
-    assert (found.refused, found.late, found.false, found.attainment) == (0.5, 0.5, 0.25, 0.25)
+    unrefused = [Ended(True, 10.0, 9.0, took) for took in (9.0, 9.0, 9.0, 30.0)]
+    found = figures(ended, unrefused)
+    assert found["error_median"] == pytest.approx(10)
+    names = ("refused", "late", "false_refusals", "in_time")
+    assert [found[name] for name in names] == [50, 50, 25, 25]
     with pytest.raises(ValueError, match="no prediction"):
-        summarise([Fared(False, 1.0)], [Fared(True, 1.0, 1.0, 1.0)])
+        figures([Ended(False, 1.0)], [Ended(True, 1.0, 1.0, 1.0)])
 
 
 def test_a_lightly_loaded_pool_ends_requests_when_it_said() -> None:
     pool = POOLS[0]
     found = simulate(pool, MIXES[pool.name][0], 0.05, 40, seed=1)
-    assert found.refused == found.late == 0
-    assert found.error_median < 0.1
+    assert found["refused"] == found["late"] == 0
+    assert found["error_median"] < 10
 
 
 def test_traces_come_at_their_rate_with_deadlines_of_five_times_alone() -> None:

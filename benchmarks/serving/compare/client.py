@@ -1,8 +1,7 @@
 """An open-loop client, in a process of its own: arrivals never wait for answers.
 
-``python -m benchmarks.serving.compare.client plan.json answers.json``. It imports little and looks
-at answers only when all have come, so that it takes little of a machine that it shares with what it
-measures.
+It reads answers only when all have come, so that it takes little of the machine that it shares with
+the service.
 """
 
 from __future__ import annotations
@@ -10,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +20,13 @@ from typing import Any
 
 import httpx
 
+from benchmarks.machine import ROOT
+
 _PATH = "/v1/images/generations"
 # from reading the plan to the first arrival
 _LEAD_S = 0.3
+# beyond the last answer: start, reading and writing
+_SPARE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +34,9 @@ class Answer:
     """What came of one call.
 
     Attributes:
-        late_send_s: from the instant it was planned for until it was sent.
-        latency_s: from that instant to the last byte of the answer; None without an answer.
+        late_send_s: from the planned instant until it was sent.
+        latency_s: from the planned instant to the last byte of the answer; None without an answer.
         status: of HTTP; None without an answer.
-        body: of the answer.
         problem: what went wrong on the way.
     """
 
@@ -44,30 +48,38 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What the client took.
+class ClientRun:
+    """The answers in the order of the calls, and what the client itself took."""
 
-    Attributes:
-        cpu_s: CPU seconds of its process, from the first arrival to the last answer.
-        wall_s: the same on the wall clock.
-    """
-
+    answers: tuple[Answer, ...]
     cpu_s: float
     wall_s: float
 
 
+def run_client(
+    url: str, calls: Sequence[tuple[float, dict[str, Any]]], *, timeout_s: float
+) -> ClientRun:
+    """Make the calls from another process, each at its instant in seconds from the beginning."""
+    with tempfile.TemporaryDirectory(prefix="client-") as name:
+        plan, answers = Path(name) / "plan.json", Path(name) / "answers.json"
+        text = json.dumps({"url": url, "timeout_s": timeout_s, "calls": calls})
+        plan.write_text(text, encoding="utf-8")
+        subprocess.run(
+            [sys.executable, "-m", __name__, str(plan), str(answers)],
+            cwd=ROOT,
+            check=True,
+            timeout=max(at_s for at_s, _ in calls) + timeout_s + _SPARE_S,
+        )
+        found = json.loads(answers.read_text(encoding="utf-8"))
+    rows = found.pop("answers")
+    return ClientRun(tuple(Answer(**row | {"body": row["body"].encode()}) for row in rows), **found)
+
+
 async def call_all(
     url: str, calls: Sequence[tuple[float, dict[str, Any]]], *, timeout_s: float
-) -> tuple[list[Answer], Usage]:
-    """Make every call at its instant; return the answers in the order of the calls.
-
-    Args:
-        url: of the service.
-        calls: seconds from the beginning, and the body.
-        timeout_s: after which an answer counts as lost.
-    """
+) -> ClientRun:
+    """Make the calls from this process; see :func:`run_client`."""
     loop = asyncio.get_running_loop()
-    # without limits: a call that waits for a connection would be sent late
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits) as client:
         begin_s = loop.time() + _LEAD_S
@@ -79,8 +91,7 @@ async def call_all(
             answers = await asyncio.gather(*(_call(client, *one) for one in bodies))
         finally:
             gc.enable()
-        usage = Usage(time.process_time() - cpu_s, loop.time() - begin_s)
-    return answers, usage
+        return ClientRun(tuple(answers), time.process_time() - cpu_s, loop.time() - begin_s)
 
 
 async def _call(client: httpx.AsyncClient, due_s: float, body: bytes) -> Answer:
@@ -95,19 +106,15 @@ async def _call(client: httpx.AsyncClient, due_s: float, body: bytes) -> Answer:
     return Answer(late_s, loop.time() - due_s, reply.status_code, reply.content)
 
 
-def main() -> int:
+def main() -> None:
     """Read a plan, carry it out, write the answers."""
     plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    calls = [(one["at_s"], one["body"]) for one in plan["calls"]]
-    answers, usage = asyncio.run(call_all(plan["url"], calls, timeout_s=plan["timeout_s"]))
-    rows = [
-        asdict(answer) | {"body": answer.body.decode("utf-8", errors="replace")}
-        for answer in answers
-    ]
-    text = json.dumps({"usage": asdict(usage), "answers": rows})
-    Path(sys.argv[2]).write_text(text, encoding="utf-8")
-    return 0
+    run = asyncio.run(call_all(plan["url"], plan["calls"], timeout_s=plan["timeout_s"]))
+    found = asdict(run)
+    for row in found["answers"]:
+        row["body"] = row["body"].decode("utf-8", errors="replace")
+    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

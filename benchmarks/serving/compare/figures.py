@@ -1,4 +1,4 @@
-"""What the runs show: attainment over loads, goodput, and how sure that is.
+"""Attainment over loads and goodput, with intervals.
 
 All contenders had the same traces, so intervals are bootstrapped over traces, the same draws for
 all: a difference of two contenders is one of pairs.
@@ -7,7 +7,8 @@ all: a difference of two contenders is one of pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,9 @@ class Estimate:
     low: float
     high: float
 
-    def as_points(self) -> str:
-        """As percentages."""
-        return f"{100 * self.value:.1f} ({100 * self.low:.1f}-{100 * self.high:.1f})"
+    def as_dict(self, times: float = 1.0) -> dict[str, float]:
+        """Return it as tables have it."""
+        return {name: times * end for name, end in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,10 @@ class Crossing:
     """
 
     load: float
-    bound: str = ""
+    bound: Literal["", "below", "above"] = ""
+
+    def __str__(self) -> str:
+        return f"{self.bound} {self.load:.2f}".strip()
 
 
 class Attainments:
@@ -85,15 +89,22 @@ class Attainments:
         return _estimate(value, (self.means(mine) - self.means(theirs))[:, index])
 
     def best(self, contenders: Sequence[str], index: int) -> str:
-        """Return who has most in time at a load."""
+        """Return the contender with most in time at a load."""
         return max(contenders, key=lambda name: float(self.mean(name)[index]))
+
+    def best_at(self, contenders: Sequence[str], level: float) -> str:
+        """Return the contender with that much in time up to the highest load."""
+        return max(
+            contenders,
+            key=lambda name: (self.crossing(name, level).load, float(self.mean(name).mean())),
+        )
 
     def crossing(self, contender: str, level: float) -> Crossing:
         """Return the load at which a contender's mean falls through a level."""
         return crossing(self.loads, self.mean(contender), level)
 
     def goodput_ratio(self, mine: str, theirs: str, level: float) -> Estimate:
-        """Return the ratio of the loads that two contenders bear with so many in time.
+        """Return the ratio of the loads up to which two contenders have that share in time.
 
         A load that was not reached counts as the end of what was tried.
         """
@@ -105,7 +116,7 @@ class Attainments:
         return _estimate(value, np.array(samples))
 
     def where(self, theirs: str, level: float, mine: str) -> tuple[Crossing, Estimate]:
-        """Return the load at which others have so many in time, and what mine has there."""
+        """Return the load at which theirs falls through the level, and what mine has there."""
         found = self.crossing(theirs, level)
         value = float(np.interp(found.load, self.loads, self.mean(mine)))
         samples = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +24,11 @@ class Prediction:
     load: float
     trace: str
     attainment: float
-    refused: float
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What stands for a contender in the simulator.
-
-    Attributes:
-        policy: the simulator's.
-        profile: file of the machine's latency profile.
-        max_batch: of its replica.
-    """
+    """A contender in the simulator: its policy there, and its replica's profile and batch."""
 
     policy: str
     profile: Path
@@ -51,29 +44,18 @@ def predict(
 
     Args:
         folder: of the comparison.
-        traces: at the pace of load 1, of which loads are the speeds.
-        loads: see there.
-        simulated: the contender.
+        traces: at the pace of load 1.
     """
-    found = []
-    for trace, setting in settings_of(folder, traces, loads, simulated):
-        for run in setting.experiment.runs():
-            fates = simulate_cell(setting, run).fates
-            refused = sum(fate.end == "refused" for fate in fates) / len(fates)
-            found.append(Prediction(run.load, trace.name, attainment(fates), refused))
-    return found
-
-
-def settings_of(
-    folder: Path, traces: Sequence[Trace], loads: Sequence[float], simulated: Simulated
-) -> Iterator[tuple[Trace, Setting]]:
-    """Write the file of every trace, see :func:`predict`, and yield what is to be simulated."""
-    files = folder / "simulated"
+    files, found = folder / "simulated", []
     files.mkdir(exist_ok=True)
     for trace in traces:
         path = _write(files, trace, loads, simulated)
         experiment = validated(CellExperiment, read_mapping(path, "experiment"), path, "experiment")
-        yield trace, Setting.of(experiment, files)
+        setting = Setting.of(experiment, files)
+        for run in experiment.runs():
+            fates = simulate_cell(setting, run).fates
+            found.append(Prediction(run.load, trace.name, attainment(fates)))
+    return found
 
 
 def _write(folder: Path, trace: Trace, loads: Sequence[float], simulated: Simulated) -> Path:

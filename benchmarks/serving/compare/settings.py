@@ -6,28 +6,29 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.baselines.settings import shape_name
-from benchmarks.serving.compare.contenders import COMPARED
+from benchmarks.serving.contenders import COMPARED
 
 Process = Literal["poisson", "bursty"]
 # coefficient of variation of the gaps between arrivals
 CV_BY_PROCESS: dict[Process, float] = {"poisson": 1.0, "bursty": 2.0}
-# what may be more in a later run into the same folder; all else must be as it was
+SAMPLER = "ddim"
+GUIDANCE = 2.0
+# a later run into the same folder may have more of these; all else must be the same
 _EXTENSIBLE = ("contenders", "loads", "processes", "num_traces")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides how much work an image is."""
+    """What decides how much work an image is; its guidance is always the same."""
 
     width_px: int
     height_px: int
     num_steps: int
-    guidance_scale: float
 
     @property
     def name(self) -> str:
         """Its name in tables and files."""
-        return shape_name(self.width_px, self.height_px, self.num_steps, self.guidance_scale)
+        return shape_name(self.width_px, self.height_px, self.num_steps)
 
     @property
     def size(self) -> str:
@@ -45,10 +46,10 @@ class Settings:
         processes: of arrivals.
         num_traces: of each process.
         num_requests: of a trace.
-        slo_times: seconds to the deadline, in durations of the request alone on the baseline.
-        alone_repeats: how often each shape is made alone for that.
-        capacity_requests: with how many at once the capacity of a baseline is measured.
-        profile_repeats: how often each operation is measured for the simulator.
+        slo_times: the deadline, in durations of the request alone on the baseline.
+        alone_repeats: images of each shape that are made alone to measure that.
+        capacity_requests: concurrent requests with which a baseline's capacity is measured.
+        profile_repeats: measurements of each operation for the simulator.
         first_seed: of the traces.
     """
 
@@ -59,8 +60,6 @@ class Settings:
     num_requests: int = 150
     sizes: tuple[tuple[int, int], ...] = ((64, 64), (96, 96), (128, 128), (64, 128), (128, 64))
     steps: tuple[int, ...] = (10, 20, 30)
-    guidance_scales: tuple[float, ...] = (2.0,)
-    sampler: str = "ddim"
     dtype: str = "float32"
     slo_times: float = 5.0
     alone_repeats: int = 5
@@ -71,25 +70,11 @@ class Settings:
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """Every kind of request; all are as frequent."""
-        return tuple(
-            Shape(width, height, steps, scale)
-            for width, height in self.sizes
-            for steps in self.steps
-            for scale in self.guidance_scales
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return them as JSON has them."""
-        return {
-            name: [list(one) if isinstance(one, tuple) else one for one in value]
-            if isinstance(value, tuple)
-            else value
-            for name, value in asdict(self).items()
-        }
+        return tuple(Shape(*size, steps) for size in self.sizes for steps in self.steps)
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal in all runs into one folder."""
-        return {name: value for name, value in self.as_dict().items() if name not in _EXTENSIBLE}
+        return {name: value for name, value in asdict(self).items() if name not in _EXTENSIBLE}
 
 
 def quick(settings: Settings) -> Settings:
@@ -98,8 +83,8 @@ def quick(settings: Settings) -> Settings:
         settings,
         loads=settings.loads[-1:],
         processes=settings.processes[:1],
-        num_traces=min(2, settings.num_traces),
-        num_requests=min(30, settings.num_requests),
+        num_traces=1,
+        num_requests=30,
         alone_repeats=2,
         capacity_requests=15,
         profile_repeats=3,

@@ -1,94 +1,56 @@
-"""Everything that the runs of a comparison show, as one mapping for JSON."""
+"""The results of a comparison as sections of tables, aims and problems."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.compare.cells import CellStore, ComparedCell
-from benchmarks.serving.compare.contenders import BASELINES
+from benchmarks.report import Section
 from benchmarks.serving.compare.figures import Attainments
-from benchmarks.serving.compare.outcomes import FATES, made_latencies_s
-from benchmarks.serving.compare.pace import LivePace
+from benchmarks.serving.compare.outcomes import FATES, latencies_s
 from benchmarks.serving.compare.prediction import Prediction
+from benchmarks.serving.compare.results import ComparedCell, Figures, ResultStore
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Trace
+from benchmarks.serving.contenders import BASELINES, CONTENDERS
 from benchmarks.stats import percentile
 from benchmarks.verdicts import Aim, at_least, at_most
 
-Figures = dict[str, Any]
 OURS = "ours"
 GOODPUT_LEVEL = 0.9
 STRAINED_LEVEL = 0.6
 GOODPUT_RATIO = 2.0
 PREDICTION_POINTS = 5.0
-# of each run; the rest is in the lines of the store
-_KEPT = ("contender", "load", "trace", "attainment", "fates", "cores_of_others", "commit")
 
 
 class Summary:
     """Finished runs, ready to be summed up.
 
     Args:
-        settings: of the comparison.
-        traces: of it.
-        store: its finished runs.
+        rate_per_s: of load 1.
         predictions: of the simulator, by contender.
-        paces: what it expects once it has seen the service at the lowest load, likewise.
     """
 
     def __init__(
         self,
         settings: Settings,
         traces: Sequence[Trace],
-        store: CellStore,
+        store: ResultStore,
+        *,
+        rate_per_s: float,
         predictions: Mapping[str, Sequence[Prediction]],
-        paces: Mapping[str, LivePace],
     ) -> None:
-        self._settings = settings
+        self._contenders = settings.contenders
         self._store = store
+        self._rate_per_s = rate_per_s
         self._predictions = predictions
-        self._paces = paces
         self._loads = sorted(settings.loads)
-        # what all contenders have had at every load: anything else would not be paired
-        self._traces = [one.name for one in traces if self._is_complete(one.name)]
         self._baselines = [name for name in settings.contenders if name in BASELINES]
-
-    @property
-    def traces(self) -> list[str]:
-        """The traces that all contenders have had at all loads."""
-        return self._traces
-
-    def groups(self) -> dict[str, list[str]]:
-        """Return the traces by process, and all together if there are several."""
-        found: dict[str, list[str]] = {
-            str(process): [name for name in self._traces if name.startswith(f"{process}-")]
-            for process in self._settings.processes
-        }
-        found = {process: names for process, names in found.items() if names}
-        return {"all": self._traces, **found} if len(found) > 1 else found
-
-    def as_dict(self) -> Figures:
-        """Return all figures."""
-        return {
-            "groups": {name: self._group(traces) for name, traces in self.groups().items()},
-            "runs": [self._run(name, load) for load in self._loads for name in self._contenders],
-            "cells": [
-                {key: row[key] for key in _KEPT}
-                for load in self._loads
-                for name in self._contenders
-                for row in self._rows(name, load, self._traces)
-            ],
-        }
-
-    @property
-    def _contenders(self) -> tuple[str, ...]:
-        return self._settings.contenders
+        # only traces that all contenders have had at every load: anything else is not paired
+        self.traces = [one.name for one in traces if self._is_complete(one.name)]
 
     def _is_complete(self, trace: str) -> bool:
         return all(
@@ -96,6 +58,17 @@ class Summary:
             for name in self._contenders
             for load in self._loads
         )
+
+    def sections(self) -> dict[str, Section]:
+        """Return a section for all traces, one for each process, and one of counts."""
+        processes = {name.rpartition("-")[0] for name in self.traces}
+        groups = {"all traces": self.traces} | {
+            f"{process} traces": [name for name in self.traces if name.startswith(process)]
+            for process in sorted(processes, reverse=True)
+            if len(processes) > 1
+        }
+        found = {name: self._group(name, traces) for name, traces in groups.items()}
+        return found | {"runs": self._runs()}
 
     def _rows(self, contender: str, load: float, traces: Sequence[str]) -> list[Figures]:
         return [self._store[ComparedCell(contender, load, trace)] for trace in traces]
@@ -113,127 +86,118 @@ class Summary:
         }
         return Attainments(self._loads, by_contender)
 
-    def _group(self, traces: Sequence[str]) -> Figures:
+    def _group(self, group: str, traces: Sequence[str]) -> Section:
         shares = self.attainments(traces)
-        rows = []
+        rows, aims = [], []
         for index, load in enumerate(self._loads):
             best = shares.best(self._baselines, index) if self._baselines else None
             for name in self._contenders:
-                row: Figures = {"contender": name, "load": load}
-                row["attainment"] = asdict(shares.at(name, index))
+                row: Figures = {"load": load, "per_s": load * self._rate_per_s, "contender": name}
+                live = shares.at(name, index)
+                row["in_time_percent"] = live.as_dict(100)
                 if best is not None and name not in self._baselines:
-                    row["over"] = best
-                    row["gain"] = asdict(shares.gain(name, best, index))
-                alone, pace = self._predictions.get(name, ()), self._paces.get(name)
-                if (expected := _expected(alone, load, traces)) is not None:
-                    row["simulated"] = expected
-                if pace and (expected := _expected(pace.predictions, load, traces)) is not None:
-                    row["simulated_at_pace"] = expected
+                    row["points_over_best_baseline"] = shares.gain(name, best, index).as_dict(100)
+                    row["best_baseline"] = best
+                expected = self._expected(name, load, traces)
+                if expected is not None:
+                    row["predicted_percent_simulated"] = 100 * expected
+                    # the prediction may be off by some points, or by the live interval
+                    sure = max(PREDICTION_POINTS, 50 * (live.high - live.low))
+                    off = 100 * abs(expected - live.value)
+                    what = f"{group}: simulated beside live, {name}, load {load:g}"
+                    aims.append(at_most(what, sure, off, (off, off), "points"))
                 rows.append(row)
-        crossings = {
-            name: asdict(shares.crossing(name, GOODPUT_LEVEL)) for name in self._contenders
-        }
-        found: Figures = {"traces": list(traces), "rows": rows, "goodput": crossings}
+        goodput = [
+            {
+                "contender": name,
+                "load": str(shares.crossing(name, GOODPUT_LEVEL)),
+                "per_s": self._rate_per_s * shares.crossing(name, GOODPUT_LEVEL).load,
+            }
+            for name in self._contenders
+        ]
+        notes: list[str] = []
         if self._baselines and OURS in self._contenders:
-            found["headline"] = self._headline(shares)
-        return found
-
-    def _headline(self, shares: Attainments) -> Figures:
-        """Ours beside the baseline that does best at that very figure."""
-        goodput = max(
-            self._baselines,
-            key=lambda name: (
-                shares.crossing(name, GOODPUT_LEVEL).load,
-                float(shares.mean(name).mean()),
-            ),
-        )
-        strained = max(
-            self._baselines,
-            key=lambda name: (
-                shares.crossing(name, STRAINED_LEVEL).load,
-                float(shares.mean(name).mean()),
-            ),
-        )
-        where, there = shares.where(strained, STRAINED_LEVEL, OURS)
+            for note, aim in _headlines(group, shares, self._baselines):
+                notes.append(note)
+                aims += [aim] if aim else []
         return {
-            "goodput_of": goodput,
-            "goodput_theirs": asdict(shares.crossing(goodput, GOODPUT_LEVEL)),
-            "goodput_ours": asdict(shares.crossing(OURS, GOODPUT_LEVEL)),
-            "goodput_ratio": asdict(shares.goodput_ratio(OURS, goodput, GOODPUT_LEVEL)),
-            "strained": strained,
-            "strained_load": asdict(where),
-            "ours_there": asdict(there),
+            "what": f"{len(traces)} traces; intervals of 95 %, bootstrap over traces",
+            "tables": {"in time": rows, "goodput: 90 % in time up to": goodput},
+            "notes": notes,
+            "aims": [aim.as_dict() for aim in aims],
+        }
+
+    def _expected(self, contender: str, load: float, traces: Sequence[str]) -> float | None:
+        found = [
+            one.attainment
+            for one in self._predictions.get(contender, ())
+            if one.load == load and one.trace in traces
+        ]
+        return float(np.mean(found)) if found else None
+
+    def _runs(self) -> Section:
+        rows = [self._run(name, load) for load in self._loads for name in self._contenders]
+        lost = [row for row in rows if not row["nothing_lost"]]
+        return {
+            "what": "what became of requests, all traces together; of the client and of others "
+            "(processes that have nothing to do with the comparison) the worst run",
+            "tables": {
+                "requests": rows,
+                "contenders": [
+                    {"contender": name, "what": CONTENDERS[name].what} for name in self._contenders
+                ],
+            },
+            "problems": [f"{row['contender']} lost requests at load {row['load']}" for row in lost],
         }
 
     def _run(self, contender: str, load: float) -> Figures:
-        """Counts, latencies and the client over all traces."""
-        rows = self._rows(contender, load, self._traces)
+        rows = self._rows(contender, load, self.traces)
         fates: Counter[str] = Counter()
-        latencies: list[float] = []
         for row in rows:
             fates.update(row["fates"])
-            latencies += made_latencies_s(row)
+        seconds = [one for row in rows for one in latencies_s(row)]
         return {
-            "contender": contender,
             "load": load,
-            "requests": sum(fates.values()),
-            "fates": {fate: fates[fate] for fate in FATES},
-            "latency_s": {
-                f"p{percent}": percentile(latencies, percent) if latencies else None
-                for percent in (50, 95, 99)
-            },
-            "nothing_lost": all(row["books"]["nothing_lost"] for row in rows),
-            "client_cpu_share": max((row["client"]["cpu_share"] for row in rows), default=0.0),
-            "client_late_send_max_s": max(
-                (row["client"]["late_send_max_s"] for row in rows), default=0.0
-            ),
-            "cores_of_others": max((row["cores_of_others"] for row in rows), default=0.0),
+            "contender": contender,
+            **{fate: fates[fate] for fate in FATES},
+            **{f"p{p}_s": percentile(seconds, p) if seconds else None for p in (50, 95, 99)},
+            "nothing_lost": all(row["accounts"]["nothing_lost"] for row in rows),
+            "client_cores": max(row["client_cpu_share"] for row in rows),
+            "client_late_s": max(row["client_late_send_max_s"] for row in rows),
+            "cores_of_others": max(row["cores_of_others"] for row in rows),
         }
 
 
-def _expected(
-    predictions: Sequence[Prediction], load: float, traces: Sequence[str]
-) -> float | None:
-    found = [one.attainment for one in predictions if one.load == load and one.trace in traces]
-    return float(np.mean(found)) if found else None
-
-
-def aims_of(figures: Figures) -> list[Aim]:
-    """Return the aims beside what was found, for each group of traces.
-
-    What was not reached at the loads that were tried has no figure.
-    """
-    aims: list[Aim] = []
-    for name, group in figures["groups"].items():
-        if "headline" in group:
-            aims += _headline_aims(name, group["headline"])
-        aims += _prediction_aims(name, group)
-    return aims
-
-
-def _headline_aims(name: str, headline: Figures) -> Iterator[Aim]:
-    is_known = headline["goodput_theirs"]["bound"] != "above"
-    if headline["goodput_ours"]["bound"] != "below" and is_known:
-        what = f"{name}: goodput at 90 % in time, over {headline['goodput_of']}"
-        ratio = headline["goodput_ratio"]
-        is_least = headline["goodput_theirs"]["bound"] or headline["goodput_ours"]["bound"]
-        interval = (ratio["low"], math.inf if is_least else ratio["high"])
-        yield at_least(what, GOODPUT_RATIO, ratio["value"], interval, "x")
-    if not headline["strained_load"]["bound"]:
-        what = f"{name}: ours in time where {headline['strained']} has 60 %"
-        low, value, high = (100 * headline["ours_there"][key] for key in ("low", "value", "high"))
-        yield at_least(what, 100 * GOODPUT_LEVEL, value, (low, high), "%")
-
-
-def _prediction_aims(name: str, group: Figures) -> Iterator[Aim]:
-    """Whether simulated and live attainment differ by no more than some points, or than the live
-    one is sure."""
-    kinds = {"simulated": "simulated", "simulated_at_pace": "simulated at the pace seen"}
-    for row in group["rows"]:
-        for key, words in kinds.items():
-            if key in row:
-                live = row["attainment"]
-                off = 100 * abs(row[key] - live["value"])
-                sure = 100 * (live["high"] - live["low"]) / 2
-                what = f"{name}: {words} beside live, {row['contender']}, load {row['load']:g}"
-                yield at_most(what, max(PREDICTION_POINTS, sure), off, (off, off), "points")
+def _headlines(
+    group: str, shares: Attainments, baselines: Sequence[str]
+) -> Iterator[tuple[str, Aim | None]]:
+    """Yield ours beside the best baseline as a note, with its aim where the level was reached."""
+    best = shares.best_at(baselines, GOODPUT_LEVEL)
+    theirs, ours = (shares.crossing(name, GOODPUT_LEVEL) for name in (best, OURS))
+    if ours.bound == "below":
+        yield "goodput: ours has less than 90 % in time at every load that was tried", None
+    elif theirs.bound == "above":
+        yield f"goodput: {best} has 90 % in time at every load that was tried", None
+    else:
+        ratio = shares.goodput_ratio(OURS, best, GOODPUT_LEVEL)
+        is_least = bool(theirs.bound or ours.bound)
+        more = ", or more: the level was not reached at the loads that were tried"
+        note = (
+            f"goodput: {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) times that of {best}"
+        )
+        what = f"{group}: goodput at 90 % in time, over {best}"
+        interval = (ratio.low, math.inf if is_least else ratio.high)
+        aim = at_least(what, GOODPUT_RATIO, ratio.value, interval, "x")
+        yield note + (more if is_least else ""), aim
+    strained = shares.best_at(baselines, STRAINED_LEVEL)
+    where, there = shares.where(strained, STRAINED_LEVEL, OURS)
+    if where.bound:
+        side = "less" if where.bound == "below" else "more"
+        yield f"{strained} has {side} than 60 % in time at every load that was tried", None
+    else:
+        value, low, high = (100 * one for one in (there.value, there.low, there.high))
+        what = f"{group}: ours in time where {strained} has 60 %"
+        yield (
+            f"{strained} has 60 % in time at load {where}; ours has {value:.1f} % there",
+            at_least(what, 100 * GOODPUT_LEVEL, value, (low, high), "%"),
+        )

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.serving.compare.settings import CV_BY_PROCESS, Process, Settings, Shape
+from benchmarks.serving.compare.settings import CV_BY_PROCESS, GUIDANCE, Process, Settings, Shape
 from benchmarks.settings import MODEL
 from ray_cluster.simulator.arrivals import constant_rate
 from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
 
-# so many times the requests are drawn as are wanted, which come as they would in a longer trace
+# requests are drawn for a trace this many times longer than needed, and its beginning is used
 _SPARE = 3
 _SEEDS_APART = 1_000_000
 
@@ -55,7 +55,7 @@ class Trace:
                 width_px=one.shape.width_px,
                 height_px=one.shape.height_px,
                 num_steps=one.shape.num_steps,
-                uses_guidance=one.shape.guidance_scale > 1,
+                uses_guidance=GUIDANCE > 1,
                 slo_s=one.slo_s,
                 slo_class=one.shape.size,
             )
@@ -73,43 +73,26 @@ def draw_traces(
     """Draw all traces of a comparison, processes in turns.
 
     Args:
-        settings: how many of what.
-        prompts: which are asked for, in random order.
+        prompts: drawn for the requests.
         rate_per_s: of load 1.
         alone_s: seconds of an image alone, by the name of its shape.
     """
-    return [
-        _draw(settings, prompts, process, number, rate_per_s=rate_per_s, alone_s=alone_s)
-        for number in range(settings.num_traces)
-        for process in settings.processes
-    ]
-
-
-def _draw(
-    settings: Settings,
-    prompts: Sequence[str],
-    process: Process,
-    number: int,
-    *,
-    rate_per_s: float,
-    alone_s: Mapping[str, float],
-) -> Trace:
     shapes = {shape.name: shape for shape in settings.shapes}
     kinds = tuple(
-        Kind(1.0, MODEL, one.width_px, one.height_px, one.num_steps, slo_class=one.name)
-        for one in settings.shapes
+        Kind(1.0, MODEL, one.width_px, one.height_px, one.num_steps, slo_class=name)
+        for name, one in shapes.items()
     )
     mix = Mix(kinds, lambda kind: settings.slo_times * alone_s[kind.slo_class])
-    # another stream for each process: equal numbers must not mean equal mixes
-    seed = settings.first_seed + 1000 * list(CV_BY_PROCESS).index(process) + number
     curve = constant_rate(rate_per_s, _SPARE * settings.num_requests / rate_per_s)
-    drawn = draw_workload(mix, curve, seed=seed, cv=CV_BY_PROCESS[process])
-    if len(drawn) < settings.num_requests:
-        raise RuntimeError(f"seed {seed} gives {len(drawn)} requests only; take another first_seed")
-    words = np.random.default_rng([seed, len(kinds)]).integers(len(prompts), size=len(drawn))
-    return Trace(
-        f"{process}-{number}",
-        tuple(
+
+    def draw(process: Process, number: int) -> Trace:
+        # another stream for each process: equal numbers must not mean equal mixes
+        seed = settings.first_seed + 1000 * list(CV_BY_PROCESS).index(process) + number
+        drawn = draw_workload(mix, curve, seed=seed, cv=CV_BY_PROCESS[process])
+        if len(drawn) < settings.num_requests:
+            raise RuntimeError(f"seed {seed} gives {len(drawn)} requests; take another first_seed")
+        words = np.random.default_rng([seed, len(kinds)]).integers(len(prompts), size=len(drawn))
+        planned = (
             Planned(
                 one.arrival_s,
                 shapes[one.slo_class],
@@ -118,5 +101,11 @@ def _draw(
                 one.slo_s,
             )
             for index, one in enumerate(drawn[: settings.num_requests])
-        ),
-    )
+        )
+        return Trace(f"{process}-{number}", tuple(planned))
+
+    return [
+        draw(process, number)
+        for number in range(settings.num_traces)
+        for process in settings.processes
+    ]

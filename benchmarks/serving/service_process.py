@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from benchmarks.machine import ROOT
-from benchmarks.serving.compare.contenders import Contender, Launch, Site
+from benchmarks.serving.contenders import Contender, Launch, Site
 
 _START_S = 300.0
 _STOP_S = 90.0

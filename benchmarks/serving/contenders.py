@@ -1,35 +1,33 @@
-"""Who is compared: named configurations of the service and of the baselines.
-
-A further one (an ablation of the service, say) is a further line in :data:`CONTENDERS`.
-"""
+"""Named configurations of the service and of the baselines; a further one is a further line."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.baselines.settings import BaselineSettings, Batching
-from benchmarks.serving.running import free_port
 from benchmarks.settings import MODEL
 from ray_cluster.config.loading import load_config
 
 _FIRST_PORT = 18800
-_ASK_S = 10.0
+_READ_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a contender runs and what it is told.
+    """Where a contender runs.
 
     Attributes:
         folder: of its own, for settings and what it stores.
@@ -63,7 +61,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a service says of the requests that it has let in."""
+    """What a service counts of the requests that it has accepted."""
 
     accepted: int
     completed: int
@@ -72,62 +70,53 @@ class Counts:
 
     @property
     def open(self) -> int:
-        """Let in, and not ended."""
+        """Accepted, and not ended."""
         return self.accepted - self.completed - self.dropped - self.failed
 
     def since(self, before: Counts) -> Counts:
-        """Return what has come since."""
-        return Counts(
-            self.accepted - before.accepted,
-            self.completed - before.completed,
-            self.dropped - before.dropped,
-            self.failed - before.failed,
-        )
+        """Return the difference of two readings."""
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return Counts(*(now - then for now, then in pairs))
 
 
-class Contender(Protocol):
-    """Serves ``POST /v1/images/generations`` and ``GET /readyz``."""
+@dataclass(frozen=True, kw_only=True)
+class Contender(ABC):
+    """Serves ``POST /v1/images/generations`` and ``GET /readyz``.
 
-    @property
-    def what(self) -> str:
-        """What it is, for readers of the report."""
+    Attributes:
+        what: it is, for readers of the report.
+        call: fields of its calls beside the image and the deadline.
+        omits: fields that its calls leave out.
+    """
 
-    @property
-    def call(self) -> Mapping[str, Any]:
-        """What its calls say beside the image and the deadline."""
-
-    @property
-    def omits(self) -> Collection[str]:
-        """What its calls leave out of these."""
-
-    def launch(self, site: Site) -> Launch:
-        """Write its settings; return how it is started."""
-
-    def counts(self, url: str) -> Counts:
-        """Ask the running service."""
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineContender:
-    """One Serve deployment around the diffusers pipeline."""
-
-    batching: Batching
-    is_guarded: bool
     what: str
     call: Mapping[str, Any] = field(default_factory=dict)
     omits: Collection[str] = ()
 
+    @abstractmethod
     def launch(self, site: Site) -> Launch:
-        """See :class:`Contender`."""
-        settings = BaselineSettings.model_validate(
-            {
-                "batching": self.batching,
-                "is_guarded": self.is_guarded,
-                "http_port": free_port(_FIRST_PORT),
-                "ray": site.ray(),
-                "dtype": site.dtype,
-                "alone_s": dict(site.alone_s),
-            }
+        """Write its settings; return how it is started."""
+
+    @abstractmethod
+    def counts(self, url: str) -> Counts:
+        """Return what the running service counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineContender(Contender):
+    """One Serve deployment around the diffusers pipeline."""
+
+    batching: Batching
+    is_guarded: bool = False
+
+    def launch(self, site: Site) -> Launch:
+        settings = BaselineSettings(
+            batching=self.batching,
+            is_guarded=self.is_guarded,
+            http_port=free_port(_FIRST_PORT),
+            ray=site.ray(),
+            dtype=site.dtype,
+            alone_s=dict(site.alone_s),
         )
         path = site.folder / "baseline.json"
         path.write_text(settings.model_dump_json(), encoding="utf-8")
@@ -135,48 +124,39 @@ class BaselineContender:
         return Launch(command, f"http://127.0.0.1:{settings.http_port}")
 
     def counts(self, url: str) -> Counts:
-        """See :class:`Contender`."""
         found = json.loads(_get(f"{url}/counts"))
         names = ("accepted", "completed", "dropped", "failed")
         return Counts(*(found.get(name, 0) for name in names))
 
 
-@dataclass(frozen=True, slots=True)
-class OwnContender:
-    """The service with one replica.
+@dataclass(frozen=True, kw_only=True)
+class OwnContender(Contender):
+    """The service with one pool.
 
     Attributes:
-        simulated_as: the simulator's policy that stands for it; None for none.
-        pool: what its pool says beside that.
+        simulated_as: its policy in the simulator; None for none.
+        pool: what its pool's section has beside the usual.
     """
 
-    what: str
-    simulated_as: str | None
-    pool: Mapping[str, Any] = field(default_factory=dict)
     call: Mapping[str, Any] = field(
         default_factory=lambda: {"when_late": "refuse", "metadata": False}
     )
-    omits: Collection[str] = ()
+    simulated_as: str | None = None
+    pool: Mapping[str, Any] = field(default_factory=dict)
 
     def launch(self, site: Site) -> Launch:
-        """See :class:`Contender`."""
-        path = site.folder / "service.yaml"
-        port = free_port(_FIRST_PORT)
+        path, port = site.folder / "service.yaml", free_port(_FIRST_PORT)
         path.write_text(yaml.safe_dump(self.config(site, port)), encoding="utf-8")
         command = (sys.executable, "-m", "ray_cluster.cli", "serve", str(path), "--quiet")
         return Launch(command, f"http://127.0.0.1:{port}")
 
     def config(self, site: Site, port: int) -> dict[str, Any]:
         """Return the service's configuration."""
+        folders = {name: str(site.folder / name) for name in ("results", "states", "inputs")}
         return {
             "http": {"port": port},
             "ray": site.ray(),
-            "storage": {
-                "jobs": f"sqlite:///{site.folder}/jobs.db",
-                "results": str(site.folder / "results"),
-                "states": str(site.folder / "states"),
-                "inputs": str(site.folder / "inputs"),
-            },
+            "storage": {"jobs": f"sqlite:///{site.folder}/jobs.db", **folders},
             "pools": [self.pool_section(site.dtype)],
         }
 
@@ -187,7 +167,6 @@ class OwnContender:
         return {**default, **own, **self.pool}
 
     def counts(self, url: str) -> Counts:
-        """See :class:`Contender`."""
         events: Counter[str] = Counter()
         for family in text_string_to_metric_families(_get(f"{url}/metrics")):
             for sample in family.samples:
@@ -198,39 +177,59 @@ class OwnContender:
 
 
 _OPEN = {"when_late": "accept", "metadata": False}
+_GUARDED = "the same with a bounded queue and a deadline drop"
 COMPARED: Mapping[str, Contender] = {
-    "one-by-one": BaselineContender("one-by-one", False, "pipeline, one image after the other"),
-    "one-by-one/guarded": BaselineContender(
-        "one-by-one", True, "the same with a bounded queue and a deadline drop"
+    "one-by-one": BaselineContender(
+        what="pipeline, one image after the other", batching="one-by-one"
     ),
-    "static": BaselineContender("static", False, "pipeline, batches of one size and step count"),
-    "static/guarded": BaselineContender(
-        "static", True, "the same with a bounded queue and a deadline drop"
+    "one-by-one/guarded": BaselineContender(what=_GUARDED, batching="one-by-one", is_guarded=True),
+    "static": BaselineContender(
+        what="pipeline, batches of one size and step count", batching="static"
     ),
-    "ours": OwnContender("the service, images exact, late ones refused", "deadline"),
+    "static/guarded": BaselineContender(what=_GUARDED, batching="static", is_guarded=True),
+    "ours": OwnContender(
+        what="the service, images exact, late ones refused", simulated_as="deadline"
+    ),
 }
 # the service without one of its parts
 ABLATIONS: Mapping[str, Contender] = {
-    "ours/open": OwnContender("nobody refused: without admission", "deadline/open", call=_OPEN),
+    "ours/open": OwnContender(
+        what="nobody refused: without admission", call=_OPEN, simulated_as="deadline/open"
+    ),
     "ours/no-deadlines": OwnContender(
-        "nobody refused, and first come first served: without admission and order",
-        None,
+        what="nobody refused, and first come first served: without admission and order",
         call=_OPEN,
         omits=("slo_s",),
     ),
     "ours/one-size": OwnContender(
-        "batches of one size: without mixed batches", "deadline/one-size", {"batches": "one-size"}
+        what="batches of one size: without mixed batches",
+        simulated_as="deadline/one-size",
+        pool={"batches": "one-size"},
     ),
     "ours/grouped": OwnContender(
-        "a model call for each size of a batch: without the layout", None, {"layout": "grouped"}
+        what="a model call for each size of a batch: without the layout",
+        pool={"layout": "grouped"},
     ),
     "ours/one-by-one": OwnContender(
-        "one image after the other: the executor alone", None, {"max_batch": 1}
+        what="one image after the other: the executor alone", pool={"max_batch": 1}
     ),
 }
 CONTENDERS: Mapping[str, Contender] = {**COMPARED, **ABLATIONS}
 BASELINES = tuple(name for name, one in CONTENDERS.items() if isinstance(one, BaselineContender))
 
 
+def free_port(first: int) -> int:
+    """Return the first port from there on that nothing listens on."""
+    for port in range(first, first + 50):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no free port from {first} on")
+
+
 def _get(url: str) -> str:
-    return httpx.get(url, timeout=_ASK_S).raise_for_status().text
+    return httpx.get(url, timeout=_READ_S).raise_for_status().text
