@@ -8,7 +8,6 @@ import torch
 from ray_cluster.quality.classifier import AttributeClassifier, Reading, read_pictures
 from ray_cluster.quality.render import Jitter
 from ray_cluster.quality.scenes import BACKGROUNDS, COLOURS, POSITIONS, SHAPES, SIZES, STYLES
-from ray_cluster.training.card_tables import Figures, Rows
 from ray_cluster.training.classifier_examples import (
     Canvas,
     Labels,
@@ -17,6 +16,7 @@ from ray_cluster.training.classifier_examples import (
     styled_objects,
 )
 from ray_cluster.training.classifier_training import NONE_KINDS
+from ray_cluster.training.scoring import Figures, Rows
 
 ATTRIBUTES = ("shape", "colour", "size", "background", "style", "everything")
 _SIZES = ((64, 64), (96, 96), (128, 128), (64, 128), (96, 64))

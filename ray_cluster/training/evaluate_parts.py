@@ -17,10 +17,9 @@ from torch import Tensor
 from ray_cluster.quality.edges import edge_agreement, find_edges
 from ray_cluster.quality.render import paint
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card_tables import Figures, Rows
 from ray_cluster.training.control import hint_pictures
 from ray_cluster.training.evaluate import EvaluationOptions, Painter, contact_sheet
-from ray_cluster.training.scoring import Share, count_shares
+from ray_cluster.training.scoring import Figures, Rows, Share, count_shares
 from ray_cluster.training.suite import bare, place_hinted, suite_prompts
 
 _SHOWN = 16

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card import CARD, card_hashes, folder_hashes, write_card
+from ray_cluster.training.card import folder_hashes, read_training, write_card, write_training
 from ray_cluster.training.control import build_control
+from ray_cluster.training.denoiser import base_unet
 from ray_cluster.training.evaluate import EvaluationOptions
 from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
 from ray_cluster.training.export import export
 from ray_cluster.training.publish import measure
 from ray_cluster.training.recipe import ControlRecipe
-from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, base_unet, train
-from ray_cluster.training.training_log import read_training, write_training
+from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, train
+from tests.training.cards import card_hashes
 from tests.training.tiny import TINY_STEPS, tiny_run
 
 FEW = EvaluationOptions(
@@ -35,10 +36,9 @@ def finished(model: str, path: Path, base: Path) -> Path:
 
 def check_card(name: str, tables: str, folder: Path) -> None:
     text = write_card(name, tables, folder).read_text(encoding="utf-8")
-    assert text == (folder / CARD).read_text(encoding="utf-8")
     assert card_hashes(folder) == folder_hashes(folder)
+    assert tables in text
     assert f"ray-cluster models evaluate {name}" in " ".join(text.split())
-    assert "{" not in text.replace('f"{weights}', "")
 
 
 @pytest.mark.parametrize("model", ["shapes-sd-light", "shapes-sd3"])
