@@ -1,10 +1,11 @@
-"""How far pictures [B, 3, H, W] in 0..1 are from others: one by one, and as a whole set."""
+"""How far pictures [B, 3, H, W] in 0..1, or their edges, are from others."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ray_cluster.quality.classifier import AttributeClassifier
 
@@ -14,6 +15,10 @@ _SSIM_SIGMA = 1.5
 # Wang et al. 2004, equations 10 and 11, for values in 0..1
 _SSIM_C1 = 0.01**2
 _SSIM_C2 = 0.03**2
+
+
+# of Canny's hysteresis, for pictures of 8 bits
+_LOW, _HIGH = 60, 140
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def similarity(pictures: Tensor, wanted: Tensor) -> Tensor:
         )
     # variances of flat pictures are differences of nearly equal numbers: float32 is not enough
     margins = (_SSIM_WINDOW // 2,) * 4
-    one, other = (pad(each.double(), margins, mode="reflect") for each in (pictures, wanted))
+    one, other = (F.pad(each.double(), margins, mode="reflect") for each in (pictures, wanted))
     mean, other_mean = _blur(one), _blur(other)
     variance = (_blur(one * one) - mean * mean).clamp(min=0)
     other_variance = (_blur(other * other) - other_mean * other_mean).clamp(min=0)
@@ -114,3 +119,31 @@ def _frechet(features: Tensor, others: Tensor) -> float:
     one, other = features.T.cov(), others.T.cov()
     shared = torch.linalg.eigvals(one @ other).sqrt().real.sum()
     return float(means + one.trace() + other.trace() - 2 * shared)
+
+
+def find_edges(pixels: Tensor) -> Tensor:
+    """Canny's edges [B, H, W], boolean, of pictures [B, 3, H, W] in 0..1; needs OpenCV."""
+    import cv2
+
+    pictures = (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    edges = np.stack([cv2.Canny(np.ascontiguousarray(one), _LOW, _HIGH) for one in pictures])
+    return torch.from_numpy(edges > 0)
+
+
+def edge_agreement(found: Tensor, wanted: Tensor, *, tolerance: int = 1) -> Tensor:
+    """F1 [B] of edges [B, H, W]: those within `tolerance` pixels of the other's count as equal.
+
+    1 where neither picture has an edge.
+    """
+    precision = _share_near(found, wanted, tolerance)
+    recall = _share_near(wanted, found, tolerance)
+    return 2 * precision * recall / (precision + recall).clamp_min(1e-9)
+
+
+def _share_near(edges: Tensor, others: Tensor, tolerance: int) -> Tensor:
+    """Share of a picture's edges with another's within reach; 1 where it has none."""
+    side = 2 * tolerance + 1
+    near = F.max_pool2d(others[:, None].float(), side, stride=1, padding=tolerance)[:, 0] > 0
+    count = edges.sum((1, 2))
+    share = (edges & near).sum((1, 2)) / count.clamp_min(1)
+    return torch.where(count == 0, 1.0, share)

@@ -4,7 +4,7 @@ import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 from torch import Tensor
 
-from ray_cluster.quality.edges import find_edges
+from ray_cluster.quality.distances import find_edges
 from ray_cluster.quality.render import COLOUR_RGB, Placed, pixel_grid
 from ray_cluster.quality.scenes import COLOURS
 from ray_cluster.training.codec import load_basis

@@ -13,8 +13,7 @@ from ray_cluster.quality.render import Jitter, Placed, pixel_grid
 from ray_cluster.quality.scenes import Style
 from ray_cluster.training.batches import Pictures, draw_pictures
 from ray_cluster.training.codec import load_basis
-from ray_cluster.training.recipe import LoraRecipe
-from ray_cluster.training.recipe_parts import DenoiserPhase, UNetSize
+from ray_cluster.training.recipe import DenoiserPhase, LoraRecipe, UNetSize
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.text_encoder import encode_captions, trained_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer

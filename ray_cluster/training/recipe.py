@@ -1,18 +1,100 @@
-"""Every number of the reference model's training, in one place."""
+"""Every number of the training of the built-in models."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ray_cluster.quality.render import HINT_JITTER, Jitter
 from ray_cluster.quality.scenes import Style
-from ray_cluster.training.recipe_parts import (
-    CaptionMix,
-    DenoiserPhase,
-    Optimisation,
-    SizeBucket,
-    UNetSize,
-    size_buckets,
-)
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """AdamW with warm-up, a constant rate, and a linear decay over the last `decay_steps`."""
+
+    steps: int
+    batch: int
+    rate: float
+    warmup_steps: int
+    decay_steps: int
+    weight_decay: float = 0.01
+    beta2: float = 0.99
+    clip: float = 1.0
+    # 0 keeps no average of the weights
+    ema: float = 0.0
+
+
+@dataclass(frozen=True)
+class CaptionMix:
+    """How captions are drawn: shares of one-object scenes, omitted details and added words.
+
+    `bare_share` of the captions leave out every detail, as in "a red circle".
+    """
+
+    single_share: float
+    omit_share: float
+    filler_share: float
+    bare_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class SizeBucket:
+    """Pictures of `width` x `height` pixels, taken in `share` of the steps, `batch` at a time."""
+
+    width: int
+    height: int
+    batch: int
+    share: float
+
+
+def size_buckets(
+    *, s64: float, s96: float, s128: float, o96: float, o128: float
+) -> tuple[SizeBucket, ...]:
+    """Buckets of about as many pixels each, by their shares.
+
+    `s64`, `s96` and `s128` are squares of so many pixels; `o96` and `o128` the shares of either way
+    of placing an oblong of so many by 64 pixels.
+    """
+    return (
+        SizeBucket(64, 64, 32, s64),
+        SizeBucket(96, 64, 21, o96),
+        SizeBucket(64, 96, 21, o96),
+        SizeBucket(128, 64, 16, o128),
+        SizeBucket(64, 128, 16, o128),
+        SizeBucket(96, 96, 14, s96),
+        SizeBucket(128, 128, 8, s128),
+    )
+
+
+@dataclass(frozen=True)
+class DenoiserPhase:
+    """One phase of the denoiser's training: its data, its loss and its optimisation."""
+
+    captions: CaptionMix
+    buckets: tuple[SizeBucket, ...]
+    optimisation: Optimisation
+    caption_drop: float = 0.1
+    # this share of the steps of diffusion is drawn from the noisiest part, where captions decide
+    noisy_share: float = 0.5
+    noisy_from: int = 600
+    # of what is left, this share is drawn from `steps_used`, the steps that a sampler will take
+    used_share: float = 0.0
+    steps_used: tuple[int, ...] = ()
+    # the loss counts this much more in and near objects than on the background
+    object_weight: float = 4.0
+    object_margin: float = 1.3
+    # from this step of diffusion on, only objects whose place and size are stated count more: where
+    # neither caption nor picture tells the place, it would make objects appear in several places
+    unstated_weight_until: int = 1000
+
+
+@dataclass(frozen=True)
+class UNetSize:
+    """Channels of the three levels, residual blocks per level, heads of attention."""
+
+    channels: tuple[int, int, int]
+    layers: int = 1
+    heads: int = 4
+
 
 HintKind = Literal["edges", "layout"]
 

@@ -21,8 +21,14 @@ from ray_cluster.training.codec import codec_trainer
 from ray_cluster.training.control import control_trainer
 from ray_cluster.training.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
 from ray_cluster.training.picture_reader import ReadTransformer
-from ray_cluster.training.recipe import ClassifierRecipe, CodecRecipe, HintKind, Recipe, TextRecipe
-from ray_cluster.training.recipe_parts import DenoiserPhase
+from ray_cluster.training.recipe import (
+    ClassifierRecipe,
+    CodecRecipe,
+    DenoiserPhase,
+    HintKind,
+    Recipe,
+    TextRecipe,
+)
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.text_encoder import text_trainer
 from ray_cluster.training.trainer import Trainer, run_stage, stop_on_signals

@@ -16,8 +16,7 @@ from transformers import CLIPTextModel, PreTrainedTokenizerFast
 from ray_cluster.training.codec import load_basis
 from ray_cluster.training.denoiser import draw_step, weighted_error
 from ray_cluster.training.picture_reader import ReadTransformer, label_tokens
-from ray_cluster.training.recipe import TransformerRecipe
-from ray_cluster.training.recipe_parts import DenoiserPhase
+from ray_cluster.training.recipe import DenoiserPhase, TransformerRecipe
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.text_encoder import trained_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer, tokenise

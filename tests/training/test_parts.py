@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 import torch
 
-from ray_cluster.quality.scenes import STYLES
 from ray_cluster.training.card import folder_hashes, read_training, write_card, write_training
 from ray_cluster.training.control import build_control
 from ray_cluster.training.denoiser import base_unet
@@ -70,8 +69,8 @@ def test_a_controlnet_is_measured_with_and_without(
     check_card(name, figures.tables(), folder)
 
 
-@pytest.mark.parametrize("style", STYLES[1:])
-def test_a_lora_is_measured_with_and_without(style: str, tmp_path: Path, tiny_base: Path) -> None:
+def test_a_lora_is_measured_with_and_without(tmp_path: Path, tiny_base: Path) -> None:
+    style = "texture"
     folder = finished(style, tmp_path, tiny_base)
     weights = (folder / "pytorch_lora_weights.safetensors").stat().st_size
     assert 0 < weights < (tiny_base / "unet/diffusion_pytorch_model.safetensors").stat().st_size

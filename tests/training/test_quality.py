@@ -28,7 +28,7 @@ def classifier() -> AttributeClassifier:
 
 @pytest.fixture(scope="module")
 def figures(classifier: AttributeClassifier) -> ClassifierFigures:
-    return measure_classifier(classifier, seed=99, count=400)
+    return measure_classifier(classifier, seed=99, count=150)
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)

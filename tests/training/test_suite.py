@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from ray_cluster.quality.edges import edge_agreement, find_edges
+from ray_cluster.quality.distances import edge_agreement, find_edges
 from ray_cluster.quality.render import COLOUR_RGB, object_distance, paint
 from ray_cluster.quality.scenes import COLOURS, has_held_out_object
 from ray_cluster.training.control import edge_map, layout_map

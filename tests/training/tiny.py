@@ -9,13 +9,16 @@ from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
     ControlRecipe,
+    DenoiserPhase,
     LoraRecipe,
+    Optimisation,
     Recipe,
+    SizeBucket,
     TextRecipe,
     TransformerRecipe,
     UNetRecipe,
+    UNetSize,
 )
-from ray_cluster.training.recipe_parts import DenoiserPhase, Optimisation, SizeBucket, UNetSize
 from ray_cluster.training.runs import TrainingRun, open_run
 from ray_cluster.training.stages import MODEL_STAGES, find_stage, train
 
