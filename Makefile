@@ -3,7 +3,9 @@ ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 PYTHON ?= python3
 VENV ?= $(ROOT)/.venv
 BIN := $(abspath $(VENV))/bin
-STAMP := $(abspath $(VENV))/.installed
+SERVING := $(abspath $(VENV))/.serving
+INSTALLED := $(abspath $(VENV))/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Ray tests share one worker (xdist group "ray"), others a module each; a core is left for replicas
 PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print(min(6, max(2, os.cpu_count() - 1)))') \
 	--dist loadgroup
@@ -15,40 +17,46 @@ ARGS ?=
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(ROOT)/Makefile | expand -t 18
 
-venv: $(STAMP) ## make .venv and install the project into it
+venv: $(INSTALLED) ## make .venv and install everything into it, for tests and benchmarks too
 
-$(STAMP): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
-	@echo 'Installing into $(VENV): 3.1 GB, some two minutes.'
+# what serving needs
+$(SERVING): $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
+	@echo 'Installing what serving needs into $(VENV): 2.0 GB, some two minutes.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	cd $(ROOT) && $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	cd $(ROOT) && $(PIP) -e . -c constraints.txt
+	touch $@
+
+# the rest: tests, checks, benchmarks, training, plots
+$(INSTALLED): $(SERVING)
+	@echo 'Adding what tests, training and plots need: 1.2 GB more.'
+	cd $(ROOT) && $(PIP) -e '.[dev]' -c constraints.txt
 	# the older client that the API is tested with, beside the current one
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--target $(VENV)/openai-1 --upgrade openai==1.109.1 distro==1.9.0
+	$(PIP) --no-deps --target $(VENV)/openai-1 --upgrade openai==1.109.1 distro==1.9.0
 	touch $@
 
 # exec: a shell in between would keep make's SIGTERM to itself, and leave the service running
-serve: $(STAMP) ## start the service on this machine (ARGS="..." is passed on)
+serve: $(SERVING) ## start the service on this machine (ARGS="..." is passed on)
 	cd $(ROOT) && exec $(BIN)/ray-cluster serve $(ARGS)
 
-test: $(STAMP) ## run the tests that are not marked slow
+test: $(INSTALLED) ## run the tests that are not marked slow
 	cd $(ROOT) && $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS) $(ARGS)
 
-test-all: $(STAMP) ## run every test
+test-all: $(INSTALLED) ## run every test
 	cd $(ROOT) && $(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
 
-check: $(STAMP) ## formatting, lint, types, architecture
+check: $(INSTALLED) ## formatting, lint, types, architecture
 	cd $(ROOT) && $(BIN)/ruff format --check .
 	cd $(ROOT) && $(BIN)/ruff check .
 	cd $(ROOT) && $(BIN)/mypy
 	cd $(ROOT) && $(BIN)/python -m pytest -q tests/test_architecture.py
 
-format: $(STAMP) ## format and apply safe lint fixes
+format: $(INSTALLED) ## format and apply safe lint fixes
 	cd $(ROOT) && $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## run the benchmarks (ARGS="..." is passed on)
+bench: $(INSTALLED) ## run the benchmarks (ARGS="..." is passed on)
 	cd $(ROOT) && $(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-gpu: $(STAMP) ## measure a GPU in some 8 minutes (ARGS="..." is passed on)
+bench-gpu: $(INSTALLED) ## measure a GPU in some 8 minutes (ARGS="..." is passed on)
 	cd $(ROOT) && $(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## remove the virtual environment, caches and build products

@@ -10,16 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVR
 
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
 from ray_cluster.policies.types import RequestView, StepCost
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 SizePx = tuple[int, int]
 # what the paper trains its predictor on, and the share of it that is held out
@@ -75,7 +75,14 @@ def train_regression(
         rng: draws the batches.
         max_batch: most requests in a batch.
         patch_px: side of a patch.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is not installed (the extra ``baselines``).
     """
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVR
+
     sizes = tuple(one.size_px for one in examples)
     batches = [
         [examples[place] for place in rng.integers(len(examples), size=count)]

@@ -13,8 +13,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.models.builtin import BUILTIN_MODELS
-from ray_cluster.models.local import LocalModel, local_model
-from ray_cluster.models.sizes import ModelSizes
+from ray_cluster.models.local import LocalModel, ModelSizes, local_model
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile
 
 # where nothing is known before the model is downloaded, or it is damaged, everything passes

@@ -25,6 +25,13 @@ OPTION_BY_PARAM: Mapping[str, str] = {
     "image": "--like",
 }
 
+# what an extra brings, by the module that is missing without it
+EXTRA_BY_MODULE: Mapping[str, str] = {
+    "cv2": "training",
+    "matplotlib": "plots",
+    "sklearn": "baselines",
+}
+
 
 def stdout() -> Console:
     """Return a console for results."""
@@ -64,13 +71,23 @@ def fail(message: str, code: int = 1) -> NoReturn:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn the errors that ray-cluster raises on purpose into one sentence and exit code 1."""
+    """Turn errors of ray-cluster, and missing extras, into one sentence and exit code 1."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRA_BY_MODULE:
+            raise
+        fail(f"this {needs_extra(module)}")
     except InvalidRequest as error:
         fail(with_option(error.message, error.param))
     except RayClusterError as error:
         fail(str(error))
+
+
+def needs_extra(module: str) -> str:
+    """Say which extra of ray-cluster brings a module."""
+    return f"needs {module}: pip install 'ray-cluster[{EXTRA_BY_MODULE[module]}]'"
 
 
 def with_option(message: str, param: str | None) -> str:

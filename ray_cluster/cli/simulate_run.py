@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ray_cluster.cli.output import print_table, stderr, stdout
+from ray_cluster.cli.output import needs_extra, print_table, stderr, stdout, warn
 from ray_cluster.cli.plots import draw_plot, draw_stack, draw_timeline
 from ray_cluster.cli.workers import Workers
 from ray_cluster.errors import ConfigError
@@ -35,12 +36,15 @@ def run_experiments(
     if len(set(names)) < len(names):
         raise ConfigError(f"experiments need different names; given {', '.join(names)}")
     _check_folder(out)
+    can_draw = find_spec("matplotlib") is not None
+    if not can_draw:
+        warn(f"no plots are drawn; drawing {needs_extra('matplotlib')}")
     for job in jobs:
         with Workers(num_processes) as workers:
             report = job.sum_up(workers.run(job.parts, job.name))
         written, problem = list[Path](), ""
         try:
-            written = _write(out, report)
+            written = _write(out, report, with_plots=can_draw)
         except OSError as error:
             problem = f"{job.name} has run, but can't be written: {error}"
         # what could not be written can be read, and the other way round
@@ -94,17 +98,26 @@ def _rich(table: Table) -> RichTable:
     return rich
 
 
-def _write(out: Path, report: Report) -> list[Path]:
+def _write(out: Path, report: Report, *, with_plots: bool) -> list[Path]:
     """Write figures, tables and plots; return the files."""
     figures, text = out / f"{report.name}.json", out / f"{report.name}.txt"
     # the last to be written, at once, and the first to go: where it is, all is of one run
     figures.unlink(missing_ok=True)
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
-    plots = [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
-    plots += [draw_stack(one, out / f"{report.name}-{one.name}.png") for one in report.stacks]
-    plots += [draw_timeline(one, out / f"{report.name}-{one.name}.png") for one in report.timelines]
+    plots = _draw(out, report) if with_plots else []
     part = out / f"{report.name}.json.part"
     part.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
     part.replace(figures)
     return [figures, text, *plots]
+
+
+def _draw(out: Path, report: Report) -> list[Path]:
+    def file(name: str) -> Path:
+        return out / f"{report.name}-{name}.png"
+
+    return [
+        *(draw_plot(one, file(one.name)) for one in report.plots),
+        *(draw_stack(one, file(one.name)) for one in report.stacks),
+        *(draw_timeline(one, file(one.name)) for one in report.timelines),
+    ]

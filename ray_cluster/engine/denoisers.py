@@ -16,7 +16,7 @@ from ray_cluster.engine.flow_schedules import FlowModel
 from ray_cluster.engine.folders import component_config, component_names
 from ray_cluster.engine.unet.config import check_unet_config, check_unet_inputs
 from ray_cluster.engine.unet.executor import UNetExecutor
-from ray_cluster.models.sizes import patch_size, vae_scale_factor
+from ray_cluster.models.local import patch_size, vae_scale_factor
 from ray_cluster.requests import GuidanceKind
 
 _UNET = "UNet2DConditionModel"

@@ -35,8 +35,7 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.builtin import builtin_sampling
 from ray_cluster.models.fidelity_tables import step_table
-from ray_cluster.models.local import check_sampler
-from ray_cluster.models.sizes import model_sizes
+from ray_cluster.models.local import check_sampler, model_sizes
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.requests import GuidanceKind, ModelProfile, SamplerName
 

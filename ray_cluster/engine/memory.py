@@ -36,7 +36,7 @@ from ray_cluster.engine.image_decoder import decode_batch
 from ray_cluster.engine.memory_format import in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
-from ray_cluster.models.sizes import vae_scale_factor
+from ray_cluster.models.local import vae_scale_factor
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
 _CPU = torch.device("cpu")

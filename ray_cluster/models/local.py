@@ -1,18 +1,42 @@
-"""What the files of a pool's model say of it, before torch and diffusers are imported."""
+"""What the files of a model say, before torch and diffusers are imported."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
-from ray_cluster.models.sizes import ModelSizes, model_sizes
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
+
+# FLUX's pipeline has these numbers, not its transformer's configuration
+_FLUX_PATCH = 2
+_FLUX_SAMPLE_SIZE = 128
+# what diffusers and transformers read of a folder
+_READ = {".json", ".txt", ".model", ".safetensors", ".bin"}
+_NUM_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Bounds and default of a model's sides.
+
+    Attributes:
+        multiple_px: every side is a multiple of it.
+    """
+
+    multiple_px: int
+    min_px: int
+    max_px: int
+    default_width_px: int
+    default_height_px: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +105,103 @@ def check_sampler(pool: PoolConfig, offered: Sequence[SamplerName]) -> None:
             f"pool {pool.name}: defaults.sampler is {given}, which this model does not offer; "
             f"allowed: {', '.join(offered)}"
         )
+
+
+def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, Any]) -> ModelSizes:
+    """Return the sizes as the model's parts and the pool say.
+
+    Args:
+        model: the UNet's or transformer's configuration in diffusers' form.
+        vae: the autoencoder's, likewise.
+
+    Raises:
+        ConfigError: the pool's sizes do not suit the model, or it allows larger images than the
+            model has positions for.
+    """
+    factor = vae_scale_factor(vae)
+    multiple = factor * _smallest_side(model)
+    sample = model.get("sample_size", _FLUX_SAMPLE_SIZE)
+    rows, columns = (sample, sample) if isinstance(sample, int) else sample
+    width, height = columns * factor, rows * factor
+    if pool.defaults.size is not None:
+        width, height = (int(part) for part in pool.defaults.size.split("x"))
+    positions = model.get("pos_embed_max_size")
+    limit = None if positions is None else positions * multiple
+    if limit is not None and (pool.max_px or 0) > limit:
+        raise ConfigError(
+            f"pool {pool.name}: max_px is {pool.max_px}, but the model has positions for sides of "
+            f"at most {limit} px; lower max_px"
+        )
+    largest = 2 * max(width, height)
+    found = ModelSizes(
+        multiple_px=multiple,
+        min_px=pool.min_px or multiple,
+        max_px=pool.max_px or (largest if limit is None else min(largest, limit)),
+        default_width_px=width,
+        default_height_px=height,
+    )
+    _check_sizes(pool, found)
+    return found
+
+
+def _check_sizes(pool: PoolConfig, sizes: ModelSizes) -> None:
+    sides = {
+        "default width": sizes.default_width_px,
+        "default height": sizes.default_height_px,
+        "min_px": sizes.min_px,
+        "max_px": sizes.max_px,
+    }
+    for name, side in sides.items():
+        if side % sizes.multiple_px or not sizes.min_px <= side <= sizes.max_px:
+            raise ConfigError(
+                f"pool {pool.name}: {name} is {side}; sides of this model are multiples of "
+                f"{sizes.multiple_px} from {sizes.min_px} to {sizes.max_px}; "
+                "change defaults.size, min_px or max_px"
+            )
+
+
+def patch_size(transformer: Mapping[str, Any]) -> int:
+    """Return the latent pixels along a side of a transformer's tokens, from its configuration."""
+    # FLUX's own says 1: its pipeline makes the patches
+    return int(transformer["patch_size"]) if "sample_size" in transformer else _FLUX_PATCH
+
+
+def _smallest_side(model: Mapping[str, Any]) -> int:
+    """Return the latent pixels that a side must be a multiple of."""
+    blocks = model.get("block_out_channels")
+    return patch_size(model) if blocks is None else int(2 ** (len(blocks) - 1))
+
+
+def vae_scale_factor(vae: Mapping[str, Any]) -> int:
+    """Return image pixels per latent pixel of an autoencoder, from its configuration."""
+    blocks = vae.get("block_out_channels") or vae["decoder_block_out_channels"]
+    return int(2 ** (len(blocks) - 1))
+
+
+def model_digest(folder: Path) -> str:
+    """Return a digest of the names and contents of all files that a model is loaded from.
+
+    Every byte counts: weights that differ in a few tensors make other images. Hashing goes on
+    without the interpreter's lock, some GB/s with the files in memory.
+    """
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix in _READ and path.is_file() and _is_component(path, folder)
+    )
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="digest") as threads:
+        digests = list(threads.map(_file_digest, paths))
+    whole = hashlib.sha256()
+    for path, digest in zip(paths, digests, strict=True):
+        whole.update(f"{path.relative_to(folder).as_posix()}\0{digest}\0".encode())
+    return whole.hexdigest()
+
+
+def _is_component(path: Path, folder: Path) -> bool:
+    """Whether it belongs to a component, or is the index; cards lie beside them."""
+    return path.parent != folder or path.name == "model_index.json"
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

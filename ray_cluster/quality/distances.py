@@ -1,15 +1,11 @@
-"""How far pictures are from other pictures: pixel by pixel, as they are seen, and as a whole set.
-
-All functions take pictures [B, 3, H, W] in 0..1, float.
-"""
+"""How far pictures [B, 3, H, W] in 0..1, or their edges, are from others."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
-from torchmetrics.functional.image import peak_signal_noise_ratio
-from torchmetrics.image.fid import FrechetInceptionDistance
+import torch.nn.functional as F
+from torch import Tensor
 
 from ray_cluster.quality.classifier import AttributeClassifier
 
@@ -21,12 +17,16 @@ _SSIM_C1 = 0.01**2
 _SSIM_C2 = 0.03**2
 
 
+# of Canny's hysteresis, for pictures of 8 bits
+_LOW, _HIGH = 60, 140
+
+
 @dataclass(frozen=True)
 class FrechetDistance:
-    """A Fréchet distance and what to hold it against.
+    """A Fréchet distance, and the `floor` to compare it with.
 
-    `floor`: the distance between two sets of renders, each of as many pictures; a distance is
-    biased upwards the more, the fewer pictures there are, so only the difference tells something.
+    The fewer pictures, the more a distance is biased upwards, so only the difference to the floor
+    counts: the distance between two sets of renders, each of as many pictures.
     """
 
     value: float
@@ -37,13 +37,20 @@ class FrechetDistance:
 def similarity(pictures: Tensor, wanted: Tensor) -> Tensor:
     """Structural similarity [B] (SSIM, Gaussian window of 11 pixels), 1 for equal pictures.
 
-    Wang et al. 2004, section 3 B, with pictures mirrored at their borders, as torchmetrics does it:
-    every pixel is the middle of a window.
+    Wang et al. 2004, section 3 B, with pictures mirrored at their borders as in torchmetrics: every
+    pixel is the middle of a window.
+
+    Raises:
+        ValueError: shapes differ.
     """
-    _require_same_shape(pictures, wanted)
+    if pictures.shape != wanted.shape:
+        raise ValueError(
+            f"pictures are compared one by one, so shapes must agree; got {tuple(pictures.shape)} "
+            f"and {tuple(wanted.shape)}"
+        )
     # variances of flat pictures are differences of nearly equal numbers: float32 is not enough
     margins = (_SSIM_WINDOW // 2,) * 4
-    one, other = (pad(each.double(), margins, mode="reflect") for each in (pictures, wanted))
+    one, other = (F.pad(each.double(), margins, mode="reflect") for each in (pictures, wanted))
     mean, other_mean = _blur(one), _blur(other)
     variance = (_blur(one * one) - mean * mean).clamp(min=0)
     other_variance = (_blur(other * other) - other_mean * other_mean).clamp(min=0)
@@ -58,8 +65,8 @@ def _blur(values: Tensor) -> Tensor:
 
     Rows first, then columns: a convolution in float64 would copy each window.
     """
-    places = torch.arange(_SSIM_WINDOW, dtype=torch.float64) - _SSIM_WINDOW // 2
-    weights = (-(places**2) / (2 * _SSIM_SIGMA**2)).exp()
+    offsets = torch.arange(_SSIM_WINDOW, dtype=torch.float64) - _SSIM_WINDOW // 2
+    weights = (-(offsets**2) / (2 * _SSIM_SIGMA**2)).exp()
     weights = weights / weights.sum()
     for axis in (2, 3):
         length = values.shape[axis] - _SSIM_WINDOW + 1
@@ -70,40 +77,13 @@ def _blur(values: Tensor) -> Tensor:
     return values
 
 
-def signal_to_noise(pictures: Tensor, wanted: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio [B] in dB; infinite for equal pictures."""
-    _require_same_shape(pictures, wanted)
-    return peak_signal_noise_ratio(
-        pictures.float(), wanted.float(), data_range=1.0, reduction="none", dim=(1, 2, 3)
-    )
-
-
-def perceptual_distance(
-    classifier: AttributeClassifier, pictures: Tensor, wanted: Tensor
-) -> Tensor:
-    """Distance [B] as the classifier sees it, 0 for equal pictures.
-
-    Activations are scaled to length 1 at each place, and their squared differences averaged over
-    places and added up over the network's depths: the form of LPIPS (Zhang et al. 2018, section 3)
-    without weights of its own, on a network that knows this world.
-    """
-    _require_same_shape(pictures, wanted)
-    with torch.no_grad():
-        seen, due = classifier.feature_maps(pictures), classifier.feature_maps(wanted)
-    layers = [
-        (_to_unit(one) - _to_unit(other)).square().sum(1).mean((1, 2))
-        for one, other in zip(seen, due, strict=True)
-    ]
-    return torch.stack(layers).sum(0)
-
-
 def frechet_distance(
     classifier: AttributeClassifier, pictures: Tensor, real: Tensor, more_real: Tensor
 ) -> FrechetDistance:
     """Fréchet distance of pictures to renders on the classifier's features, with its floor.
 
-    Heusel et al. 2017, section 2, on 192 features per picture: what is seen, averaged over
-    positions, and the whole.
+    Heusel et al. 2017, section 2, on 192 features per picture: those of the positions, averaged,
+    and those of the whole picture.
 
     Args:
         classifier: whose features are compared.
@@ -119,41 +99,51 @@ def frechet_distance(
             "the distance depends on the number of pictures: all three sets must have the same; "
             f"got {len(pictures)}, {len(real)} and {len(more_real)}"
         )
-    metric = FrechetInceptionDistance(feature=_Features(classifier), reset_real_features=False)
-    _update(metric, real, is_real=True)
-    values: list[float] = []
-    for other in (pictures, more_real):
-        metric.reset()
-        _update(metric, other, is_real=False)
-        values.append(float(metric.compute()))
-    return FrechetDistance(values[0], values[1], len(pictures))
+    judged, first, second = (_features(classifier, each) for each in (pictures, real, more_real))
+    return FrechetDistance(_frechet(judged, first), _frechet(second, first), len(pictures))
 
 
-class _Features(nn.Module):
-    def __init__(self, classifier: AttributeClassifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.num_features = 3 * classifier.reduce.in_channels
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        with torch.no_grad():
-            slots, overall = self.classifier.describe(pictures)
-        return torch.cat([slots.mean(1), overall], 1)
+def _features(classifier: AttributeClassifier, pictures: Tensor) -> Tensor:
+    """Features [B, 3 C] of pictures, in float64."""
+    parts: list[Tensor] = []
+    with torch.no_grad():
+        for batch in pictures.split(_BATCH):
+            slots, overall = classifier.describe(batch)
+            parts.append(torch.cat([slots.mean(1), overall], 1))
+    return torch.cat(parts).double()
 
 
-def _update(metric: FrechetInceptionDistance, pictures: Tensor, *, is_real: bool) -> None:
-    for part in pictures.split(_BATCH):
-        metric.update(part, real=is_real)
+def _frechet(features: Tensor, others: Tensor) -> float:
+    """Squared distance of the means, plus tr(A + B - 2 (AB)^1/2) of the covariances."""
+    means = (features.mean(0) - others.mean(0)).square().sum()
+    one, other = features.T.cov(), others.T.cov()
+    shared = torch.linalg.eigvals(one @ other).sqrt().real.sum()
+    return float(means + one.trace() + other.trace() - 2 * shared)
 
 
-def _to_unit(features: Tensor) -> Tensor:
-    scaled: Tensor = features / (features.norm(dim=1, keepdim=True) + 1e-6)
-    return scaled
+def find_edges(pixels: Tensor) -> Tensor:
+    """Canny's edges [B, H, W], boolean, of pictures [B, 3, H, W] in 0..1; needs OpenCV."""
+    import cv2
+
+    pictures = (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    edges = np.stack([cv2.Canny(np.ascontiguousarray(one), _LOW, _HIGH) for one in pictures])
+    return torch.from_numpy(edges > 0)
 
 
-def _require_same_shape(pictures: Tensor, wanted: Tensor) -> None:
-    if pictures.shape != wanted.shape:
-        raise ValueError(
-            f"pictures are compared one by one, so shapes must agree; got {tuple(pictures.shape)} "
-            f"and {tuple(wanted.shape)}"
-        )
+def edge_agreement(found: Tensor, wanted: Tensor, *, tolerance: int = 1) -> Tensor:
+    """F1 [B] of edges [B, H, W]: those within `tolerance` pixels of the other's count as equal.
+
+    1 where neither picture has an edge.
+    """
+    precision = _share_near(found, wanted, tolerance)
+    recall = _share_near(wanted, found, tolerance)
+    return 2 * precision * recall / (precision + recall).clamp_min(1e-9)
+
+
+def _share_near(edges: Tensor, others: Tensor, tolerance: int) -> Tensor:
+    """Share of a picture's edges with another's within reach; 1 where it has none."""
+    side = 2 * tolerance + 1
+    near = F.max_pool2d(others[:, None].float(), side, stride=1, padding=tolerance)[:, 0] > 0
+    count = edges.sum((1, 2))
+    share = (edges & near).sum((1, 2)) / count.clamp_min(1)
+    return torch.where(count == 0, 1.0, share)

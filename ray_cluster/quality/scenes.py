@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 Shape = Literal["circle", "square", "triangle", "star", "ring", "cross"]
 Colour = Literal["red", "green", "blue", "yellow", "cyan", "pink", "orange", "purple"]
@@ -30,24 +30,13 @@ Background = Literal["black", "white", "gray", "navy", "striped", "checkered"]
 # how objects are painted; no caption names it, LoRAs teach it
 Style = Literal["plain", "outline", "pastel", "texture"]
 
-SHAPES: tuple[Shape, ...] = ("circle", "square", "triangle", "star", "ring", "cross")
-COLOURS: tuple[Colour, ...] = ("red", "green", "blue", "yellow", "cyan", "pink", "orange", "purple")
-SIZES: tuple[Size, ...] = ("small", "large")
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+COLOURS: tuple[Colour, ...] = get_args(Colour)
+SIZES: tuple[Size, ...] = get_args(Size)
 # row by row, so that index = 3 * row + column
-POSITIONS: tuple[Position, ...] = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "center",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
-)
-BACKGROUNDS: tuple[Background, ...] = ("black", "white", "gray", "navy", "striped", "checkered")
-
-STYLES: tuple[Style, ...] = ("plain", "outline", "pastel", "texture")
+POSITIONS: tuple[Position, ...] = get_args(Position)
+BACKGROUNDS: tuple[Background, ...] = get_args(Background)
+STYLES: tuple[Style, ...] = get_args(Style)
 
 # the arrangements of two to four objects, each as rows of positions
 LAYOUTS: tuple[tuple[tuple[Position, ...], ...], ...] = (
@@ -83,11 +72,6 @@ class Scene:
     def is_placed(self) -> bool:
         """Whether every object's size and position are given."""
         return all(thing.size is not None and thing.position is not None for thing in self.objects)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every attribute is given, so that the scene can be rendered."""
-        return self.is_placed and self.background is not None
 
 
 def is_held_out(shape: Shape, colour: Colour, background: Background) -> bool:

@@ -18,7 +18,7 @@ from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, measure_step_cost, prepare_threads
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.encoder import ImageCoder
-from ray_cluster.models.digest import model_digest
+from ray_cluster.models.local import model_digest
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings

@@ -1,23 +1,85 @@
-"""Writes the model cards, with measured quality and file hashes."""
+"""Writes what is said of weights beside them: `training.json` and the figures of the model card.
+
+A card's words are its author's. The figures stand in parts between `<!-- begin NAME -->` and
+`<!-- end NAME -->`, which are written anew.
+"""
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-
-from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card_tables import markdown_table
-from ray_cluster.training.card_texts import card_text
-from ray_cluster.training.evaluate import options_for
-from ray_cluster.training.recipe import Recipe
-from ray_cluster.training.recipe_parts import DenoiserPhase, SizeBucket
-from ray_cluster.training.training_log import read_training
+from ray_cluster.models.builtin import weights_folder
+from ray_cluster.training.recipe import DenoiserPhase, Recipe, SizeBucket, TextRecipe
+from ray_cluster.training.runs import TrainingRun
+from ray_cluster.training.scoring import markdown_table
+from ray_cluster.training.stages import MODEL_STAGES, StageOptions
 
 CARD = "README.md"
+_TRAINING = "training.json"
 _HASHED = (".json", ".safetensors")
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """What one stage of a training took."""
+
+    stage: str
+    steps: int
+    examples: int
+    cpu_minutes: float
+    seed: int
+    device: str
+
+
+def write_training(model: str, run: TrainingRun, folder: Path) -> None:
+    """Write the records of a model's stages to a folder; those of untrained stages are the base's.
+
+    Raises:
+        FileNotFoundError: a stage was trained neither here nor in the base.
+    """
+    base = {} if run.base is None else {one.stage: one for one in read_training(run.base)}
+    records: list[StageRecord] = []
+    for stage in MODEL_STAGES[model]:
+        steps = run.folder.index(stage.name)
+        if steps:
+            examples = round(steps * _mean_batch(stage.options(run.recipe)))
+            minutes = _cpu_seconds(run.folder.path, stage.name) / 60
+            records.append(
+                StageRecord(stage.name, steps, examples, minutes, run.recipe.seed, run.device.type)
+            )
+        elif stage.name in base:
+            records.append(base[stage.name])
+        else:
+            raise FileNotFoundError(f"no stage {stage.name!r} in {run.folder.path}; train it")
+    text = json.dumps([asdict(record) for record in records], indent=1) + "\n"
+    (folder / _TRAINING).write_text(text, encoding="utf-8")
+
+
+def read_training(folder: Path) -> list[StageRecord]:
+    """Read a folder's records; none if it has no file of them."""
+    path = folder / _TRAINING
+    if not path.is_file():
+        return []
+    return [StageRecord(**record) for record in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _cpu_seconds(run: Path, stage: str) -> float:
+    """Add up a stage's CPU time from its log, whose clock starts anew with every process."""
+    total, last = 0.0, 0.0
+    for line in (run / f"{stage}.jsonl").read_text(encoding="utf-8").splitlines():
+        clock = float(json.loads(line)["cpu_seconds"])
+        total += clock - last if clock >= last else clock
+        last = clock
+    return total
+
+
+def _mean_batch(options: StageOptions) -> float:
+    """Examples per step, averaged over the buckets' shares."""
+    if isinstance(options, TextRecipe):
+        return options.optimisation.batch
+    buckets = options.buckets
+    return sum(b.batch * b.share for b in buckets) / sum(b.share for b in buckets)
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:
@@ -29,53 +91,41 @@ def folder_hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def card_hashes(folder: Path) -> dict[str, str]:
-    """Read back the hashes that the card states."""
-    text = (folder / CARD).read_text(encoding="utf-8")
-    table = text.partition("| file | SHA-256 |")[2].splitlines()
-    rows = [line.strip("| ").split(" | ") for line in table if line.startswith("| `")]
-    return {name.strip("`"): digest.strip("`") for name, digest in rows}
-
-
 def write_card(name: str, tables: str, folder: Path) -> Path:
-    """Write a card beside the weights, with tables of figures, and return its path."""
-    recipe, options = Recipe(), options_for(name)
-    phases = _phases(name, recipe)
-    facts = {
-        "name": name,
-        "compute": _compute_table(folder),
-        "tables": tables,
-        "hashes": _hash_table(folder),
-        "options": options,
-        "phases": _phase_table(phases) if phases else "",
-        "millions": f"{_count_parameters(folder) / 1e6:.2f}",
-        "recipe": recipe,
-    }
-    card = card_text(name).format(**facts)
+    """Write the card of a built-in model beside weights, with new figures, and return its path.
+
+    Args:
+        name: whose card in the package gives the words.
+        tables: what was measured.
+        folder: of the weights.
+
+    Raises:
+        ValueError: the package's card lacks a part.
+    """
+    text = (weights_folder() / name / CARD).read_text(encoding="utf-8")
+    data, recipe = [], Recipe()
+    for stage in MODEL_STAGES[name]:
+        options = stage.options(recipe)
+        if isinstance(options, DenoiserPhase):
+            data.append((stage.name, options))
+    parts = {"training": _training_table(folder), "quality": tables, "files": _hash_table(folder)}
+    if data:
+        parts["data"] = _data_table(dict(data))
+    for part, content in parts.items():
+        begin, end = f"<!-- begin {part} -->", f"<!-- end {part} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise ValueError(f"the card of {name} has no lines {begin!r} and {end!r}; add them")
+        text = f"{before}{begin}\n{content}\n{end}{after}"
     path = folder / CARD
-    path.write_text(card, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
-def _phases(model: str, recipe: Recipe) -> dict[str, DenoiserPhase]:
-    denoiser = recipe.denoiser
-    known: dict[str, dict[str, DenoiserPhase]] = {
-        "shapes-sd": {"denoiser": denoiser.first, "refinement": denoiser.second},
-        "shapes-sd-light": {"light": recipe.light.first, "light-refinement": recipe.light.second},
-        "shapes-sd-edges": {"edges": recipe.edges.phase},
-        "shapes-sd-layout": {"layout": recipe.layout.phase},
-        **{style: {style: getattr(recipe, style).phase} for style in STYLES[1:]},
-        "shapes-sd3": {
-            "transformer": recipe.transformer.first,
-            "transformer-refinement": recipe.transformer.second,
-        },
-    }
-    return known.get(model, {})
-
-
-def _phase_table(phases: dict[str, DenoiserPhase]) -> str:
+def _data_table(phases: dict[str, DenoiserPhase]) -> str:
     mixes = [phase.captions for phase in phases.values()]
-    shares: dict[str, Sequence[float]] = {
+    shares = {
         "scenes of one object, the rest two to four": [mix.single_share for mix in mixes],
         'captions without any detail, like "a red circle"': [mix.bare_share for mix in mixes],
         "other captions that may leave out details": [mix.omit_share for mix in mixes],
@@ -91,7 +141,7 @@ def _other_share(buckets: tuple[SizeBucket, ...]) -> float:
     return other / sum(b.batch * b.share for b in buckets)
 
 
-def _compute_table(folder: Path) -> str:
+def _training_table(folder: Path) -> str:
     rows = [
         [
             one.stage,
@@ -106,30 +156,6 @@ def _compute_table(folder: Path) -> str:
     return markdown_table(["stage", "seed", "steps", "examples", "CPU minutes", "device"], rows)
 
 
-def _count_parameters(folder: Path) -> int:
-    """Parameters of a folder's denoiser or part, from the shapes in its files."""
-    for place in ("unet", "transformer", "."):
-        files = list((folder / place).glob("*.safetensors"))
-        if files:
-            return sum(_count_file(file) for file in files)
-    raise FileNotFoundError(f"{folder} has no weights")
-
-
-def _count_file(file: Path) -> int:
-    with safe_open(file, "pt") as tensors:
-        shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
-    return sum(math.prod(shape) for shape in shapes)
-
-
 def _hash_table(folder: Path) -> str:
     rows = [[f"`{name}`", f"`{digest}`"] for name, digest in folder_hashes(folder).items()]
     return markdown_table(["file", "SHA-256"], rows)
-
-
-def stated_shares(folder: Path) -> dict[str, dict[str, float]]:
-    """The committed shares of a folder, by group and column."""
-    groups = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["groups"]
-    return {
-        group: {name: float(share["share"]) for name, share in shares.items()}
-        for group, shares in groups.items()
-    }

@@ -90,15 +90,13 @@ def styled_objects(rng: random.Random, count: int, canvas: Canvas) -> Examples:
     return joined(parts)
 
 
-def blobs(
-    rng: random.Random, count: int, *, width: int, height: int, alone: bool = True
-) -> Examples:
+def blobs(rng: random.Random, count: int, canvas: Canvas, *, alone: bool = True) -> Examples:
     """Draw random smooth closed curves: of some colour, at some place, but of no shape.
 
     Beside one another stand objects, unless the blobs are `alone`.
     """
     scenes = [sample_single(rng) if alone else _sample_scattered(rng) for _ in range(count)]
-    seed = rng.getrandbits(62)
+    seed, (width, height) = rng.getrandbits(62), canvas[:2]
     placed = place(scenes, width=width, height=height, jitter=Jitter(0.04, 0.1), seed=seed)
     distance = object_distance(placed, width=width, height=height)
     distance[:, 0] = _blob_distance(placed, rng, width=width, height=height)
@@ -111,9 +109,9 @@ def blobs(
     return Examples(paint(placed, width=width, height=height, distance=distance), labels)
 
 
-def blends(rng: random.Random, count: int, *, width: int, height: int) -> Examples:
+def blends(rng: random.Random, count: int, canvas: Canvas) -> Examples:
     """Draw even mixes of two pictures: no shape where either has one, the rest doesn't count."""
-    canvas = Canvas(width, height, Jitter())
+    canvas = Canvas(canvas.width, canvas.height, Jitter())
     first, second = (single_objects(rng, count, canvas) for _ in range(2))
     share = torch.tensor([rng.uniform(0.42, 0.58) for _ in range(count)])[:, None, None, None]
     touched = (first.labels.shape != NONE) | (second.labels.shape != NONE)
@@ -126,16 +124,17 @@ def blends(rng: random.Random, count: int, *, width: int, height: int) -> Exampl
     return Examples(first.pixels * share + second.pixels * (1 - share), labels)
 
 
-def empty_backgrounds(rng: random.Random, count: int, *, width: int, height: int) -> Examples:
+def empty_backgrounds(rng: random.Random, count: int, canvas: Canvas) -> Examples:
     """Draw backgrounds without an object."""
     chosen = torch.tensor([rng.randrange(len(BACKGROUNDS)) for _ in range(count)])
-    pixels = paint_backgrounds(chosen, width=width, height=height)
+    pixels = paint_backgrounds(chosen, width=canvas.width, height=canvas.height)
     return Examples(pixels, _nothing(count, chosen + 1))
 
 
-def noises(rng: random.Random, count: int, *, width: int, height: int) -> Examples:
+def noises(rng: random.Random, count: int, canvas: Canvas) -> Examples:
     """Draw coloured noise at several coarsenesses."""
     generator = torch.Generator().manual_seed(rng.getrandbits(62))
+    width, height = canvas[:2]
     coarse = rng.choice((1, 2, 4, 8, 16))
     grain = torch.randn(count, 3, height // coarse, width // coarse, generator=generator)
     smooth = F.interpolate(grain, (height, width), mode="bilinear") * rng.uniform(0.15, 0.6)
@@ -143,12 +142,12 @@ def noises(rng: random.Random, count: int, *, width: int, height: int) -> Exampl
     return Examples((base + smooth).clamp(0, 1), _nothing(count))
 
 
-def gradients(rng: random.Random, count: int, *, width: int, height: int) -> Examples:
+def gradients(rng: random.Random, count: int, canvas: Canvas) -> Examples:
     """Draw linear colour gradients."""
     generator = torch.Generator().manual_seed(rng.getrandbits(62))
     ends = torch.rand(2, count, 3, 1, 1, generator=generator)
     angle = torch.rand(count, 1, 1, generator=generator) * 2 * math.pi
-    grid = pixel_grid(width, height)
+    grid = pixel_grid(canvas.width, canvas.height)
     along = grid[..., 0] * torch.cos(angle) + grid[..., 1] * torch.sin(angle)
     ramp = (along + 0.5).clamp(0, 1)[:, None]
     return Examples(ends[0] * (1 - ramp) + ends[1] * ramp, _nothing(count))

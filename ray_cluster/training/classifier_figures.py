@@ -8,7 +8,6 @@ import torch
 from ray_cluster.quality.classifier import AttributeClassifier, Reading, read_pictures
 from ray_cluster.quality.render import Jitter
 from ray_cluster.quality.scenes import BACKGROUNDS, COLOURS, POSITIONS, SHAPES, SIZES, STYLES
-from ray_cluster.training.card_tables import Figures, Rows
 from ray_cluster.training.classifier_examples import (
     Canvas,
     Labels,
@@ -17,6 +16,7 @@ from ray_cluster.training.classifier_examples import (
     styled_objects,
 )
 from ray_cluster.training.classifier_training import NONE_KINDS
+from ray_cluster.training.scoring import Figures, Rows
 
 ATTRIBUTES = ("shape", "colour", "size", "background", "style", "everything")
 _SIZES = ((64, 64), (96, 96), (128, 128), (64, 128), (96, 64))
@@ -66,8 +66,9 @@ def measure_classifier(
     right = [dict.fromkeys(ATTRIBUTES, 0) for _ in renderers]
     stated = dict.fromkeys(NONE_KINDS, 0)
     for width, height in sizes:
+        canvas = Canvas(width, height, Jitter())
         for draw, hits in zip(renderers, right, strict=True):
-            renders = draw(rng, each, Canvas(width, height, Jitter()))
+            renders = draw(rng, each, canvas)
             readings = read_pictures(classifier, renders.pixels)
             for name in ATTRIBUTES:
                 hits[name] += sum(
@@ -76,9 +77,7 @@ def measure_classifier(
                 )
         for kind, draw_nothing in NONE_KINDS.items():
             # one picture at a time, since some kinds draw a strength per batch
-            nothing = torch.cat(
-                [draw_nothing(rng, 1, width=width, height=height).pixels for _ in range(each)]
-            )
+            nothing = torch.cat([draw_nothing(rng, 1, canvas).pixels for _ in range(each)])
             stated[kind] += sum(
                 any(thing.shape is not None for thing in reading.objects)
                 for reading in read_pictures(classifier, nothing)

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,18 +41,17 @@ NONE_KINDS: dict[str, Callable[..., Examples]] = {
 def draw_examples(rng: random.Random, recipe: ClassifierRecipe) -> Examples:
     """Draw one batch of a bucket's size: pictures of one object, and the other kinds."""
     bucket = rng.choices(recipe.buckets, [bucket.share for bucket in recipe.buckets])[0]
-    size: dict[str, Any] = {"width": bucket.width, "height": bucket.height}
     counts = {kind: max(1, round(share * bucket.batch)) for kind, share in recipe.shares}
     rest = bucket.batch - sum(counts.values())
     canvas = Canvas(bucket.width, bucket.height, recipe.jitter)
-    kinds: dict[str, Callable[[int], Examples]] = {
-        **{kind: partial(draw, rng, **size) for kind, draw in NONE_KINDS.items()},
-        "several": lambda count: several_objects(rng, count, canvas),
-        "styled": lambda count: styled_objects(rng, count, canvas),
-        "blob beside objects": lambda count: blobs(rng, count, **size, alone=False),
+    kinds: dict[str, Callable[..., Examples]] = {
+        **NONE_KINDS,
+        "several": several_objects,
+        "styled": styled_objects,
+        "blob beside objects": partial(blobs, alone=False),
     }
     parts = [single_objects(rng, rest, canvas)]
-    parts += [kinds[kind](count) for kind, count in counts.items()]
+    parts += [kinds[kind](rng, count, canvas) for kind, count in counts.items()]
     drawn = joined(parts)
     return Examples(spoil(drawn.pixels, recipe, rng), drawn.labels)
 

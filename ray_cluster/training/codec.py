@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderTiny
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ray_cluster.quality.scenes import STYLES
@@ -28,25 +29,25 @@ class PatchBasis:
     scale: Tensor
     patch: int
 
-    def to(self, device: torch.device) -> "PatchBasis":
-        """Return the same components on a device."""
-        mean, axes, scale = (part.to(device) for part in (self.mean, self.axes, self.scale))
-        return PatchBasis(mean, axes, scale, self.patch)
-
     def encode(self, pixels: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] in 0..1 to latents [B, K, H/p, W/p] of about unit variance."""
         columns = F.pixel_unshuffle(pixels * 2 - 1, self.patch) - self.mean[:, None, None]
         codes = torch.einsum("bchw,kc->bkhw", columns, self.axes)
         return codes / self.scale[:, None, None]
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Latents to pictures in 0..1, by the linear inverse."""
-        codes = latents * self.scale[:, None, None]
-        columns = torch.einsum("bkhw,kc->bchw", codes, self.axes) + self.mean[:, None, None]
-        return (F.pixel_shuffle(columns, self.patch) + 1) / 2
+
+def load_basis(run: TrainingRun, options: CodecRecipe) -> PatchBasis:
+    """Load the run's patch components; compute and save them if there are none."""
+    path = run.folder.path / options.basis_file
+    if not path.is_file():
+        basis = _fit_basis(run.recipe, options)
+        run.folder.path.mkdir(parents=True, exist_ok=True)
+        save_file({"mean": basis.mean, "axes": basis.axes, "scale": basis.scale}, path)
+    tensors = {name: part.to(run.device) for name, part in load_file(path).items()}
+    return PatchBasis(**tensors, patch=options.patch)
 
 
-def fit_basis(recipe: Recipe, options: CodecRecipe) -> PatchBasis:
+def _fit_basis(recipe: Recipe, options: CodecRecipe) -> PatchBasis:
     """Compute the components from freshly rendered pictures of 64 x 64 pixels."""
     rng = random.Random(step_seed(recipe.seed, "basis", 0))
     square = tuple(bucket for bucket in options.buckets if bucket.width == bucket.height == 64)
@@ -67,7 +68,7 @@ def fit_basis(recipe: Recipe, options: CodecRecipe) -> PatchBasis:
     return PatchBasis(mean, axes, scale, options.patch)
 
 
-def build_codec(recipe: CodecRecipe) -> AutoencoderTiny:
+def _build_codec(recipe: CodecRecipe) -> AutoencoderTiny:
     """Build the untrained autoencoder; scaling 1 and shift 0, as its latents have unit variance."""
     levels = (recipe.channels,) * 3
     return AutoencoderTiny(
@@ -81,12 +82,11 @@ def build_codec(recipe: CodecRecipe) -> AutoencoderTiny:
     )
 
 
-def codec_trainer(name: str, run: TrainingRun, options: CodecRecipe, basis: PatchBasis) -> Trainer:
+def codec_trainer(name: str, run: TrainingRun, options: CodecRecipe) -> Trainer:
     """A stage that trains encoder and decoder, each against the components' latents."""
     recipe = run.recipe
     torch.manual_seed(step_seed(recipe.seed, name, -1))
-    codec = build_codec(options).to(run.device)
-    basis = basis.to(run.device)
+    codec, basis = _build_codec(options).to(run.device), load_basis(run, options)
 
     def loss(index: int) -> Tensor:
         seed = step_seed(recipe.seed, name, index)

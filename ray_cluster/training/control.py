@@ -3,13 +3,13 @@
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 from torch import Tensor
-from transformers import CLIPTextModel
 
-from ray_cluster.quality.edges import find_edges
+from ray_cluster.quality.distances import find_edges
 from ray_cluster.quality.render import COLOUR_RGB, Placed, pixel_grid
 from ray_cluster.quality.scenes import COLOURS
-from ray_cluster.training.codec import PatchBasis
+from ray_cluster.training.codec import load_basis
 from ray_cluster.training.denoiser import (
+    base_unet,
     build_scheduler,
     draw_step,
     draw_timesteps,
@@ -17,7 +17,7 @@ from ray_cluster.training.denoiser import (
 )
 from ray_cluster.training.recipe import ControlRecipe
 from ray_cluster.training.runs import TrainingRun
-from ray_cluster.training.text_encoder import encode_captions
+from ray_cluster.training.text_encoder import encode_captions, trained_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer
 from ray_cluster.training.trainer import Trainer, step_seed
 
@@ -52,7 +52,7 @@ def hint_pictures(kind: str, pixels: Tensor, placed: Placed) -> Tensor:
 def build_control(recipe: ControlRecipe, unet: UNet2DConditionModel) -> ControlNetModel:
     """Build an untrained ControlNet that begins with what fits of the UNet's weights.
 
-    It has no cross attention: where things stand is in the hint, what they are is told to the UNet.
+    It has no cross attention: the hint says where things stand, the UNet reads what they are.
     """
     config = unet.config
     control = ControlNetModel(
@@ -77,23 +77,16 @@ def build_control(recipe: ControlRecipe, unet: UNet2DConditionModel) -> ControlN
     return control
 
 
-def control_trainer(
-    stage: str,
-    run: TrainingRun,
-    recipe: ControlRecipe,
-    *,
-    unet: UNet2DConditionModel,
-    basis: PatchBasis,
-    encoder: CLIPTextModel,
-) -> Trainer:
-    """A stage that trains a ControlNet on the frozen UNet."""
-    torch.manual_seed(step_seed(run.recipe.seed, stage, -1))
-    unet.to(run.device).requires_grad_(False).eval()
+def control_trainer(run: TrainingRun, recipe: ControlRecipe) -> Trainer:
+    """The stage that trains a ControlNet on the frozen UNet."""
+    unet = base_unet(run).to(run.device).requires_grad_(False).eval()
+    encoder, basis = trained_text_encoder(run), load_basis(run, run.recipe.codec)
+    torch.manual_seed(step_seed(run.recipe.seed, recipe.kind, -1))
     control = build_control(recipe, unet).to(run.device).train()
-    basis, tokenizer, scheduler = basis.to(run.device), build_tokenizer(), build_scheduler()
+    tokenizer, scheduler = build_tokenizer(), build_scheduler()
 
     def loss(index: int) -> Tensor:
-        drawn = draw_step(stage, run, recipe.phase, index, jitter=recipe.jitter)
+        drawn = draw_step(recipe.kind, run, recipe.phase, index, jitter=recipe.jitter)
         pictures = drawn.pictures
         with torch.no_grad():
             hidden = encode_captions(encoder, tokenizer, drawn.captions)
@@ -115,4 +108,4 @@ def control_trainer(
         known = torch.ones_like(drawn.told)
         return weighted_error(predicted, target, pictures.placed, known, recipe.phase)
 
-    return Trainer(stage, control, loss, recipe.phase.optimisation)
+    return Trainer(recipe.kind, control, loss, recipe.phase.optimisation)

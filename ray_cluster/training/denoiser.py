@@ -1,20 +1,21 @@
-"""The denoiser: a UNet that predicts velocity in the codec's latents, guided by captions."""
+"""The denoiser, a UNet that predicts velocity in the codec's latents, and LoRAs of it."""
 
 import random
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
+from peft import LoraConfig
 from torch import Tensor
-from transformers import CLIPTextModel
 
 from ray_cluster.quality.render import Jitter, Placed, pixel_grid
 from ray_cluster.quality.scenes import Style
 from ray_cluster.training.batches import Pictures, draw_pictures
-from ray_cluster.training.codec import PatchBasis
-from ray_cluster.training.recipe_parts import DenoiserPhase, UNetSize
+from ray_cluster.training.codec import load_basis
+from ray_cluster.training.recipe import DenoiserPhase, LoraRecipe, UNetSize
 from ray_cluster.training.runs import TrainingRun
-from ray_cluster.training.text_encoder import encode_captions
+from ray_cluster.training.text_encoder import encode_captions, trained_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer
 from ray_cluster.training.trainer import Trainer, step_seed
 
@@ -86,19 +87,35 @@ def loss_weights(
     return 1 + (phase.object_weight - 1) * near.to(torch.float32)
 
 
+def base_unet(run: TrainingRun) -> UNet2DConditionModel:
+    """The UNet of the model that the run builds on.
+
+    Raises:
+        FileNotFoundError: it builds on none.
+    """
+    if run.base is None:
+        raise FileNotFoundError(f"the run in {run.folder.path} needs a finished UNet: give --base")
+    return cast(UNet2DConditionModel, UNet2DConditionModel.from_pretrained(run.base / "unet"))
+
+
+def new_unet(run: TrainingRun, stage: str, size: UNetSize) -> UNet2DConditionModel:
+    """Build the untrained UNet of a stage, with the stage's seed."""
+    torch.manual_seed(step_seed(run.recipe.seed, stage, -1))
+    channels = run.recipe.codec.latent_channels
+    return build_denoiser(size, latent_channels=channels, text_width=run.recipe.text.width)
+
+
 def unet_trainer(
     stage: str,
     run: TrainingRun,
     phase: DenoiserPhase,
-    *,
     unet: UNet2DConditionModel,
-    basis: PatchBasis,
-    encoder: CLIPTextModel,
     style: Style = "plain",
 ) -> Trainer:
     """A stage that trains the UNet on freshly drawn pictures; seeds depend on the stage's name."""
     unet.to(run.device).train()
-    basis, tokenizer, scheduler = basis.to(run.device), build_tokenizer(), build_scheduler()
+    encoder, basis = trained_text_encoder(run), load_basis(run, run.recipe.codec)
+    tokenizer, scheduler = build_tokenizer(), build_scheduler()
 
     def loss(index: int) -> Tensor:
         drawn = draw_step(stage, run, phase, index, style=style)
@@ -164,3 +181,18 @@ def weighted_error(
     weights = loss_weights(placed, known.to(target.device), phase, width=columns, height=rows)
     squared: Tensor = weights * (predicted - target) ** 2
     return squared.mean() / weights.mean()
+
+
+def lora_trainer(run: TrainingRun, recipe: LoraRecipe) -> Trainer:
+    """The stage that trains one style's LoRA; the UNet's own weights stay as they are."""
+    unet = base_unet(run).requires_grad_(False)
+    torch.manual_seed(step_seed(run.recipe.seed, recipe.style, -1))
+    unet.add_adapter(
+        LoraConfig(
+            r=recipe.rank,
+            lora_alpha=recipe.rank,
+            init_lora_weights="gaussian",
+            target_modules=list(recipe.targets),
+        )
+    )
+    return unet_trainer(recipe.style, run, recipe.phase, unet, recipe.style)

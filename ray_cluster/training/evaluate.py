@@ -23,8 +23,7 @@ from ray_cluster.quality.classifier import AttributeClassifier, load_classifier,
 from ray_cluster.quality.distances import FrechetDistance, frechet_distance
 from ray_cluster.quality.render import Jitter, render
 from ray_cluster.quality.scenes import Scene, has_held_out_object
-from ray_cluster.training.card_tables import Figures, Rows
-from ray_cluster.training.scoring import COLUMNS, Drawn, Share, count_shares
+from ray_cluster.training.scoring import COLUMNS, Drawn, Figures, Rows, Share, count_shares
 from ray_cluster.training.suite import SUITE_SEED, Kind, SuitePrompt, suite_prompts
 
 

@@ -14,13 +14,12 @@ from diffusers import (
 )
 from torch import Tensor
 
-from ray_cluster.quality.edges import edge_agreement, find_edges
+from ray_cluster.quality.distances import edge_agreement, find_edges
 from ray_cluster.quality.render import paint
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card_tables import Figures, Rows
 from ray_cluster.training.control import hint_pictures
 from ray_cluster.training.evaluate import EvaluationOptions, Painter, contact_sheet
-from ray_cluster.training.scoring import Share, count_shares
+from ray_cluster.training.scoring import Figures, Rows, Share, count_shares
 from ray_cluster.training.suite import bare, place_hinted, suite_prompts
 
 _SHOWN = 16
@@ -90,6 +89,7 @@ def evaluate_control(
     placed = place_hinted(prompts, width=64, height=64)
     wanted = paint(placed, width=64, height=64)
     hints = hint_pictures(kind, wanted, placed)
+    edges = find_edges(wanted).repeat(options.repeats, 1, 1)
     figures: list[dict[str, Mean | Share]] = []
     pictures: list[Tensor] = []
     for scale in (1.0, 0.0):
@@ -103,7 +103,6 @@ def evaluate_control(
             for index, one in enumerate(drawn)
         ]
         pixels = torch.stack([one.pixels for one in drawn])
-        edges = find_edges(wanted).repeat(options.repeats, 1, 1)
         agreement = edge_agreement(find_edges(pixels), edges)
         shares = count_shares(full)
         kept: dict[str, Mean | Share] = {

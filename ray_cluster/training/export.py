@@ -12,21 +12,17 @@ from diffusers import (
     StableDiffusionPipeline,
     UNet2DConditionModel,
 )
+from peft import get_peft_model_state_dict
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.classifier import AttributeClassifier, save_classifier
 from ray_cluster.quality.scenes import STYLES
 from ray_cluster.training.denoiser import build_scheduler
-from ray_cluster.training.lora import lora_weights
 from ray_cluster.training.picture_reader import ReadTransformer
 from ray_cluster.training.runs import TrainingRun
-from ray_cluster.training.stages import (
-    CONTROLS,
-    MODEL_STAGES,
-    find_stage,
-    trained_text_encoder,
-)
+from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, find_stage
+from ray_cluster.training.text_encoder import trained_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer
 from ray_cluster.training.trainer import Trainer
 from ray_cluster.training.transformer import build_flow_scheduler
@@ -75,7 +71,8 @@ def export(model: str, run: TrainingRun, target: Path) -> Path:
 def _export_lora(style: str, run: TrainingRun, target: Path) -> Path:
     """Write a LoRA as diffusers does, so that `load_lora_weights` takes the folder."""
     unet = cast(UNet2DConditionModel, _trained(style, style, run).model)
-    halves = {name: value.half().contiguous() for name, value in lora_weights(unet).items()}
+    weights = get_peft_model_state_dict(unet)
+    halves = {name: value.half().contiguous() for name, value in weights.items()}
     StableDiffusionPipeline.save_lora_weights(target, unet_lora_layers=halves)
     _tidy_configs(target)
     return target

@@ -11,15 +11,14 @@ import torch
 from ray_cluster.errors import ConfigError
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card import write_card
-from ray_cluster.training.card_tables import Figures
+from ray_cluster.training.card import write_card, write_training
 from ray_cluster.training.classifier_figures import measure_classifier
 from ray_cluster.training.evaluate import evaluate, options_for
 from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
 from ray_cluster.training.export import SHAPES_SD, WEIGHTS, export
 from ray_cluster.training.runs import TrainingRun
+from ray_cluster.training.scoring import Figures
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES
-from ray_cluster.training.training_log import write_training
 
 CLASSIFIER_SEED = 7002
 CLASSIFIER = "attribute-classifier"

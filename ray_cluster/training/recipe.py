@@ -1,18 +1,102 @@
-"""Every number of the reference model's training, in one place."""
+"""Every number of the training of the built-in models."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ray_cluster.quality.render import HINT_JITTER, Jitter
 from ray_cluster.quality.scenes import Style
-from ray_cluster.training.recipe_parts import (
-    CaptionMix,
-    DenoiserPhase,
-    Optimisation,
-    SizeBucket,
-    UNetSize,
-    size_buckets,
-)
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """AdamW with warm-up, a constant rate, and a linear decay over the last `decay_steps`."""
+
+    steps: int
+    batch: int
+    rate: float
+    warmup_steps: int
+    decay_steps: int
+    weight_decay: float = 0.01
+    beta2: float = 0.99
+    clip: float = 1.0
+    # 0 keeps no average of the weights
+    ema: float = 0.0
+
+
+@dataclass(frozen=True)
+class CaptionMix:
+    """How captions are drawn: shares of one-object scenes, omitted details and added words.
+
+    `bare_share` of the captions leave out every detail, as in "a red circle".
+    """
+
+    single_share: float
+    omit_share: float
+    filler_share: float
+    bare_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class SizeBucket:
+    """Pictures of `width` x `height` pixels, taken in `share` of the steps, `batch` at a time."""
+
+    width: int
+    height: int
+    batch: int
+    share: float
+
+
+def size_buckets(
+    *, s64: float, s96: float, s128: float, o96: float, o128: float
+) -> tuple[SizeBucket, ...]:
+    """Buckets of about as many pixels each, by their shares.
+
+    `s64`, `s96` and `s128` are squares of so many pixels; `o96` and `o128` the shares of either way
+    of placing an oblong of so many by 64 pixels.
+    """
+    return (
+        SizeBucket(64, 64, 32, s64),
+        SizeBucket(96, 64, 21, o96),
+        SizeBucket(64, 96, 21, o96),
+        SizeBucket(128, 64, 16, o128),
+        SizeBucket(64, 128, 16, o128),
+        SizeBucket(96, 96, 14, s96),
+        SizeBucket(128, 128, 8, s128),
+    )
+
+
+@dataclass(frozen=True)
+class DenoiserPhase:
+    """One phase of the denoiser's training: its data, its loss and its optimisation."""
+
+    captions: CaptionMix
+    buckets: tuple[SizeBucket, ...]
+    optimisation: Optimisation
+    caption_drop: float = 0.1
+    # this share of the steps of diffusion is drawn from the noisiest part, where captions decide
+    noisy_share: float = 0.5
+    noisy_from: int = 600
+    # of what is left, this share is drawn from `steps_used`, the steps that a sampler will take
+    used_share: float = 0.0
+    steps_used: tuple[int, ...] = ()
+    # the loss counts this much more in and near objects than on the background
+    object_weight: float = 4.0
+    object_margin: float = 1.3
+    # from this step of diffusion on, only objects whose place and size are stated count more: where
+    # neither caption nor picture tells the place, it would make objects appear in several places
+    unstated_weight_until: int = 1000
+
+
+@dataclass(frozen=True)
+class UNetSize:
+    """Channels of the three levels, residual blocks per level, heads of attention."""
+
+    channels: tuple[int, int, int]
+    layers: int = 1
+    heads: int = 4
+
+
+HintKind = Literal["edges", "layout"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +117,8 @@ class CodecRecipe:
     """The autoencoder; its latents are the principal components of 4 x 4 patches."""
 
     latent_channels: int = 4
+    # where a run keeps the components
+    basis_file: str = "basis.safetensors"
     patch: int = 4
     channels: int = 32
     # pictures that the components are computed from
@@ -59,71 +145,66 @@ _MIXED_SIZES = size_buckets(s64=0.6, s96=0.08, s128=0.12, o96=0.05, o128=0.05)
 
 
 @dataclass(frozen=True)
-class DenoiserRecipe:
-    """The UNet: v-prediction on the codec's latents with zero terminal signal.
+class UNetRecipe:
+    """A UNet in two phases: v-prediction on the codec's latents with zero terminal signal."""
 
-    The phase `first` teaches it shapes, mostly on full captions at 64 pixels; `second` continues
-    with short captions and larger pictures.
-    """
+    size: UNetSize
+    first: DenoiserPhase
+    second: DenoiserPhase
 
-    size: UNetSize = UNetSize(channels=(32, 64, 128))
-    first: DenoiserPhase = DenoiserPhase(
+
+# first shapes, mostly on full captions at 64 pixels, then short captions and larger pictures
+_DENOISER = UNetRecipe(
+    size=UNetSize(channels=(32, 64, 128)),
+    first=DenoiserPhase(
         captions=CaptionMix(single_share=0.85, omit_share=0.25, filler_share=0.05),
         buckets=size_buckets(s64=0.65, s96=0.06, s128=0.04, o96=0.07, o128=0.055),
         optimisation=Optimisation(
             steps=10901, batch=32, rate=1.2e-3, warmup_steps=200, decay_steps=2500, ema=0.999
         ),
-    )
-    second: DenoiserPhase = DenoiserPhase(
+    ),
+    second=DenoiserPhase(
         captions=CaptionMix(single_share=0.85, omit_share=0.35, filler_share=0.05, bare_share=0.25),
         buckets=size_buckets(s64=0.35, s96=0.17, s128=0.32, o96=0.04, o128=0.04),
         optimisation=Optimisation(
             steps=5811, batch=32, rate=8e-4, warmup_steps=100, decay_steps=2700, ema=0.999
         ),
         unstated_weight_until=500,
-    )
-
-
-@dataclass(frozen=True)
-class LightRecipe:
-    """The small UNet, for a few steps without guidance.
-
-    It is trained on the captions' pictures like the large one, mostly at the two steps that a
-    sampler of two (or one) takes: little of it is spent on what is never asked. The phase `first`
-    teaches it single objects; on as many scenes of several as the large one sees it draws these as
-    well as that one does. So `second`, with several objects and larger pictures, is a short one.
-    """
-
-    size: UNetSize = UNetSize(channels=(16, 32, 48))
-    first: DenoiserPhase = DenoiserPhase(
-        captions=CaptionMix(single_share=0.93, omit_share=0.3, filler_share=0.05, bare_share=0.15),
-        buckets=_MIXED_SIZES,
-        optimisation=Optimisation(
-            steps=13000, batch=32, rate=1.5e-3, warmup_steps=200, decay_steps=4000, ema=0.999
-        ),
-        noisy_share=0.0,
-        used_share=0.85,
-        steps_used=(999, 499),
-        unstated_weight_until=500,
-    )
-    second: DenoiserPhase = DenoiserPhase(
+    ),
+)
+# The small UNet, for one or two steps without guidance: mostly trained at the two steps that such
+# a sampler takes. With as many scenes of several objects as the large one sees, it would draw these
+# as well as that one: so its second phase, which has them, is short.
+_LIGHT_FIRST = DenoiserPhase(
+    captions=CaptionMix(single_share=0.93, omit_share=0.3, filler_share=0.05, bare_share=0.15),
+    buckets=_MIXED_SIZES,
+    optimisation=Optimisation(
+        steps=13000, batch=32, rate=1.5e-3, warmup_steps=200, decay_steps=4000, ema=0.999
+    ),
+    noisy_share=0.0,
+    used_share=0.85,
+    steps_used=(999, 499),
+    unstated_weight_until=500,
+)
+_LIGHT = UNetRecipe(
+    size=UNetSize(channels=(16, 32, 48)),
+    first=_LIGHT_FIRST,
+    second=replace(
+        _LIGHT_FIRST,
         captions=CaptionMix(single_share=0.77, omit_share=0.3, filler_share=0.05, bare_share=0.2),
         buckets=size_buckets(s64=0.34, s96=0.1, s128=0.4, o96=0.04, o128=0.04),
         optimisation=Optimisation(
             steps=4500, batch=32, rate=1e-3, warmup_steps=50, decay_steps=2500, ema=0.998
         ),
-        noisy_share=0.0,
-        used_share=0.85,
-        steps_used=(999, 499),
-        unstated_weight_until=500,
-    )
+    ),
+)
 
 
 @dataclass(frozen=True)
 class ControlRecipe:
     """A ControlNet, on pictures whose objects stand and measure more freely than captions tell."""
 
-    kind: Literal["edges", "layout"]
+    kind: HintKind
     # of the network that brings the hint to the latents' size
     hint_channels: tuple[int, int, int] = (16, 32, 64)
     jitter: Jitter = HINT_JITTER
@@ -182,7 +263,9 @@ class TransformerRecipe:
     reading_weight: float = 0.2
     # of the normal distribution whose logistic is the noise level
     level_spread: float = 1.0
-    codec: CodecRecipe = CodecRecipe(latent_channels=16, least_scale=0.3)
+    codec: CodecRecipe = CodecRecipe(
+        latent_channels=16, basis_file="basis16.safetensors", least_scale=0.3
+    )
     first: DenoiserPhase = DenoiserPhase(
         captions=CaptionMix(single_share=0.5, omit_share=0.25, filler_share=0.05, bare_share=0.05),
         buckets=_MIXED_SIZES,
@@ -250,8 +333,8 @@ class Recipe:
     jitter: Jitter = field(default_factory=Jitter)
     text: TextRecipe = field(default_factory=TextRecipe)
     codec: CodecRecipe = field(default_factory=CodecRecipe)
-    denoiser: DenoiserRecipe = field(default_factory=DenoiserRecipe)
-    light: LightRecipe = field(default_factory=LightRecipe)
+    denoiser: UNetRecipe = _DENOISER
+    light: UNetRecipe = _LIGHT
     edges: ControlRecipe = field(default_factory=lambda: ControlRecipe("edges"))
     layout: ControlRecipe = field(default_factory=lambda: ControlRecipe("layout"))
     # lines and patterns are a matter of neighbouring pixels, which attention does not reach: it is

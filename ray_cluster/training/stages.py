@@ -8,35 +8,52 @@ side by side, each in a process of its own.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, cast
+from operator import attrgetter
+from typing import cast
 
 import torch
 from diffusers import UNet2DConditionModel
-from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import CLIPTextModel
 
-from ray_cluster.quality.scenes import STYLES
+from ray_cluster.quality.scenes import STYLES, Style
 from ray_cluster.training.classifier_training import classifier_trainer
-from ray_cluster.training.codec import PatchBasis, codec_trainer, fit_basis
+from ray_cluster.training.codec import codec_trainer
 from ray_cluster.training.control import control_trainer
-from ray_cluster.training.denoiser import build_denoiser, unet_trainer
-from ray_cluster.training.lora import lora_trainer
+from ray_cluster.training.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
 from ray_cluster.training.picture_reader import ReadTransformer
-from ray_cluster.training.recipe import CodecRecipe, ControlRecipe, LoraRecipe
+from ray_cluster.training.recipe import (
+    ClassifierRecipe,
+    CodecRecipe,
+    DenoiserPhase,
+    HintKind,
+    Recipe,
+    TextRecipe,
+)
 from ray_cluster.training.runs import TrainingRun
-from ray_cluster.training.text_encoder import SceneReader, text_trainer
-from ray_cluster.training.trainer import Trainer, run_stage, step_seed, stop_on_signals
-from ray_cluster.training.transformer import build_read_transformer, transformer_trainer
+from ray_cluster.training.text_encoder import text_trainer
+from ray_cluster.training.trainer import Trainer, run_stage, stop_on_signals
+from ray_cluster.training.transformer import new_transformer, transformer_trainer
+
+StageOptions = TextRecipe | CodecRecipe | ClassifierRecipe | DenoiserPhase
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its name, which names its files, and how its trainer is built."""
+    """One stage of a model's training.
+
+    Attributes:
+        name: also names its files.
+        part: the recipe's part with its data and optimisation, such as ``denoiser.first``.
+        build: builds its trainer.
+    """
 
     name: str
+    part: str
     build: Callable[[TrainingRun], Trainer]
+
+    def options(self, recipe: Recipe) -> StageOptions:
+        """Its part of the recipe."""
+        return cast(StageOptions, attrgetter(self.part)(recipe))
 
 
 def find_stage(model: str, name: str) -> Stage:
@@ -69,88 +86,6 @@ def train(run: TrainingRun, stages: Sequence[Stage], *, minutes: float | None = 
     return True
 
 
-def load_basis(run: TrainingRun, codec: CodecRecipe, file: str = "basis.safetensors") -> PatchBasis:
-    """Load the run's patch components, or compute and keep them."""
-    path = run.folder.path / file
-    if not path.is_file():
-        basis = fit_basis(run.recipe, codec)
-        run.folder.path.mkdir(parents=True, exist_ok=True)
-        save_file({"mean": basis.mean, "axes": basis.axes, "scale": basis.scale}, path)
-    tensors = load_file(path)
-    return PatchBasis(tensors["mean"], tensors["axes"], tensors["scale"], codec.patch)
-
-
-def trained_text_encoder(run: TrainingRun) -> CLIPTextModel:
-    """The run's text encoder or else its base's, frozen.
-
-    Raises:
-        FileNotFoundError: if its stage has not been run, and there is no base.
-    """
-    trainer = text_trainer(run)
-    if run.folder.restore(trainer):
-        assert isinstance(trainer.model, SceneReader)
-        encoder = trainer.model.encoder
-    elif run.base is not None:
-        encoder = CLIPTextModel.from_pretrained(run.base / "text_encoder", dtype=torch.float32)
-    else:
-        raise FileNotFoundError(
-            f"no text encoder in {run.folder.path}; train the stage 'text' first"
-        )
-    return encoder.to(run.device).requires_grad_(False).eval()
-
-
-def _codec(run: TrainingRun) -> Trainer:
-    options = run.recipe.codec
-    return codec_trainer("codec", run, options, load_basis(run, options))
-
-
-# the phases of each recipe in their order, by stage
-_PHASES: dict[str, dict[str, str]] = {
-    "denoiser": {"denoiser": "first", "refinement": "second"},
-    "light": {"light": "first", "light-refinement": "second"},
-    "transformer": {"transformer": "first", "transformer-refinement": "second"},
-}
-
-
-def _unet_stage(part: Literal["denoiser", "light"], name: str, run: TrainingRun) -> Trainer:
-    """The stage of one of a UNet's phases; all but the first begin where the last one ended."""
-    recipe, basis = getattr(run.recipe, part), load_basis(run, run.recipe.codec)
-    encoder = trained_text_encoder(run)
-    earlier = _stage_before(part, name)
-    if earlier is None:
-        torch.manual_seed(step_seed(run.recipe.seed, name, -1))
-        unet = build_denoiser(
-            recipe.size,
-            latent_channels=run.recipe.codec.latent_channels,
-            text_width=int(encoder.config.hidden_size),
-        )
-    elif part == "denoiser" and run.base is not None and not run.folder.index(earlier):
-        unet = base_unet(run)
-    else:
-        unet = cast(UNet2DConditionModel, _finished(_unet_stage(part, earlier, run), run))
-    phase = getattr(recipe, _PHASES[part][name])
-    return unet_trainer(name, run, phase, unet=unet, basis=basis, encoder=encoder)
-
-
-def _transformer_stage(name: str, run: TrainingRun) -> Trainer:
-    """The stage of one of the transformer's phases, as the UNets'."""
-    recipe, encoder = run.recipe.transformer, trained_text_encoder(run)
-    earlier = _stage_before("transformer", name)
-    if earlier is None:
-        torch.manual_seed(step_seed(run.recipe.seed, name, -1))
-        model = build_read_transformer(recipe, int(encoder.config.hidden_size))
-    else:
-        model = cast(ReadTransformer, _finished(_transformer_stage(earlier, run), run))
-    basis = load_basis(run, recipe.codec, "basis16.safetensors")
-    phase = getattr(recipe, _PHASES["transformer"][name])
-    return transformer_trainer(name, run, phase, model=model, basis=basis, encoder=encoder)
-
-
-def _stage_before(part: str, name: str) -> str | None:
-    stages = list(_PHASES[part])
-    return stages[stages.index(name) - 1] if name != stages[0] else None
-
-
 def _finished(trainer: Trainer, run: TrainingRun) -> nn.Module:
     """The model with averaged weights that a stage left.
 
@@ -167,69 +102,72 @@ def _finished(trainer: Trainer, run: TrainingRun) -> nn.Module:
     return trainer.model
 
 
-def _control(kind: Literal["edges", "layout"], run: TrainingRun) -> Trainer:
-    recipe: ControlRecipe = getattr(run.recipe, kind)
-    return control_trainer(
-        kind,
-        run,
-        recipe,
-        unet=base_unet(run),
-        basis=load_basis(run, run.recipe.codec),
-        encoder=trained_text_encoder(run),
-    )
+def _light(run: TrainingRun) -> Trainer:
+    unet = new_unet(run, "light", run.recipe.light.size)
+    return unet_trainer("light", run, run.recipe.light.first, unet)
 
 
-def _lora(style: str, run: TrainingRun) -> Trainer:
-    recipe: LoraRecipe = getattr(run.recipe, style)
-    return lora_trainer(
-        run,
-        recipe,
-        unet=base_unet(run),
-        basis=load_basis(run, run.recipe.codec),
-        encoder=trained_text_encoder(run),
-    )
+def _light_refinement(run: TrainingRun) -> Trainer:
+    unet = cast(UNet2DConditionModel, _finished(_light(run), run))
+    return unet_trainer("light-refinement", run, run.recipe.light.second, unet)
 
 
-def base_unet(run: TrainingRun) -> UNet2DConditionModel:
-    """The UNet of the model that the run builds on.
-
-    Raises:
-        FileNotFoundError: it builds on none.
-    """
-    if run.base is None:
-        raise FileNotFoundError(f"the run in {run.folder.path} needs a finished UNet: give --base")
-    unet = UNet2DConditionModel.from_pretrained(run.base / "unet")
-    assert isinstance(unet, UNet2DConditionModel)
-    return unet
+def _denoiser(run: TrainingRun) -> Trainer:
+    unet = new_unet(run, "denoiser", run.recipe.denoiser.size)
+    return unet_trainer("denoiser", run, run.recipe.denoiser.first, unet)
 
 
-def _codec16(run: TrainingRun) -> Trainer:
-    options = run.recipe.transformer.codec
-    return codec_trainer("codec16", run, options, load_basis(run, options, "basis16.safetensors"))
+def _refinement(run: TrainingRun) -> Trainer:
+    if run.base is not None and not run.folder.index("denoiser"):
+        unet = base_unet(run)
+    else:
+        unet = cast(UNet2DConditionModel, _finished(_denoiser(run), run))
+    return unet_trainer("refinement", run, run.recipe.denoiser.second, unet)
 
 
-def _unet_stages(part: Literal["denoiser", "light"]) -> tuple[Stage, ...]:
-    return tuple(Stage(name, partial(_unet_stage, part, name)) for name in _PHASES[part])
+def _transformer(run: TrainingRun) -> Trainer:
+    name, phase = "transformer", run.recipe.transformer.first
+    return transformer_trainer(name, run, phase, new_transformer(run, name))
 
 
-# the stage of each ControlNet, which is the kind of its hints
-CONTROLS: dict[str, Literal["edges", "layout"]] = {
-    "shapes-sd-edges": "edges",
-    "shapes-sd-layout": "layout",
-}
+def _transformer_refinement(run: TrainingRun) -> Trainer:
+    model = cast(ReadTransformer, _finished(_transformer(run), run))
+    phase = run.recipe.transformer.second
+    return transformer_trainer("transformer-refinement", run, phase, model)
+
+
+def _control(kind: HintKind) -> Stage:
+    return Stage(kind, f"{kind}.phase", lambda run: control_trainer(run, getattr(run.recipe, kind)))
+
+
+def _lora(style: Style) -> Stage:
+    return Stage(style, f"{style}.phase", lambda run: lora_trainer(run, getattr(run.recipe, style)))
+
+
+# the kind of each ControlNet's hints, which names its stage
+CONTROLS: dict[str, HintKind] = {"shapes-sd-edges": "edges", "shapes-sd-layout": "layout"}
 # what `models train NAME` trains, stage by stage
 MODEL_STAGES: dict[str, tuple[Stage, ...]] = {
-    "attribute-classifier": (Stage("classifier", classifier_trainer),),
+    "attribute-classifier": (Stage("classifier", "classifier", classifier_trainer),),
     "shapes-sd": (
-        Stage("text", text_trainer),
-        Stage("codec", _codec),
-        *_unet_stages("denoiser"),
+        Stage("text", "text", text_trainer),
+        Stage("codec", "codec", lambda run: codec_trainer("codec", run, run.recipe.codec)),
+        Stage("denoiser", "denoiser.first", _denoiser),
+        Stage("refinement", "denoiser.second", _refinement),
     ),
-    "shapes-sd-light": _unet_stages("light"),
-    **{name: (Stage(kind, partial(_control, kind)),) for name, kind in CONTROLS.items()},
-    **{style: (Stage(style, partial(_lora, style)),) for style in STYLES[1:]},
+    "shapes-sd-light": (
+        Stage("light", "light.first", _light),
+        Stage("light-refinement", "light.second", _light_refinement),
+    ),
+    **{name: (_control(kind),) for name, kind in CONTROLS.items()},
+    **{style: (_lora(style),) for style in STYLES[1:]},
     "shapes-sd3": (
-        Stage("codec16", _codec16),
-        *(Stage(name, partial(_transformer_stage, name)) for name in _PHASES["transformer"]),
+        Stage(
+            "codec16",
+            "transformer.codec",
+            lambda run: codec_trainer("codec16", run, run.recipe.transformer.codec),
+        ),
+        Stage("transformer", "transformer.first", _transformer),
+        Stage("transformer-refinement", "transformer.second", _transformer_refinement),
     ),
 }

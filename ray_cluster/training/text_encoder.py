@@ -80,7 +80,7 @@ class SceneReader(nn.Module):
         return self.shape(slots), self.colour(slots), self.size(slots), self.background(read[:, -1])
 
 
-def read_targets(stated: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _read_targets(stated: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Class indices that `SceneReader` is trained on: three of [B, 10] and one of [B]."""
     shape, colour, size = (torch.full((len(stated), _SLOTS), _ABSENT) for _ in range(3))
     background = torch.full((len(stated),), _ABSENT)
@@ -108,7 +108,7 @@ def text_trainer(run: TrainingRun) -> Trainer:
         drawn = [draw_captioned(rng, options.captions) for _ in range(options.optimisation.batch)]
         hidden = encode_captions(reader.encoder, tokenizer, [one.caption for one in drawn])
         logits = reader(hidden)
-        targets = read_targets([one.stated for one in drawn])
+        targets = _read_targets([one.stated for one in drawn])
         parts = [
             F.cross_entropy(a.flatten(0, -2), b.flatten().to(run.device))
             for a, b in zip(logits, targets, strict=True)
@@ -116,3 +116,21 @@ def text_trainer(run: TrainingRun) -> Trainer:
         return torch.stack(parts).sum()
 
     return Trainer("text", reader, loss, recipe.text.optimisation)
+
+
+def trained_text_encoder(run: TrainingRun) -> CLIPTextModel:
+    """The run's text encoder or else its base's, frozen.
+
+    Raises:
+        FileNotFoundError: its stage has not been run, and there is no base.
+    """
+    trainer = text_trainer(run)
+    if run.folder.restore(trainer):
+        encoder = cast(SceneReader, trainer.model).encoder
+    elif run.base is not None:
+        encoder = CLIPTextModel.from_pretrained(run.base / "text_encoder", dtype=torch.float32)
+    else:
+        raise FileNotFoundError(
+            f"no text encoder in {run.folder.path}; train the stage 'text' first"
+        )
+    return encoder.to(run.device).requires_grad_(False).eval()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.training.recipe_parts import Optimisation
+from ray_cluster.training.recipe import Optimisation
 
 logger = logging.getLogger(__name__)
 
@@ -239,38 +239,28 @@ def run_stage(
         Whether the stage is finished; a stopped one continues at the next call.
     """
     with folder.locked(trainer.name):
-        return _run_stage(trainer, folder, stop, deadline, now)
+        folder.restore(trainer)
+        saved_at, cpu_start, losses = now(), time.process_time(), list[float]()
 
+        def log() -> None:
+            mean, cpu = sum(losses) / len(losses), time.process_time() - cpu_start
+            folder.log(trainer, loss=mean, rate=trainer.rate, cpu_seconds=cpu, time=time.time())
+            logger.info("%s step %d/%d loss %.4f", trainer.name, trainer.index, trainer.total, mean)
+            losses.clear()
 
-def _run_stage(
-    trainer: Trainer,
-    folder: RunFolder,
-    stop: threading.Event,
-    deadline: float | None,
-    now: Callable[[], float],
-) -> bool:
-    folder.restore(trainer)
-    saved_at, cpu_start, losses = now(), time.process_time(), list[float]()
-
-    def log() -> None:
-        mean, cpu = sum(losses) / len(losses), time.process_time() - cpu_start
-        folder.log(trainer, loss=mean, rate=trainer.rate, cpu_seconds=cpu, time=time.time())
-        logger.info("%s step %d/%d loss %.4f", trainer.name, trainer.index, trainer.total, mean)
-        losses.clear()
-
-    while not trainer.is_finished and not stop.is_set():
-        if folder.is_paused:
-            folder.save(trainer)
-            folder.wait_while_paused(stop)
-        if folder.should_finish or (deadline is not None and now() > deadline):
-            trainer.begin_decay()
-        losses.append(trainer.step())
-        if trainer.index % folder.log_steps == 0:
+        while not trainer.is_finished and not stop.is_set():
+            if folder.is_paused:
+                folder.save(trainer)
+                folder.wait_while_paused(stop)
+            if folder.should_finish or (deadline is not None and now() > deadline):
+                trainer.begin_decay()
+            losses.append(trainer.step())
+            if trainer.index % folder.log_steps == 0:
+                log()
+            if now() - saved_at > folder.checkpoint_seconds:
+                folder.save(trainer)
+                saved_at = now()
+        if losses:
             log()
-        if now() - saved_at > folder.checkpoint_seconds:
-            folder.save(trainer)
-            saved_at = now()
-    if losses:
-        log()
-    folder.save(trainer)
-    return trainer.is_finished
+        folder.save(trainer)
+        return trainer.is_finished

@@ -13,14 +13,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from torch import Tensor
 from transformers import CLIPTextModel, PreTrainedTokenizerFast
 
-from ray_cluster.training.codec import PatchBasis
+from ray_cluster.training.codec import load_basis
 from ray_cluster.training.denoiser import draw_step, weighted_error
 from ray_cluster.training.picture_reader import ReadTransformer, label_tokens
-from ray_cluster.training.recipe import TransformerRecipe
-from ray_cluster.training.recipe_parts import DenoiserPhase
+from ray_cluster.training.recipe import DenoiserPhase, TransformerRecipe
 from ray_cluster.training.runs import TrainingRun
+from ray_cluster.training.text_encoder import trained_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer, tokenise
-from ray_cluster.training.trainer import Trainer
+from ray_cluster.training.trainer import Trainer, step_seed
 
 DIFFUSION_STEPS = 1000
 # the pipeline's `max_sequence_length`
@@ -117,10 +117,12 @@ def draw_noise_levels(
     return torch.where(noisy, late, anywhere)
 
 
-def build_read_transformer(recipe: TransformerRecipe, text_width: int) -> ReadTransformer:
-    """Build what is trained: an untrained transformer and what reads its middle layer."""
+def new_transformer(run: TrainingRun, stage: str) -> ReadTransformer:
+    """Build the untrained transformer and the head that reads its middle layer."""
+    torch.manual_seed(step_seed(run.recipe.seed, stage, -1))
+    recipe = run.recipe.transformer
     transformer = build_transformer(
-        recipe, latent_channels=recipe.codec.latent_channels, text_width=text_width
+        recipe, latent_channels=recipe.codec.latent_channels, text_width=run.recipe.text.width
     )
     counted = CountedLastToken()
     for block in transformer.transformer_blocks:
@@ -129,18 +131,13 @@ def build_read_transformer(recipe: TransformerRecipe, text_width: int) -> ReadTr
 
 
 def transformer_trainer(
-    stage: str,
-    run: TrainingRun,
-    phase: DenoiserPhase,
-    *,
-    model: ReadTransformer,
-    basis: PatchBasis,
-    encoder: CLIPTextModel,
+    stage: str, run: TrainingRun, phase: DenoiserPhase, model: ReadTransformer
 ) -> Trainer:
     """A stage that trains the transformer to predict noise minus picture."""
     recipe = run.recipe.transformer
     model = model.to(run.device).train()
-    basis, tokenizer = basis.to(run.device), build_tokenizer()
+    encoder, basis = trained_text_encoder(run), load_basis(run, recipe.codec)
+    tokenizer = build_tokenizer()
 
     def loss(index: int) -> Tensor:
         drawn = draw_step(stage, run, phase, index)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ray_cluster.models.builtin import builtin_folder
-from ray_cluster.models.digest import model_digest
+from ray_cluster.models.local import model_digest
 
 
 @pytest.fixture

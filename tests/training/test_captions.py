@@ -3,16 +3,14 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.quality.scenes import (
     BACKGROUNDS,
     COLOURS,
     LAYOUTS,
-    POSITIONS,
     SHAPES,
-    SIZES,
     Scene,
     SceneObject,
     has_held_out_object,
@@ -23,40 +21,25 @@ from ray_cluster.quality.scenes import (
 from ray_cluster.training.captions import (
     CaptionError,
     caption_words,
-    parse_caption,
     write_caption,
 )
 
 seeds = st.integers(0, 2**32)
-singles = st.builds(
-    lambda thing, background: Scene((thing,), background),
-    st.builds(
-        SceneObject,
-        st.sampled_from(SHAPES),
-        st.sampled_from(COLOURS),
-        st.none() | st.sampled_from(SIZES),
-        st.none() | st.sampled_from(POSITIONS),
-    ),
-    st.none() | st.sampled_from(BACKGROUNDS),
-)
 
 
-@given(singles)
-def test_every_single_object_caption_reads_back(scene: Scene) -> None:
-    assert parse_caption(write_caption(scene)) == scene
+def test_scenes_that_differ_have_captions_that_differ() -> None:
+    rng = random.Random(1)
+    drawn = (sample_training_scene(rng, 0.5) for _ in range(2000))
+    scenes = {omit_details(scene, rng, 0.7) for scene in drawn}
+    assert len({write_caption(scene) for scene in scenes}) == len(scenes)
 
 
-@given(seeds, st.floats(0, 1), st.floats(0, 1))
-def test_every_training_caption_reads_back(seed: int, single: float, omit: float) -> None:
-    rng = random.Random(seed)
-    scene = omit_details(sample_training_scene(rng, single), rng, omit)
-    assert parse_caption(write_caption(scene)) == scene
-
-
+@settings(max_examples=30)
 @given(seeds, st.floats(0, 1))
 def test_training_scenes_hold_no_held_out_combination(seed: int, single: float) -> None:
     scene = sample_training_scene(random.Random(seed), single)
-    assert scene.is_complete
+    assert scene.is_placed
+    assert scene.background is not None
     assert not has_held_out_object(scene)
 
 
@@ -89,21 +72,10 @@ def test_four_objects_fit_the_tokens_with_room_for_both_ends() -> None:
     assert len(write_caption(Scene(things, "checkered")).split()) + 2 <= 32
 
 
-@pytest.mark.parametrize(
-    "caption",
-    [
-        "",
-        "red circle",
-        "a circle",
-        "a red",
-        "a red circle on a pink background",
-        "a red circle above a blue ring above a pink star",
-        "a red circle in the center above a blue ring",
-    ],
-)
-def test_captions_outside_the_grammar_are_refused(caption: str) -> None:
-    with pytest.raises(CaptionError):
-        parse_caption(caption)
+def test_objects_in_no_layout_have_no_caption() -> None:
+    things = (SceneObject("ring", "blue", None, "top"), SceneObject("star", "pink", None, "left"))
+    with pytest.raises(CaptionError, match="stand in no layout"):
+        write_caption(Scene(things))
 
 
 def test_the_word_list_covers_every_caption() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.models.builtin import builtin_kinds, weights_folder
-from ray_cluster.training.card import stated_shares
+from tests.training.cards import stated_shares
 
 LORAS = [name for name, kind in builtin_kinds().items() if kind == "LoRA"]
 CONTROLNETS = [name for name, kind in builtin_kinds().items() if kind == "ControlNet"]

@@ -7,16 +7,16 @@ from typing import cast
 import pytest
 import torch
 
-from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card import CARD, card_hashes, folder_hashes, write_card
+from ray_cluster.training.card import folder_hashes, read_training, write_card, write_training
 from ray_cluster.training.control import build_control
+from ray_cluster.training.denoiser import base_unet
 from ray_cluster.training.evaluate import EvaluationOptions
 from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
 from ray_cluster.training.export import export
 from ray_cluster.training.publish import measure
 from ray_cluster.training.recipe import ControlRecipe
-from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, base_unet, train
-from ray_cluster.training.training_log import read_training, write_training
+from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, train
+from tests.training.cards import card_hashes
 from tests.training.tiny import TINY_STEPS, tiny_run
 
 FEW = EvaluationOptions(
@@ -35,10 +35,9 @@ def finished(model: str, path: Path, base: Path) -> Path:
 
 def check_card(name: str, tables: str, folder: Path) -> None:
     text = write_card(name, tables, folder).read_text(encoding="utf-8")
-    assert text == (folder / CARD).read_text(encoding="utf-8")
     assert card_hashes(folder) == folder_hashes(folder)
+    assert tables in text
     assert f"ray-cluster models evaluate {name}" in " ".join(text.split())
-    assert "{" not in text.replace('f"{weights}', "")
 
 
 @pytest.mark.parametrize("model", ["shapes-sd-light", "shapes-sd3"])
@@ -70,8 +69,8 @@ def test_a_controlnet_is_measured_with_and_without(
     check_card(name, figures.tables(), folder)
 
 
-@pytest.mark.parametrize("style", STYLES[1:])
-def test_a_lora_is_measured_with_and_without(style: str, tmp_path: Path, tiny_base: Path) -> None:
+def test_a_lora_is_measured_with_and_without(tmp_path: Path, tiny_base: Path) -> None:
+    style = "texture"
     folder = finished(style, tmp_path, tiny_base)
     weights = (folder / "pytorch_lora_weights.safetensors").stat().st_size
     assert 0 < weights < (tiny_base / "unet/diffusion_pytorch_model.safetensors").stat().st_size

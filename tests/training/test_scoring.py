@@ -3,7 +3,7 @@
 import torch
 
 from ray_cluster.quality.classifier import ObjectReading, Reading
-from ray_cluster.training.captions import parse_caption
+from ray_cluster.quality.scenes import Scene, SceneObject
 from ray_cluster.training.scoring import Drawn, Share, count_shares
 
 RED = ObjectReading("left", "circle", "red", "small")
@@ -11,11 +11,15 @@ BLUE = ObjectReading("right", "star", "blue", "large")
 PIXELS = torch.zeros(3, 8, 8)
 
 
-def drawn(caption: str, *seen: ObjectReading, background: str | None = "gray") -> Drawn:
-    return Drawn(parse_caption(caption), PIXELS, Reading(seen, background, "plain"))  # type: ignore[arg-type]
+TWO = Scene(
+    (SceneObject("circle", "red", "small", "left"), SceneObject("star", "blue", "large", "right")),
+    "gray",
+)
+BARE = Scene((SceneObject("circle", "red"),))
 
 
-TWO = "a small red circle left of a large blue star on a gray background"
+def drawn(scene: Scene, *seen: ObjectReading, background: str | None = "gray") -> Drawn:
+    return Drawn(scene, PIXELS, Reading(seen, background, "plain"))  # type: ignore[arg-type]
 
 
 def test_all_objects_and_the_background_count() -> None:
@@ -36,11 +40,11 @@ def test_an_object_too_many_spoils_the_picture_only() -> None:
 
 
 def test_what_the_prompt_leaves_open_must_still_be_readable() -> None:
-    assert drawn("a red circle", RED).all_right
-    assert not drawn("a red circle", RED, background=None).all_right
-    assert not drawn("a red circle", ObjectReading("left", "circle", "red", None)).all_right
+    assert drawn(BARE, RED).all_right
+    assert not drawn(BARE, RED, background=None).all_right
+    assert not drawn(BARE, ObjectReading("left", "circle", "red", None)).all_right
     # which of two is meant cannot be told
-    assert count_shares([drawn("a red circle", RED, BLUE)])["shape"] == Share(0, 1)
+    assert count_shares([drawn(BARE, RED, BLUE)])["shape"] == Share(0, 1)
 
 
 def test_intervals_hold_their_share() -> None:

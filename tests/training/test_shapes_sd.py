@@ -6,8 +6,8 @@ from diffusers import AutoencoderTiny, DDIMScheduler, StableDiffusionPipeline, U
 from transformers import CLIPTextModel
 
 from ray_cluster.quality.classifier import Reading, load_classifier, read_pictures
-from ray_cluster.training.card import stated_shares
 from ray_cluster.training.export import SHAPES_SD
+from tests.training.cards import stated_shares
 
 
 @pytest.fixture(scope="module")

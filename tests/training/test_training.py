@@ -17,7 +17,7 @@ from ray_cluster.training.batches import draw_captioned
 from ray_cluster.training.classifier_training import classifier_trainer
 from ray_cluster.training.denoiser import loss_weights
 from ray_cluster.training.export import SHAPES_SD
-from ray_cluster.training.recipe import DenoiserRecipe
+from ray_cluster.training.recipe import Recipe
 from ray_cluster.training.runs import open_run
 from ray_cluster.training.stages import MODEL_STAGES, find_stage
 from ray_cluster.training.trainer import RunFolder, Trainer, run_stage
@@ -122,7 +122,7 @@ def placed_scenes(count: int) -> Placed:
 
 
 def test_objects_weigh_more_only_where_their_place_is_known() -> None:
-    phase = DenoiserRecipe().second
+    phase = Recipe().denoiser.second
     weights = loss_weights(
         placed_scenes(2), torch.tensor([True, False]), phase, width=16, height=16
     )
@@ -131,7 +131,7 @@ def test_objects_weigh_more_only_where_their_place_is_known() -> None:
 
 
 def test_a_caption_of_one_object_goes_with_a_picture_of_one() -> None:
-    rng, mix = random.Random(4), DenoiserRecipe().second.captions
+    rng, mix = random.Random(4), Recipe().denoiser.second.captions
     drawn = [draw_captioned(rng, mix) for _ in range(500)]
     for one in drawn:
         is_single = " above " not in one.caption and " left of " not in one.caption

@@ -1,5 +1,8 @@
 """Everything that ships is what its card says, and loads in diffusers' plain classes."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from diffusers import (
@@ -10,8 +13,9 @@ from diffusers import (
 
 from ray_cluster.models.builtin import builtin_folder, builtin_kinds, weights_folder
 from ray_cluster.quality.classifier import load_classifier
-from ray_cluster.training.card import CARD, card_hashes, folder_hashes
+from ray_cluster.training.card import CARD, folder_hashes, write_card
 from ray_cluster.training.evaluate import load_pipeline
+from tests.training.cards import card_hashes
 
 KINDS = builtin_kinds()
 
@@ -29,6 +33,15 @@ def test_the_card_states_the_hashes_of_the_files(name: str) -> None:
         text = (folder / CARD).read_text(encoding="utf-8")
         assert "none left out" in text
         assert (folder / "contact-sheet.png").is_file()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_writing_a_card_anew_changes_its_figures_only(name: str, tmp_path: Path) -> None:
+    shutil.copytree(weights_folder() / name, tmp_path, dirs_exist_ok=True)
+    committed = (tmp_path / CARD).read_text(encoding="utf-8")
+    tables = committed.partition("<!-- begin quality -->\n")[2].partition("\n<!-- end")[0]
+    write_card(name, tables, tmp_path)
+    assert (tmp_path / CARD).read_text(encoding="utf-8") == committed
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -9,14 +9,16 @@ from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
     ControlRecipe,
-    DenoiserRecipe,
-    LightRecipe,
+    DenoiserPhase,
     LoraRecipe,
+    Optimisation,
     Recipe,
+    SizeBucket,
     TextRecipe,
     TransformerRecipe,
+    UNetRecipe,
+    UNetSize,
 )
-from ray_cluster.training.recipe_parts import Optimisation, SizeBucket, UNetSize
 from ray_cluster.training.runs import TrainingRun, open_run
 from ray_cluster.training.stages import MODEL_STAGES, find_stage, train
 
@@ -31,19 +33,15 @@ def tiny_recipe() -> Recipe:
     """Every number that costs time as small as it goes."""
     big = (SizeBucket(64, 64, 20, 1.0),)
     codec = replace(CodecRecipe(), channels=4, fit_pictures=64, **TINY)
-    phases = {
-        name: replace(getattr(DenoiserRecipe(), name), **TINY) for name in ("first", "second")
-    }
+    usual = Recipe()
+    phases = {name: tiny_phase(usual.denoiser, name) for name in ("first", "second")}
+    light = {name: tiny_phase(usual.light, name) for name in ("first", "second")}
     return Recipe(
         seed=3,
         text=replace(TextRecipe(), width=16, layers=1, heads=2, optimisation=TINY_STEPS),
         codec=codec,
-        denoiser=replace(DenoiserRecipe(), size=TINY_UNET, **phases),
-        light=replace(
-            LightRecipe(),
-            size=TINY_UNET,
-            **{name: replace(getattr(LightRecipe(), name), **TINY) for name in ("first", "second")},
-        ),
+        denoiser=UNetRecipe(TINY_UNET, **phases),
+        light=UNetRecipe(TINY_UNET, **light),
         edges=tiny_control("edges"),
         layout=tiny_control("layout"),
         **{
@@ -58,11 +56,16 @@ def tiny_recipe() -> Recipe:
             read_layer=1,
             heads=2,
             head_width=8,
-            codec=replace(codec, latent_channels=16),
+            codec=replace(codec, latent_channels=16, basis_file="basis16.safetensors"),
             **phases,
         ),
         classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
     )
+
+
+def tiny_phase(recipe: UNetRecipe, name: str) -> DenoiserPhase:
+    """One of a UNet's phases, in a few steps."""
+    return replace(getattr(recipe, name), **TINY)
 
 
 def tiny_control(kind: Literal["edges", "layout"]) -> ControlRecipe:
