@@ -26,7 +26,7 @@ MAX_SLOPE_MIB_PER_MIN = 1.0
 _WARM_UP_S = 60.0
 _TIMEOUT_S = 120.0
 _NUM_STEPS = 1
-_SMALLEST = "32x32"
+_SMALLEST = "64x64"
 
 
 @dataclass(slots=True)
