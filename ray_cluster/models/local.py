@@ -48,7 +48,7 @@ class LocalModel:
 
 
 def local_model(pool: PoolConfig) -> LocalModel | None:
-    """Return what a pool's model can do, as far as it can be told here.
+    """Return what a pool's model can do, as far as its files say.
 
     Returns:
         None where its files cannot be read: it is not downloaded, or is elsewhere, or is damaged.

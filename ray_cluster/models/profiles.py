@@ -77,7 +77,7 @@ class ProfileRow(BaseModel):
 
 
 class ProfileFile(BaseModel):
-    """A whole profile, as it stands in a file."""
+    """A whole profile, as in a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -188,12 +188,12 @@ def _plain(row: LatencyRow, first: LatencyRow) -> dict[str, Any]:
     }
     usual: dict[str, Any] = {"width": 0, "height": 0, "beside": [], "sp_degree": 1}
     usual |= {"guidance": False, "steps": 0, "cv": 0.0}
-    kept = {name: value for name, value in plain.items() if usual.get(name) != value}
+    written = {name: value for name, value in plain.items() if usual.get(name) != value}
     if row.kind != first.kind:
-        kept["kind"] = row.kind
+        written["kind"] = row.kind
     if row.source != first.source:
-        kept["source"] = row.source
-    return kept
+        written["source"] = row.source
+    return written
 
 
 def _folder() -> Path:

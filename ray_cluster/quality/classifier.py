@@ -84,8 +84,8 @@ class _Residual(nn.Module):
 class AttributeClassifier(nn.Module):
     """Reads shape, colour and size at each of the nine positions, and the background.
 
-    One head reads all positions: it sees the features around its own only, so what it has learnt of
-    one place holds for all.
+    One head reads all positions: it sees only the features around its own, so what it learns at one
+    place holds for all.
     """
 
     def __init__(self, channels: int = 64) -> None:

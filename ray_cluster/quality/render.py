@@ -82,7 +82,7 @@ class Jitter:
     scale: float = 0.04
 
 
-# how freely objects stand and measure where a hint tells it
+# variation of place and size where a hint shows them
 HINT_JITTER = Jitter(offset=0.07, scale=0.2)
 
 

@@ -27,7 +27,7 @@ class CaptionError(RayClusterError):
 
 
 def place_phrase(position: Position) -> str:
-    """Write a position as it stands in a caption, e.g. ``at the top left``."""
+    """Write a position in a caption's words, e.g. ``at the top left``."""
     if position == "center":
         return "in the center"
     return f"on the {position}" if position in ("left", "right") else f"at the {position}"
@@ -37,7 +37,7 @@ def write_caption(scene: Scene) -> str:
     """Write a scene as a caption, leaving out what it leaves unspecified.
 
     Raises:
-        CaptionError: if several objects do not stand in one of the layouts.
+        CaptionError: several objects are in none of the layouts.
     """
     if len(scene.objects) == 1:
         text = _write_object(scene.objects[0])
@@ -68,4 +68,4 @@ def _write_rows(objects: tuple[SceneObject, ...]) -> str:
         if tuple(position for row in layout for position in row) == stated:
             written = iter(_write_object(thing) for thing in objects)
             return " above ".join(" left of ".join(next(written) for _ in row) for row in layout)
-    raise CaptionError(f"objects at {stated} stand in no layout; allowed: {LAYOUTS}")
+    raise CaptionError(f"objects at {stated} are in no layout; allowed: {LAYOUTS}")

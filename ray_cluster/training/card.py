@@ -1,7 +1,7 @@
 """Writes what is said of weights beside them: `training.json` and the figures of the model card.
 
-A card's words are its author's. The figures stand in parts between `<!-- begin NAME -->` and
-`<!-- end NAME -->`, which are written anew.
+A card's text is written by hand; its tables are between `<!-- begin NAME -->` and
+`<!-- end NAME -->`, and are replaced.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def read_training(folder: Path) -> list[StageRecord]:
 
 
 def _cpu_seconds(run: Path, stage: str) -> float:
-    """Add up a stage's CPU time from its log, whose clock starts anew with every process."""
+    """Add up a stage's CPU time from its log, whose clock starts at 0 with every process."""
     total, last = 0.0, 0.0
     for line in (run / f"{stage}.jsonl").read_text(encoding="utf-8").splitlines():
         clock = float(json.loads(line)["cpu_seconds"])

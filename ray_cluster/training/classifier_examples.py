@@ -61,7 +61,7 @@ class Examples:
 
 
 class Canvas(NamedTuple):
-    """How pictures of scenes are rendered: size in pixels, play of the objects, style."""
+    """How pictures of scenes are rendered: size in pixels, variation of the objects, style."""
 
     width: int
     height: int
@@ -93,7 +93,7 @@ def styled_objects(rng: random.Random, count: int, canvas: Canvas) -> Examples:
 def blobs(rng: random.Random, count: int, canvas: Canvas, *, alone: bool = True) -> Examples:
     """Draw random smooth closed curves: of some colour, at some place, but of no shape.
 
-    Beside one another stand objects, unless the blobs are `alone`.
+    Unless `alone`, there are objects beside them.
     """
     scenes = [sample_single(rng) if alone else _sample_scattered(rng) for _ in range(count)]
     seed, (width, height) = rng.getrandbits(62), canvas[:2]
@@ -153,7 +153,7 @@ def gradients(rng: random.Random, count: int, canvas: Canvas) -> Examples:
     return Examples(ends[0] * (1 - ramp) + ends[1] * ramp, _nothing(count))
 
 
-def spoil(pixels: Tensor, recipe: ClassifierRecipe, rng: random.Random) -> Tensor:
+def degrade(pixels: Tensor, recipe: ClassifierRecipe, rng: random.Random) -> Tensor:
     """Shift colours, blur, resample and add noise, all a little and at random."""
     generator = torch.Generator().manual_seed(rng.getrandbits(62))
     count, _, height, width = pixels.shape

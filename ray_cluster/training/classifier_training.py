@@ -15,13 +15,13 @@ from ray_cluster.training.classifier_examples import (
     Examples,
     blends,
     blobs,
+    degrade,
     empty_backgrounds,
     gradients,
     joined,
     noises,
     several_objects,
     single_objects,
-    spoil,
     styled_objects,
 )
 from ray_cluster.training.recipe import ClassifierRecipe
@@ -53,7 +53,7 @@ def draw_examples(rng: random.Random, recipe: ClassifierRecipe) -> Examples:
     parts = [single_objects(rng, rest, canvas)]
     parts += [kinds[kind](rng, count, canvas) for kind, count in counts.items()]
     drawn = joined(parts)
-    return Examples(spoil(drawn.pixels, recipe, rng), drawn.labels)
+    return Examples(degrade(drawn.pixels, recipe, rng), drawn.labels)
 
 
 def classifier_trainer(run: TrainingRun) -> Trainer:

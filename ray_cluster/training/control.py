@@ -1,4 +1,4 @@
-"""ControlNets: an edge map or a layout of coloured blocks decides where the objects stand."""
+"""ControlNets: an edge map or a layout of coloured blocks sets where the objects are."""
 
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
@@ -104,8 +104,8 @@ def control_trainer(run: TrainingRun, recipe: ControlRecipe) -> Trainer:
             mid_block_additional_residual=middle,
         ).sample
         target = scheduler.get_velocity(clean, noise, steps)
-        # the hint tells every place
-        known = torch.ones_like(drawn.told)
+        # the hint shows every place
+        known = torch.ones_like(drawn.is_stated)
         return weighted_error(predicted, target, pictures.placed, known, recipe.phase)
 
     return Trainer(recipe.kind, control, loss, recipe.phase.optimisation)

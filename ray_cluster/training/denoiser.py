@@ -128,7 +128,7 @@ def unet_trainer(
         noisy = scheduler.add_noise(clean, noise, on_device)
         target = scheduler.get_velocity(clean, noise, on_device)
         predicted: Tensor = unet(noisy, on_device, encoder_hidden_states=hidden).sample
-        known = drawn.told | (steps < phase.unstated_weight_until)
+        known = drawn.is_stated | (steps < phase.unstated_weight_until)
         return weighted_error(predicted, target, drawn.pictures.placed, known, phase)
 
     return Trainer(stage, unet, loss, phase.optimisation)
@@ -136,15 +136,15 @@ def unet_trainer(
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """One step's data: pictures, the captions that the denoiser is given, and where they tell all.
+    """One step's data: pictures, and the captions that the denoiser gets.
 
-    `told`: [B], whether the caption given states place and size of every object. `generator`: for
+    `is_stated`: [B], whether the caption states place and size of every object. `generator`: for
     what the step still draws.
     """
 
     pictures: Pictures
     captions: tuple[str, ...]
-    told: Tensor
+    is_stated: Tensor
     generator: torch.Generator
 
 
@@ -166,11 +166,11 @@ def draw_step(
     jitter = jitter or run.recipe.jitter
     pictures = draw_pictures(rng, phase.captions, phase.buckets, jitter, run.device, style)
     captions = ["" if rng.random() < phase.caption_drop else text for text in pictures.captions]
-    told = [
+    is_stated = [
         caption != "" and stated.is_placed
         for caption, stated in zip(captions, pictures.stated, strict=True)
     ]
-    return DrawnStep(pictures, tuple(captions), torch.tensor(told), generator)
+    return DrawnStep(pictures, tuple(captions), torch.tensor(is_stated), generator)
 
 
 def weighted_error(

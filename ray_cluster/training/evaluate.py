@@ -178,7 +178,7 @@ class Painter:
 def load_pipeline(folder: Path) -> DiffusionPipeline:
     """Load a folder in diffusers' plain pipeline.
 
-    That of Stable Diffusion 3 wants to be told that there is no T5 encoder.
+    Stable Diffusion 3's takes None for the T5 encoder that these folders do not have.
 
     Raises:
         ConfigError: a file is missing or damaged.

@@ -97,7 +97,7 @@ def evaluate_control(
         # blocks show no background, and its edges count like all others
         short = [bare(prompt, names_background=kind == "layout") for prompt in prompts]
         drawn = painter.draw_repeatedly(short, width=64, height=64, image=hints)
-        # the hint asks for what the whole prompt says
+        # the hint shows the whole scene
         full = [
             replace(one, scene=prompts[index % len(prompts)].scene)
             for index, one in enumerate(drawn)
@@ -105,11 +105,11 @@ def evaluate_control(
         pixels = torch.stack([one.pixels for one in drawn])
         agreement = edge_agreement(find_edges(pixels), edges)
         shares = count_shares(full)
-        kept: dict[str, Mean | Share] = {
+        measured: dict[str, Mean | Share] = {
             "edge agreement (F1 within 1 px)": Mean.of(agreement),
             **{name: shares[name] for name in ("shape", "colour", "size", "position")},
         }
-        figures.append(kept)
+        figures.append(measured)
         pictures += list(pixels[:_SHOWN])
     evaluation = PartEvaluation(options, *figures)
     _write(evaluation, [*hints[:_SHOWN], *pictures], report)

@@ -18,8 +18,8 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.classifier import AttributeClassifier, save_classifier
 from ray_cluster.quality.scenes import STYLES
+from ray_cluster.training.auxiliary_head import TransformerWithHead
 from ray_cluster.training.denoiser import build_scheduler
-from ray_cluster.training.picture_reader import ReadTransformer
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, find_stage
 from ray_cluster.training.text_encoder import trained_text_encoder
@@ -114,7 +114,7 @@ def assemble_sd3(run: TrainingRun) -> StableDiffusion3Pipeline:
     encoder = with_projection(trained_text_encoder(run))
     trained = _trained("shapes-sd3", MODEL_STAGES["shapes-sd3"][-1].name, run).model
     return StableDiffusion3Pipeline(
-        transformer=cast(ReadTransformer, trained).transformer,
+        transformer=cast(TransformerWithHead, trained).transformer,
         scheduler=build_flow_scheduler(),
         vae=cast(AutoencoderTiny, _trained("shapes-sd3", "codec16", run).model),
         text_encoder=encoder,
@@ -154,7 +154,7 @@ def _tidy_configs(folder: Path) -> None:
             continue
         config = json.loads(path.read_text(encoding="utf-8"))
         changed = {k: v for k, v in changes.items() if v is _DROPPED or k in config or k == "dtype"}
-        kept = {k: v for k, v in {**config, **changed}.items() if v is not _DROPPED}
-        path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        tidy = {k: v for k, v in {**config, **changed}.items() if v is not _DROPPED}
+        path.write_text(json.dumps(tidy, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)

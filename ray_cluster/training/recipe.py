@@ -19,7 +19,7 @@ class Optimisation:
     weight_decay: float = 0.01
     beta2: float = 0.99
     clip: float = 1.0
-    # 0 keeps no average of the weights
+    # 0: no average of the weights
     ema: float = 0.0
 
 
@@ -83,7 +83,7 @@ class DenoiserPhase:
     object_weight: float = 4.0
     object_margin: float = 1.3
     # from this step of diffusion on, only objects whose place and size are stated count more: where
-    # neither caption nor picture tells the place, it would make objects appear in several places
+    # neither caption nor picture shows the place, it would make objects appear in several places
     unstated_weight_until: int = 1000
 
 
@@ -117,7 +117,7 @@ class CodecRecipe:
     """The autoencoder; its latents are the principal components of 4 x 4 patches."""
 
     latent_channels: int = 4
-    # where a run keeps the components
+    # in the run's folder, for the components
     basis_file: str = "basis.safetensors"
     patch: int = 4
     channels: int = 32
@@ -202,7 +202,7 @@ _LIGHT = UNetRecipe(
 
 @dataclass(frozen=True)
 class ControlRecipe:
-    """A ControlNet, on pictures whose objects stand and measure more freely than captions tell."""
+    """A ControlNet, on pictures whose objects vary more in place and size than captions say."""
 
     kind: HintKind
     # of the network that brings the hint to the latents' size
@@ -258,9 +258,9 @@ class TransformerRecipe:
     patch: int = 2
     # tokens a side of the largest picture: 256 pixels
     largest_grid: int = 32
-    # blocks before the tokens that are asked what they will show, and how much the answers count
-    read_layer: int = 3
-    reading_weight: float = 0.2
+    # blocks before the auxiliary head, and the weight of its loss
+    head_layer: int = 3
+    head_weight: float = 0.2
     # of the normal distribution whose logistic is the noise level
     level_spread: float = 1.0
     codec: CodecRecipe = CodecRecipe(
@@ -293,7 +293,7 @@ class ClassifierRecipe:
     """
 
     channels: int = 64
-    # more play than the generator's data has, so that a slightly displaced object still counts
+    # more variation than in the generator's data, so that a slightly displaced object still counts
     jitter: Jitter = field(default_factory=lambda: Jitter(offset=0.06, scale=0.08))
     # of each kind of picture in a batch
     shares: tuple[tuple[str, float], ...] = (

@@ -71,28 +71,28 @@ def open_run(
     if base is not None and not (base / "model_index.json").is_file():
         raise ConfigError(f"--base {base} is not a diffusers folder: it has no model_index.json")
     recipe = recipe or Recipe()
-    settings, kept = path / _SETTINGS, dict[str, object]()
+    settings, stored = path / _SETTINGS, dict[str, object]()
     if settings.is_file():
-        kept = _read_settings(settings)
+        stored = _read_settings(settings)
     given = {"seed": seed, "base": None if base is None else str(base.resolve())}
     for name, value in given.items():
-        if kept and value is not None and value != kept[name]:
+        if stored and value is not None and value != stored[name]:
             raise ConfigError(
-                f"the run in {path} has {name} {kept[name]}, not {value}; leave --{name} out to go "
-                "on with it, or give a new run another folder with --out"
+                f"the run in {path} has {name} {stored[name]}, not {value}; leave --{name} out to "
+                "go on with it, or give a new run another folder with --out"
             )
-    if not kept:
-        kept = {"seed": recipe.seed if seed is None else seed, "base": given["base"]}
-        _begin(path, kept)
-    chosen = None if kept["base"] is None else Path(str(kept["base"]))
+    if not stored:
+        stored = {"seed": recipe.seed if seed is None else seed, "base": given["base"]}
+        _begin(path, stored)
+    chosen = None if stored["base"] is None else Path(str(stored["base"]))
     folder = RunFolder(path, checkpoint_seconds)
-    return TrainingRun(replace(recipe, seed=int(str(kept["seed"]))), folder, chosen, device)
+    return TrainingRun(replace(recipe, seed=int(str(stored["seed"]))), folder, chosen, device)
 
 
 def _read_settings(path: Path) -> dict[str, object]:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return {"seed": int(kept["seed"]), "base": kept["base"]}
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {"seed": int(stored["seed"]), "base": stored["base"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"cannot read {path}: {error!r}; give a folder with a run") from None
 

@@ -99,13 +99,13 @@ def count_shares(
     drawn: Sequence[Drawn], chosen: Callable[[Scene], bool] | None = None
 ) -> dict[str, Share]:
     """The shares of `COLUMNS` over the pictures whose scenes are chosen; all by default."""
-    kept = [one for one in drawn if chosen is None or chosen(one.scene)]
-    marks = [mark for one in kept for mark in one.object_marks]
+    counted = [one for one in drawn if chosen is None or chosen(one.scene)]
+    marks = [mark for one in counted for mark in one.object_marks]
     shares = {
         name: Share(sum(mark[name] for mark in marks), len(marks)) for name in OBJECT_ATTRIBUTES
     }
-    shares["background"] = Share(sum(one.background_is_right for one in kept), len(kept))
-    shares["all"] = Share(sum(one.all_right for one in kept), len(kept))
+    shares["background"] = Share(sum(one.background_is_right for one in counted), len(counted))
+    shares["all"] = Share(sum(one.all_right for one in counted), len(counted))
     return shares
 
 

@@ -1,7 +1,7 @@
 """The models that can be trained, each as a chain of stages.
 
 A stage builds on what earlier stages left in the run's folder or, where they have not been run, on
-the finished model that the run was told to begin from. Stages that don't need each other may run
+the finished model that the run builds on. Stages that don't need each other may run
 side by side, each in a process of its own.
 """
 
@@ -16,11 +16,11 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 
 from ray_cluster.quality.scenes import STYLES, Style
+from ray_cluster.training.auxiliary_head import TransformerWithHead
 from ray_cluster.training.classifier_training import classifier_trainer
 from ray_cluster.training.codec import codec_trainer
 from ray_cluster.training.control import control_trainer
 from ray_cluster.training.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
-from ray_cluster.training.picture_reader import ReadTransformer
 from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
@@ -131,7 +131,7 @@ def _transformer(run: TrainingRun) -> Trainer:
 
 
 def _transformer_refinement(run: TrainingRun) -> Trainer:
-    model = cast(ReadTransformer, _finished(_transformer(run), run))
+    model = cast(TransformerWithHead, _finished(_transformer(run), run))
     phase = run.recipe.transformer.second
     return transformer_trainer("transformer-refinement", run, phase, model)
 

@@ -165,12 +165,12 @@ class RunFolder:
         if not source.is_file():
             return None
         try:
-            # what is not looked at is not read
+            # mapped: only what is used is read
             state = torch.load(source, weights_only=True, mmap=True, map_location="cpu")
         except (RuntimeError, ValueError, EOFError, UnpicklingError) as error:
             raise ConfigError(
-                f"the checkpoint {source} is damaged ({type(error).__name__}); delete it to begin "
-                "its stage anew"
+                f"the checkpoint {source} is damaged ({type(error).__name__}); delete it to start "
+                "its stage again"
             ) from None
         return cast(dict[str, Any], state)
 

@@ -13,9 +13,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from torch import Tensor
 from transformers import CLIPTextModel, PreTrainedTokenizerFast
 
+from ray_cluster.training.auxiliary_head import TransformerWithHead, label_tokens
 from ray_cluster.training.codec import load_basis
 from ray_cluster.training.denoiser import draw_step, weighted_error
-from ray_cluster.training.picture_reader import ReadTransformer, label_tokens
 from ray_cluster.training.recipe import DenoiserPhase, TransformerRecipe
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.text_encoder import trained_text_encoder
@@ -117,7 +117,7 @@ def draw_noise_levels(
     return torch.where(noisy, late, anywhere)
 
 
-def new_transformer(run: TrainingRun, stage: str) -> ReadTransformer:
+def new_transformer(run: TrainingRun, stage: str) -> TransformerWithHead:
     """Build the untrained transformer and the head that reads its middle layer."""
     torch.manual_seed(step_seed(run.recipe.seed, stage, -1))
     recipe = run.recipe.transformer
@@ -127,11 +127,11 @@ def new_transformer(run: TrainingRun, stage: str) -> ReadTransformer:
     counted = CountedLastToken()
     for block in transformer.transformer_blocks:
         cast(Any, block).attn.processor = counted
-    return ReadTransformer(transformer, recipe.read_layer)
+    return TransformerWithHead(transformer, recipe.head_layer)
 
 
 def transformer_trainer(
-    stage: str, run: TrainingRun, phase: DenoiserPhase, model: ReadTransformer
+    stage: str, run: TrainingRun, phase: DenoiserPhase, model: TransformerWithHead
 ) -> Trainer:
     """A stage that trains the transformer to predict noise minus picture."""
     recipe = run.recipe.transformer
@@ -155,12 +155,12 @@ def transformer_trainer(
                 pooled_projections=pooled,
                 timestep=levels.to(run.device) * DIFFUSION_STEPS,
             )
-        known = drawn.told | (levels * DIFFUSION_STEPS < phase.unstated_weight_until)
+        known = drawn.is_stated | (levels * DIFFUSION_STEPS < phase.unstated_weight_until)
         placed = drawn.pictures.placed
         rows, columns = (side // recipe.patch for side in clean.shape[-2:])
         labels = label_tokens(placed, columns=columns, rows=rows)
         error = weighted_error(predicted.float(), noise - clean, placed, known, phase)
-        return error + recipe.reading_weight * model.reading_error(read.float(), labels)
+        return error + recipe.head_weight * model.head_error(read.float(), labels)
 
     return Trainer(stage, model, loss, phase.optimisation)
 

@@ -74,7 +74,7 @@ def test_four_objects_fit_the_tokens_with_room_for_both_ends() -> None:
 
 def test_objects_in_no_layout_have_no_caption() -> None:
     things = (SceneObject("ring", "blue", None, "top"), SceneObject("star", "pink", None, "left"))
-    with pytest.raises(CaptionError, match="stand in no layout"):
+    with pytest.raises(CaptionError, match="are in no layout"):
         write_caption(Scene(things))
 
 

@@ -11,8 +11,8 @@ from transformers import CLIPTextModel
 
 from ray_cluster.quality.render import object_distance, place
 from ray_cluster.quality.scenes import BACKGROUNDS, COLOURS, SHAPES, sample_training_scene
+from ray_cluster.training.auxiliary_head import TransformerWithHead, label_tokens
 from ray_cluster.training.export import with_projection
-from ray_cluster.training.picture_reader import ReadTransformer, label_tokens
 from ray_cluster.training.recipe import TextRecipe, TransformerRecipe
 from ray_cluster.training.text_encoder import build_text_encoder
 from ray_cluster.training.tokenizer import build_tokenizer
@@ -121,7 +121,7 @@ def test_tokens_are_labelled_with_what_the_renderer_paints_there(columns: int, r
 def test_the_reader_reads_the_pictures_tokens_and_trains_the_layers_before_it_only() -> None:
     recipe = replace(TransformerRecipe(), layers=3, heads=2, head_width=8)
     transformer = build_transformer(recipe, latent_channels=16, text_width=16)
-    model = ReadTransformer(transformer, layer=2)
+    model = TransformerWithHead(transformer, layer=2)
     placed = place([sample_training_scene(random.Random(1), 1.0)] * 2, width=96, height=64)
     inputs: dict[str, Any] = {
         "hidden_states": torch.randn(2, 16, 16, 24),
@@ -133,7 +133,7 @@ def test_the_reader_reads_the_pictures_tokens_and_trains_the_layers_before_it_on
     assert predicted.shape == (2, 16, 16, 24)
     labels = label_tokens(placed, columns=12, rows=8)
     assert read.shape[:2] == labels.shape.shape == (2, 96)
-    error = model.reading_error(read, labels)
+    error = model.head_error(read, labels)
     error.backward()
     with_gradient = [
         any(w.grad is not None and bool(w.grad.abs().sum() > 0) for w in block.parameters())
@@ -150,5 +150,5 @@ def test_the_reader_reads_the_pictures_tokens_and_trains_the_layers_before_it_on
             places = [shape, 1 + len(SHAPES) + colour, 2 + len(SHAPES) + len(COLOURS) + background]
             perfect[token_row, token, places] = 30.0
     perfect[..., -3:] = labels.offset
-    assert float(model.reading_error(perfect, labels)) < 1e-5
+    assert float(model.head_error(perfect, labels)) < 1e-5
     assert float(error.detach()) > 1

@@ -53,7 +53,7 @@ def tiny_recipe() -> Recipe:
         transformer=replace(
             TransformerRecipe(),
             layers=2,
-            read_layer=1,
+            head_layer=1,
             heads=2,
             head_width=8,
             codec=replace(codec, latent_channels=16, basis_file="basis16.safetensors"),

@@ -1,10 +1,9 @@
-"""Reads, while a transformer trains, what its middle layers know of the finished picture.
+"""An auxiliary head on a middle layer of the transformer, in training only.
 
-Which word decides what is drawn where is a small part of the loss of a transformer that learns to
-take noise away. So the tokens of its middle layer are asked, too, which object covers them and
-where its middle is. The renderer knows, so the answers cost nothing. (The idea of training a middle
-layer on more than noise: REPA, arXiv 2410.06940, with the features of a vision model in the place
-of our labels.)
+Which word decides what is drawn where is a small part of a denoising loss. So the head also
+predicts, for each token of a middle layer, which object covers it and where its centre is. The
+renderer gives these labels. (REPA, arXiv 2410.06940, trains a middle layer so on features of a
+vision model.)
 """
 
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ def label_tokens(placed: Placed, *, columns: int, rows: int) -> TokenLabels:
     )
 
 
-class ReadTransformer(nn.Module):
-    """A transformer whose tokens after `layer` blocks are read; only the transformer is kept.
+class TransformerWithHead(nn.Module):
+    """A transformer with a head on its tokens after `layer` blocks; the head is not published.
 
     Args:
         transformer: trained through the reading as well.
@@ -96,7 +95,7 @@ class ReadTransformer(nn.Module):
         read: Tensor = self.head(tokens)
         return predicted, read
 
-    def reading_error(self, read: Tensor, labels: TokenLabels) -> Tensor:
+    def head_error(self, read: Tensor, labels: TokenLabels) -> Tensor:
         """Cross entropies [.] of the classes, objects' and empty tokens' counted alike, and the
         squared error of the offsets.
         """
