@@ -12,6 +12,7 @@ from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.sizes import ModelSizes, model_sizes
+from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
 
@@ -52,6 +53,7 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
         return None
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
+    check_reuse(pool, num_outer_blocks(model))
     return LocalModel(sizes, samplers)
 
 
@@ -81,3 +83,19 @@ def check_sampler(pool: PoolConfig, offered: Sequence[SamplerName]) -> None:
             f"pool {pool.name}: defaults.sampler is {given}, which this model does not offer; "
             f"allowed: {', '.join(offered)}"
         )
+
+
+def check_reuse(pool: PoolConfig, outer_blocks: range) -> None:
+    """Refuse a pool whose fidelity table has a reuse schedule that its model cannot run.
+
+    Raises:
+        ConfigError: it says what is allowed.
+    """
+    table = None if pool.fidelity is None else pool.fidelity.table()
+    for schedule in () if table is None else table.schedules:
+        if schedule.num_outer not in outer_blocks:
+            raise ConfigError(
+                f"pool {pool.name}: fidelity has the reuse schedule {schedule}, but this model can "
+                f"compute {outer_blocks.start} to {outer_blocks.stop - 1} outer blocks; change it, "
+                "or have the table measured by models calibrate"
+            )
