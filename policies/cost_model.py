@@ -106,13 +106,15 @@ def extra_of(request: RequestView) -> ExtraWork | None:
 
 
 def row_megapixels(request: RequestView) -> float:
-    """Return the megapixels that one step of the request puts through the model."""
-    return request.width_px * request.height_px * request.rows_per_step / 1e6
+    """Return the megapixels of whole model rows that a step of the request costs as much as."""
+    pixels = request.width_px * request.height_px * request.rows_per_step
+    return pixels * request.step_share / 1e6
 
 
 def row_squared_megapixels(request: RequestView) -> float:
     """Return the sum of squared megapixels over the request's model rows."""
-    return (request.width_px * request.height_px / 1e6) ** 2 * request.rows_per_step
+    each = (request.width_px * request.height_px / 1e6) ** 2
+    return each * request.rows_per_step * request.step_share
 
 
 def step_s(cost: StepCost, work: StepWork) -> float:
@@ -196,7 +198,7 @@ def own_s(cost: StepCost, request: RequestView) -> float:
     """Return the seconds that a request adds to a denoising step."""
     megapixels = request.width_px * request.height_px / 1e6
     each_s = cost.per_megapixel_s + cost.per_squared_megapixel_s * megapixels
-    plain_s = each_s * megapixels * request.rows_per_step
+    plain_s = each_s * megapixels * request.rows_per_step * request.step_share
     extra = extra_of(request) if request.has_extras else None
     if extra is None:
         return plain_s

@@ -1,7 +1,7 @@
-"""How near an image is to the one with all its steps, and how few steps keep that.
+"""How near an image is to the one with all its steps, and what keeps that at a lower cost.
 
-The modes other than exact are fewer denoising steps: reuse across steps was no better at the same
-time (docs/engine.md). How few is measured per model and number of steps asked for.
+The modes other than exact have fewer denoising steps, or steps that reuse activations of earlier
+ones: whichever was measured to be cheaper, per model and number of steps asked for.
 """
 
 from __future__ import annotations
@@ -10,12 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ray_cluster.policies.reuse import ReuseSchedule
+
 Fidelity = Literal["exact", "balanced", "fast"]
 Concession = Literal["fidelity", "steps"]
 """What may be given up to be in time: fidelity down to fast, or steps down to a number."""
 
 # the worst image's structural similarity to the exact one
 LEAST_SSIM: Mapping[Fidelity, float] = {"exact": 1.0, "balanced": 0.95, "fast": 0.85}
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedSteps:
+    """Steps on a reuse schedule, which keep a mode at a lower cost than fewer steps.
+
+    Attributes:
+        cost_share: what they cost, as a share of as many steps computed whole.
+        ssim: worst image measured with them.
+    """
+
+    num_steps: int
+    schedule: ReuseSchedule
+    cost_share: float
+    ssim: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +45,8 @@ class FewerSteps:
         balanced_ssim: worst image measured with so few; where nobody measured it, what the mode
             promises.
         fast_ssim: likewise.
+        balanced_reuse: what ``balanced`` is made with instead; None for its fewer steps.
+        fast_reuse: likewise.
     """
 
     asked: int
@@ -35,10 +54,16 @@ class FewerSteps:
     fast: int
     balanced_ssim: float = LEAST_SSIM["balanced"]
     fast_ssim: float = LEAST_SSIM["fast"]
+    balanced_reuse: ReusedSteps | None = None
+    fast_reuse: ReusedSteps | None = None
 
     def steps(self, fidelity: Fidelity) -> int:
-        """Return the steps of a mode."""
+        """Return the steps of a mode without reuse."""
         return {"exact": self.asked, "balanced": self.balanced, "fast": self.fast}[fidelity]
+
+    def reuse(self, fidelity: Fidelity) -> ReusedSteps | None:
+        """Return what a mode is made with instead; None for its fewer steps."""
+        return {"balanced": self.balanced_reuse, "fast": self.fast_reuse}.get(fidelity)
 
     def fidelity(self, num_steps: int) -> Fidelity | None:
         """Return the best mode whose promise so many steps keep; None if they keep none."""
@@ -69,18 +94,29 @@ class StepTable:
         """Most steps asked for that anything is known of."""
         return self.rows[-1].asked
 
+    @property
+    def schedules(self) -> tuple[ReuseSchedule, ...]:
+        """All reuse schedules in it."""
+        modes = [mode for row in self.rows for mode in (row.balanced_reuse, row.fast_reuse)]
+        return tuple(mode.schedule for mode in modes if mode is not None)
+
     def row(self, num_steps: int) -> FewerSteps | None:
         """Return how few steps will do; None if more are asked for than anything is known of.
 
-        Between two rows it is the one with more steps, which needs no fewer.
+        Between two rows it is the one with more steps, which needs no fewer; its reuse schedules
+        hold for its own number of steps alone.
         """
         for one in self.rows:
-            if one.asked >= num_steps:
+            if one.asked == num_steps:
+                return one
+            if one.asked > num_steps:
                 return replace(
                     one,
                     asked=num_steps,
                     balanced=min(one.balanced, num_steps),
                     fast=min(one.fast, num_steps),
+                    balanced_reuse=None,
+                    fast_reuse=None,
                 )
         return None
 
@@ -94,15 +130,19 @@ class Terms:
         num_steps: steps asked for, those of an exact image.
         fewest_steps: that it may be made with.
         known: how few steps will do; None where nobody knows.
+        reuse: the mode's steps, of which some reuse activations; such a request is not degraded.
     """
 
     asked: Fidelity
     num_steps: int
     fewest_steps: int
     known: FewerSteps | None = None
+    reuse: ReusedSteps | None = None
 
     def fidelity(self, num_steps: int) -> Fidelity | None:
         """Return the best mode whose promise so many steps keep; None if that is not known."""
+        if self.reuse is not None:
+            return self.asked
         if num_steps >= self.num_steps:
             return "exact"
         return None if self.known is None else self.known.fidelity(num_steps)
@@ -118,6 +158,8 @@ class Terms:
         got, budget = self.fidelity(num_steps), self.max_loss
         if got == "exact":
             return 0.0
-        if got is None or self.known is None or not budget:
+        if got is None or not budget:
             return None
-        return (1 - self.known.ssim(got)) / budget
+        if self.reuse is not None:
+            return (1 - self.reuse.ssim) / budget
+        return None if self.known is None else (1 - self.known.ssim(got)) / budget

@@ -112,7 +112,7 @@ def load_of(request: RequestView) -> Load:
     num_decodes = 1
     if request.num_previews:
         num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
-    step_pixels = steps * pixels * request.rows_per_step
+    step_pixels = round(steps * pixels * request.rows_per_step * request.step_share)
     plain = Load(1, steps, step_pixels, step_pixels * pixels, num_decodes * pixels)
     if not (request.controls or request.loras or request.template):
         return plain

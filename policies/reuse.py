@@ -4,16 +4,18 @@ What a block makes changes slowly from step to step, deep inside the model slowe
 DeepCache, section 3.2, for UNets; Chen et al. 2024, Delta-DiT, section 3.3, for transformers). A
 request on a schedule computes the whole model in *full* steps, and in the steps between them only
 the ``num_outer`` outermost blocks at either end; what comes from inside is that of its last full
-step. At a finer grain the inner blocks go on computing some patches, those whose estimate moved
-most (after PatchedServe, section 5). The decision reads the request's own progress alone, so that
-its image does not depend on who else is in the batch, when it came, or what is in a cache.
+step. The schedule reads the request's own progress alone, so that its image does not depend on who
+else is in the batch, when it came, or what is in a cache.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+_NAME = re.compile(r"outer(\d{1,3})-every(\d{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +35,14 @@ class ActivePatches:
 
 
 @dataclass(frozen=True, slots=True)
-class ReuseProgress:
-    """What a schedule may know of a request before a step.
-
-    Attributes:
-        step_index: steps already taken.
-        num_steps: of the whole run.
-        last_full: index of the last step that was computed whole; None before the first.
-        drift: how far the request's estimate of the finished latents has moved in that step and
-            since: the sum of ``|new - old| / |old|``, each the mean over all latents.
-    """
-
-    step_index: int
-    num_steps: int
-    last_full: int | None = None
-    drift: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class ReuseSchedule:
-    """Which steps of a request are computed whole.
+    """Which steps of a request are computed whole: the first one, and then every so manieth.
 
     Attributes:
         num_outer: blocks at either end of the model that are computed in every step. Of a UNet,
             skip connections counted from the outside, both of whose ends are computed; of a
             diffusion transformer, blocks.
-        interval: a step is full if the last full one is as many steps before it; 1 for all.
-        num_first: steps at the beginning that are full; at least 1.
-        num_last: steps at the end that are full.
-        max_drift: a step is also full once the drift since the last full one is larger; None for
-            no such threshold (of the kind of TeaCache, Liu et al. 2024, equation 5, here on the
-            estimates that the sampler makes anyway).
-        active_share: of the patches, that are computed within in the steps between too; 0 where
-            whole blocks are reused.
-        patch_size: side of a patch, in pixels of the latents.
+        interval: steps from one full step to the next; 1 where all are full.
 
     Raises:
         ValueError: a number is too small.
@@ -74,61 +50,64 @@ class ReuseSchedule:
 
     num_outer: int
     interval: int
-    num_first: int = 1
-    num_last: int = 0
-    max_drift: float | None = None
-    active_share: float = 0.0
-    patch_size: int = 4
 
     def __post_init__(self) -> None:
-        fewest = {"num_outer": 0, "interval": 1, "num_first": 1, "num_last": 0, "patch_size": 1}
-        for name, least in fewest.items():
+        for name, least in (("num_outer", 0), ("interval", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, given {getattr(self, name)}")
-        if self.max_drift is not None and not self.max_drift > 0:
-            raise ValueError(f"max_drift must be positive or None, given {self.max_drift}")
-        if not 0 <= self.active_share <= 1:
-            raise ValueError(f"active_share must be from 0 to 1, given {self.active_share}")
 
-    @property
-    def is_by_patch(self) -> bool:
-        """Whether some patches are computed within in the steps between full ones."""
-        return self.active_share > 0
+    def __str__(self) -> str:
+        return f"outer{self.num_outer}-every{self.interval}"
 
-    def most_moved(self, moved: Sequence[float]) -> ActivePatches:
-        """Return the share of patches whose estimate moved most in a full step; of equal ones the
-        first.
+    @classmethod
+    def parse(cls, text: str) -> ReuseSchedule:
+        """Return the schedule of a name such as ``outer2-every3``.
+
+        Raises:
+            ValueError: the text is no such name, or no step of the schedule would reuse anything.
+        """
+        match = _NAME.fullmatch(text)
+        if match is None or int(match[2]) < 2:
+            raise ValueError(
+                f"{text!r} is no reuse schedule; write outerN-everyM, such as outer2-every3: N "
+                "outer blocks are computed in every step, all blocks in every M-th, M at least 2"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def is_full(self, step_index: int, last_full: int | None) -> bool:
+        """Whether a step is computed whole.
 
         Args:
-            moved: per patch, row by row, by how much the last full step changed the estimate of the
-                clean latents. Before the first step that is zero, and so is chosen what is large.
+            step_index: steps already taken.
+            last_full: index of the last step that was computed whole; None before the first.
         """
-        count = math.ceil(self.active_share * len(moved))
-        chosen = set(sorted(range(len(moved)), key=lambda patch: -moved[patch])[:count])
-        return ActivePatches(self.patch_size, tuple(index in chosen for index in range(len(moved))))
+        return last_full is None or step_index - last_full >= self.interval
 
-    def is_full(self, progress: ReuseProgress) -> bool:
-        """Whether the next step is computed whole."""
-        if progress.last_full is None or not self._may_reuse(progress.step_index, progress):
-            return True
-        if progress.step_index - progress.last_full >= self.interval:
-            return True
-        return self.max_drift is not None and progress.drift > self.max_drift
+    def is_kept(self, step_index: int, num_steps: int) -> bool:
+        """Whether a later step takes anything from a full step of a run."""
+        return self.interval > 1 and step_index + 1 < num_steps
 
-    def is_kept(self, progress: ReuseProgress) -> bool:
-        """Whether a step after the next one, if that is full, may take anything from it."""
-        return self.interval > 1 and self._may_reuse(progress.step_index + 1, progress)
+    def num_full(self, num_steps: int) -> int:
+        """Return how many steps of a run are computed whole."""
+        return -(-num_steps // self.interval)
 
-    def _may_reuse(self, step_index: int, progress: ReuseProgress) -> bool:
-        return self.num_first <= step_index < progress.num_steps - self.num_last
 
-    def full_steps(self, num_steps: int) -> tuple[int, ...]:
-        """Return the indices of the full steps of a run in which no threshold is passed."""
-        found: list[int] = []
-        for index in range(num_steps):
-            if self.is_full(ReuseProgress(index, num_steps, found[-1] if found else None)):
-                found.append(index)
-        return tuple(found)
+def num_outer_blocks(config: Mapping[str, Any]) -> range:
+    """Return the ``num_outer`` that schedules of a model may have.
+
+    Args:
+        config: its UNet's or transformer's configuration in diffusers' form.
+    """
+    blocks = config.get("block_out_channels")
+    if blocks is None:
+        # of FLUX, the blocks of two streams and those of one
+        num_blocks = config.get("num_layers", 0) + config.get("num_single_layers", 0)
+        return range((num_blocks + 1) // 2)
+    layers = config.get("layers_per_block", 2)
+    per_level = [layers] * len(blocks) if isinstance(layers, int) else layers
+    num_skips = sum(per_level) + len(blocks)
+    has_middle = config.get("mid_block_type", "UNetMidBlock2DCrossAttn") is not None
+    return range(1, num_skips + has_middle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class RequestView:
         template: digest of the image that it edits; None for text to image.
         mask_ratio: share of the template that is edited, in (0, 1].
         num_passes: later requests that were leased before it.
+        step_share: what one of its steps costs in the mean, as a share of one computed whole; below
+            1 where some of them reuse activations.
     """
 
     request_id: str
@@ -60,6 +62,7 @@ class RequestView:
     template: str | None = None
     mask_ratio: float = 1.0
     num_passes: int = 0
+    step_share: float = 1.0
 
     @property
     def size_px(self) -> tuple[int, int]:

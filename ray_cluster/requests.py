@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 from ray_cluster.errors import Stage
-from ray_cluster.policies.fidelity import Fidelity, StepTable, Terms
+from ray_cluster.policies.fidelity import Fidelity, ReusedSteps, StepTable, Terms
 from ray_cluster.policies.types import RequestView, WhenLate
 
 NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
@@ -183,6 +183,11 @@ class ImageRequest:
         return "exact" if self.terms is None else self.terms.fidelity(self.num_steps)
 
     @property
+    def reuse(self) -> ReusedSteps | None:
+        """Its steps, if some of them reuse activations."""
+        return None if self.terms is None else self.terms.reuse
+
+    @property
     def fewest_steps(self) -> int | None:
         """How few steps it may be made with to be in time; None if it needs all it has."""
         fewest = None if self.terms is None else self.terms.fewest_steps
@@ -230,6 +235,7 @@ class ImageRequest:
             controls=tuple(use.name for use in self.add_ons.controls),
             template=None if self.edit is None else self.edit.image.sha256,
             mask_ratio=1.0 if self.edit is None else self.edit.mask_ratio,
+            step_share=1.0 if self.reuse is None else self.reuse.cost_share,
         )
 
     def recipe(self) -> dict[str, str]:
@@ -245,6 +251,8 @@ class ImageRequest:
         }
         if self.negative_prompt:
             recipe["negative_prompt"] = self.negative_prompt
+        if self.reuse is not None:
+            recipe["reuse"] = str(self.reuse.schedule)
         return recipe
 
 
@@ -334,6 +342,7 @@ class ModelProfile:
         max_steps_by_sampler: most denoising steps each sampler can take.
         guidance: what a guidance scale does.
         fewer_steps: how few steps keep which fidelity; None where nobody has measured it.
+        outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
     """
 
     model: str
@@ -351,3 +360,4 @@ class ModelProfile:
     created_s: int
     guidance: GuidanceKind = "rows"
     fewer_steps: StepTable | None = None
+    outer_blocks: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""``fidelity``, ``allow`` and ``min_inference_steps``: how many steps, and how few if need be."""
+"""``fidelity``, ``allow``, ``min_inference_steps``: how many steps, of which some may be reused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the steps of an image depend on."""
+    """What the steps of an image depend on.
+
+    Attributes:
+        outer_blocks: fewest and most outer blocks of the model's reuse schedules.
+    """
 
     model: str
     table: StepTable | None
     sampler: SamplerName
     guidance_scale: float
     num_steps: int
+    outer_blocks: tuple[int, int] | None = None
 
 
 def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
@@ -55,6 +60,13 @@ def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
             "is the least there is; leave one of them out.",
             "allow",
         )
+    reuse = None if known is None else known.reuse(fidelity)
+    # admission shortens a request that may be degraded: its steps without reuse are known to do
+    if reuse is not None and not allowed and fields.min_inference_steps is None:
+        fewest_outer, most_outer = setting.outer_blocks or (1, 0)
+        if fewest_outer <= reuse.schedule.num_outer <= most_outer:
+            steps = reuse.num_steps
+            return Effort(steps, Terms(fidelity, setting.num_steps, steps, known, reuse))
     num_steps = setting.num_steps if known is None else known.steps(fidelity)
     floors = [] if known is None or "fidelity" not in allowed else [known.fast]
     if (least := _min_steps(fields, setting, num_steps)) is not None:
@@ -137,12 +149,15 @@ def fidelity_of(request: ImageRequest) -> ImageFidelity:
     num_steps = request.num_steps
     terms = request.terms or Terms("exact", num_steps, num_steps)
     spent = terms.spent(num_steps)
+    num_reused = 0
+    if terms.reuse is not None:
+        num_reused = num_steps - terms.reuse.schedule.num_full(num_steps)
     return ImageFidelity(
         asked=terms.asked,
         got=terms.fidelity(num_steps),
         steps_asked=terms.num_steps,
-        steps_computed=num_steps,
-        steps_reused=0,
+        steps_computed=num_steps - num_reused,
+        steps_reused=num_reused,
         max_ssim_loss=terms.max_loss,
         budget_spent=None if spent is None else round(spent, 3),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.replies import FewerStepsCard, ModelCard, ModelList, StepsByFidelity
-from ray_cluster.policies.fidelity import StepTable
+from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.requests import ModelProfile
 
 
@@ -42,13 +42,22 @@ def _fields(profile: ModelProfile) -> ModelCard:
 
 
 def _table(table: StepTable) -> FewerStepsCard:
-    rows = [
-        StepsByFidelity(asked=row.asked, balanced=row.balanced, fast=row.fast) for row in table.rows
-    ]
+    rows = [_row(row) for row in table.rows]
     return FewerStepsCard.model_validate(
         {
             "sampler": table.sampler,
             "max_guidance_scale": table.max_guidance_scale,
             "steps": rows,
         }
+    )
+
+
+def _row(row: FewerSteps) -> StepsByFidelity:
+    balanced, fast = row.balanced_reuse, row.fast_reuse
+    return StepsByFidelity(
+        asked=row.asked,
+        balanced=row.balanced if balanced is None else balanced.num_steps,
+        fast=row.fast if fast is None else fast.num_steps,
+        balanced_reuse=None if balanced is None else str(balanced.schedule),
+        fast_reuse=None if fast is None else str(fast.schedule),
     )

@@ -17,6 +17,10 @@ class StepsByFidelity(BaseModel):
     asked: int = Field(description="Fewer that stand in no row take the next one.")
     balanced: int
     fast: int
+    balanced_reuse: str | None = Field(
+        None, description="The schedule by which some of these steps reuse activations."
+    )
+    fast_reuse: str | None = Field(None, description="Likewise.")
 
 
 class FewerStepsCard(BaseModel):

@@ -56,7 +56,15 @@ def resolve(
     num_steps = _num_steps(fields, profile, defaults, sampler)
     guidance_scale = _guidance_scale(fields, profile, defaults)
     effort = resolve_effort(
-        fields, Setting(profile.model, profile.fewer_steps, sampler, guidance_scale, num_steps)
+        fields,
+        Setting(
+            profile.model,
+            profile.fewer_steps,
+            sampler,
+            guidance_scale,
+            num_steps,
+            profile.outer_blocks,
+        ),
     )
     output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
     first_seed = _first_seed(fields, num_images)

@@ -176,8 +176,10 @@ class ImageFidelity(BaseModel):
         description="The best mode whose promise its steps keep; null if it is not known of any."
     )
     steps_asked: int = Field(description="Of the exact image.")
-    steps_computed: int
-    steps_reused: int = Field(description="Steps taken over from others; 0, as none ever are.")
+    steps_computed: int = Field(description="Steps that were computed whole.")
+    steps_reused: int = Field(
+        description="Further steps, whose inner blocks' activations are those of an earlier step."
+    )
     max_ssim_loss: float | None = Field(
         description="The budget: how much SSIM the worst image may lose, by what the call asked "
         "for and allowed; null where min_inference_steps sets no bound that is known."

@@ -32,7 +32,10 @@ def effort_words(fidelity: ImageFidelity | None) -> str:
     """Return the fidelity that an image got, with its steps; empty for an exact one."""
     if fidelity is None or fidelity.got == "exact":
         return ""
-    steps = f"{fidelity.steps_computed} of {fidelity.steps_asked} steps"
+    num_steps = fidelity.steps_computed + fidelity.steps_reused
+    steps = f"{num_steps} of {fidelity.steps_asked} steps"
+    if fidelity.steps_reused:
+        steps += f", {fidelity.steps_reused} of them reused"
     return steps if fidelity.got is None else f"{fidelity.got}: {steps}"
 
 

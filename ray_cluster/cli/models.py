@@ -1,4 +1,4 @@
-"""``ray-cluster models``: list, train, publish and evaluate."""
+"""``ray-cluster models``: list, calibrate, train, publish and evaluate."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from ray_cluster.cli.calibrate import calibrate
 from ray_cluster.cli.output import fail, plain_errors, print_table, stdout
 
-models = typer.Typer(help="The models: list them, train a built-in one, publish and measure it.")
+models = typer.Typer(
+    help="The models: list and calibrate them; train a built-in one, publish and measure it."
+)
+models.command()(calibrate)
 
 _Name = Annotated[str, typer.Argument(help="A built-in model, such as shapes-sd.")]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ray_cluster.config.sections import Section
-from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, StepTable
+from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, ReusedSteps, StepTable
+from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
 
 
@@ -25,6 +26,34 @@ class DefaultsConfig(Section):
     sampler: SamplerName | None = None
 
 
+class ReusedStepsConfig(Section):
+    """Steps that reuse activations, where those keep a mode at a lower cost than fewer steps.
+
+    Calls that ask for just `asked` steps and may not be degraded are made with them; the others
+    with the mode's fewer steps.
+    """
+
+    steps: int = Field(ge=2, description="denoising steps; at most `asked`")
+    reuse: str = Field(
+        description="`outerN-everyM`: all blocks are computed in every M-th step, in the others "
+        "only the N outermost ones"
+    )
+    cost: float = Field(
+        gt=0, le=1, description="of these steps, as a share of computing all of them whole"
+    )
+    ssim: float = Field(ge=LEAST_SSIM["fast"], le=1, description="the worst image's")
+
+    @field_validator("reuse")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        ReuseSchedule.parse(name)
+        return name
+
+    def reused(self) -> ReusedSteps:
+        """Return it for policies."""
+        return ReusedSteps(self.steps, ReuseSchedule.parse(self.reuse), self.cost, self.ssim)
+
+
 class FewerStepsConfig(Section):
     """How few steps will do where ``asked`` are asked for; what was measured of their images."""
 
@@ -37,6 +66,8 @@ class FewerStepsConfig(Section):
     fast_ssim: float = Field(
         LEAST_SSIM["fast"], ge=LEAST_SSIM["fast"], le=1, description="likewise"
     )
+    balanced_reuse: ReusedStepsConfig | None = None
+    fast_reuse: ReusedStepsConfig | None = None
 
     @model_validator(mode="after")
     def _check(self) -> FewerStepsConfig:
@@ -45,14 +76,31 @@ class FewerStepsConfig(Section):
                 f"balanced must lie between fast and asked; given fast {self.fast}, balanced "
                 f"{self.balanced}, asked {self.asked}"
             )
+        for reuse in (self.balanced_reuse, self.fast_reuse):
+            if reuse is not None and reuse.steps > self.asked:
+                raise ValueError(f"steps must be at most asked, {self.asked}; given {reuse.steps}")
+        least = LEAST_SSIM["balanced"]
+        if self.balanced_reuse is not None and self.balanced_reuse.ssim < least:
+            raise ValueError(
+                f"balanced_reuse.ssim must be at least {least}; given {self.balanced_reuse.ssim}"
+            )
         return self
+
+    def row(self) -> FewerSteps:
+        """Return it for policies."""
+        balanced, fast = (
+            None if reuse is None else reuse.reused()
+            for reuse in (self.balanced_reuse, self.fast_reuse)
+        )
+        plain = self.model_dump(exclude={"balanced_reuse", "fast_reuse"})
+        return FewerSteps(**plain, balanced_reuse=balanced, fast_reuse=fast)
 
 
 class FidelityConfig(Section):
-    """What ``fidelity: balanced`` and ``fast`` mean for a model: fewer steps, as was measured.
+    """What ``fidelity: balanced`` and ``fast`` mean for a model: fewer steps, or reused ones.
 
-    Nothing here is checked against the model: whoever gives it has measured it, with this sampler
-    and up to this guidance scale. ``asked`` between two rows takes the one with more steps.
+    ``ray-cluster models calibrate`` measures and writes it, for one sampler and up to one guidance
+    scale. ``asked`` between two rows takes the fewer steps of the one with more.
     """
 
     sampler: SamplerName = Field(description="that it was measured with")
@@ -75,7 +123,7 @@ class FidelityConfig(Section):
 
     def table(self) -> StepTable:
         """Return it for policies."""
-        rows = tuple(FewerSteps(**row.model_dump()) for row in self.steps)
+        rows = tuple(row.row() for row in self.steps)
         return StepTable(self.sampler, self.max_guidance_scale, rows)
 
 

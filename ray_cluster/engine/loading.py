@@ -35,8 +35,9 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.builtin import builtin_sampling
 from ray_cluster.models.fidelity_tables import step_table
-from ray_cluster.models.local import check_sampler, model_sizes
+from ray_cluster.models.local import check_reuse, check_sampler, model_sizes
 from ray_cluster.policies.memory import MemoryPlan
+from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import GuidanceKind, ModelProfile, SamplerName
 
 logger = logging.getLogger(__name__)
@@ -186,7 +187,8 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
 def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables) -> ModelProfile:
     model = component_config(folder, denoiser_name(folder))
     sizes = model_sizes(pool, model, component_config(folder, "vae"))
-    kind = guidance_kind(model)
+    kind, outer = guidance_kind(model), num_outer_blocks(model)
+    check_reuse(pool, outer)
     defaults, builtin = pool.defaults, builtin_sampling(pool.model)
     guidance = defaults.guidance_scale
     steps, scale = (builtin.num_steps, builtin.guidance_scale) if builtin else _SAMPLING[kind]
@@ -208,6 +210,7 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         created_s=int((folder / "model_index.json").stat().st_mtime),
         guidance=kind,
         fewer_steps=step_table(pool),
+        outer_blocks=(outer.start, outer.stop - 1),
     )
     if kind == "none" and profile.default_guidance_scale > 1:
         raise ConfigError(

@@ -173,7 +173,7 @@ def _restore(
         last, part = row.state.full_step, turn.reuse
         assert last is not None, "a row that reuses has had a full step"
         assert part is not None, "a row that lacks something reuses"
-        again = RowReuse(part.num_outer, is_by_patch=part.is_by_patch)
+        again = RowReuse(part.num_outer)
         starts.append(_Start(row, last.latents, last.step_index, again))
         parts.append(part)
     call = _Call(starts, layout_of(composition, executor.num_levels), executor)

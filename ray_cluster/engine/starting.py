@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.reuse_steps import check_reuse
 from ray_cluster.engine.state import RequestState
 from ray_cluster.requests import ImageRequest
 
@@ -12,9 +13,13 @@ from ray_cluster.requests import ImageRequest
 def start_states(
     model: LoadedModel, requests: Sequence[ImageRequest], *, now_s: float
 ) -> list[RequestState]:
-    """Encode requests together; arrival and deadline are both the present instant for now."""
+    """Encode requests together; arrival and deadline are both the present instant for now.
+
+    Raises:
+        ValueError: the model cannot run a request's reuse schedule.
+    """
     conditionings = model.encoder.encode(requests)
-    return [
+    states = [
         RequestState.start(
             request,
             conditioning,
@@ -25,3 +30,6 @@ def start_states(
         )
         for request, conditioning in zip(requests, conditionings, strict=True)
     ]
+    for state in states:
+        check_reuse(state, model.executor)
+    return states

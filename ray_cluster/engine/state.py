@@ -13,10 +13,9 @@ from torch import Tensor
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
-from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
+from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest
 from ray_cluster.storage.state_format import (
-    FullStepHeader,
     StateHeader,
     header_of,
     header_text,
@@ -69,24 +68,10 @@ class FullStep:
     Attributes:
         step_index: which it was.
         latents: ``[C, H, W]`` float32, with which it began.
-        drift: how far the estimates have moved in it and since (see ``ReuseProgress``).
-        active: the patches that the steps after it compute; None where whole blocks are reused.
     """
 
     step_index: int
     latents: Tensor
-    drift: float = 0.0
-    active: ActivePatches | None = None
-
-    @property
-    def header(self) -> FullStepHeader:
-        """All but the latents."""
-        return FullStepHeader(self.step_index, self.drift, self.active)
-
-    @classmethod
-    def of(cls, header: FullStepHeader, latents: Tensor) -> FullStep:
-        """Rebuild it from what :attr:`header` gave."""
-        return cls(header.step_index, latents, header.drift, header.active)
 
 
 @dataclass(slots=True)
@@ -149,7 +134,6 @@ class RequestState:
         table: SamplerTable,
         arrival_s: float,
         deadline_s: float,
-        reuse: ReuseSchedule | None = None,
     ) -> RequestState:
         """Return the state before the first step, its noise drawn from the request's seed.
 
@@ -169,7 +153,7 @@ class RequestState:
             generator=generator,
             arrival_s=arrival_s,
             deadline_s=deadline_s,
-            reuse=reuse,
+            reuse=None if request.reuse is None else request.reuse.schedule,
         )
 
     def copy(self) -> RequestState:
@@ -203,7 +187,7 @@ class RequestState:
             encode_s=self.encode_s,
             denoise_s=self.denoise_s,
             reuse=self.reuse,
-            full_step=None if self.full_step is None else self.full_step.header,
+            full_step=None if self.full_step is None else self.full_step.step_index,
             num_reused=self.num_reused,
         )
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -248,7 +232,7 @@ class RequestState:
             request=header.request,
             conditioning=conditioning,
             reuse=header.reuse,
-            full_step=None if full_step is None else FullStep.of(full_step, tensors["full_step"]),
+            full_step=None if full_step is None else FullStep(full_step, tensors["full_step"]),
             num_reused=header.num_reused,
             latents=tensors["latents"],
             denoised=tensors["denoised"],

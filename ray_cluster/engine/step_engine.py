@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -83,7 +83,7 @@ class StepReport:
         failed: rows that failed; the engine no longer holds these either.
         previews: of those that took a step after which their request wants one.
         duration_s: seconds the step took.
-        work: what the model computed.
+        work: what the model computes if nothing is reused.
         num_reused: of those that took a step, how many took over what a former one had computed.
     """
 
@@ -214,10 +214,16 @@ class StepEngine:
         finished = [row.state for row in rows if row.is_done]
         for state in (*finished, *(failure.state for failure in failed)):
             self.abort(state.request.request_id)
-        work = work_of(view.request for view in views if view.request.request_id in chosen)
+        num_reused = sum(row.state.num_reused for row in rows) - reused_before
+        # what rows compute here, which in the mean of a reuse schedule's steps is less
+        work = work_of(
+            replace(view.request, step_share=1.0) if view.request.step_share < 1 else view.request
+            for view in views
+            if view.request.request_id in chosen
+        )
         duration_s = self._clock() - started_s
-        # what a step takes whose memory ran out is not what such a step takes
-        if not failed and self._num_computed == computed_before + 1:
+        # costs are those of whole steps, and of such as memory sufficed for
+        if not failed and not num_reused and self._num_computed == computed_before + 1:
             layout = self._choose_layout(work.num_sizes)
             num_calls = work.num_sizes if layout == "grouped" else 1
             self._costs.observe(work, duration_s, num_calls=num_calls)
@@ -232,7 +238,7 @@ class StepEngine:
             ),
             duration_s=duration_s,
             work=work,
-            num_reused=sum(row.state.num_reused for row in rows) - reused_before,
+            num_reused=num_reused,
         )
 
     def _views(self) -> list[RowView]:
@@ -309,7 +315,7 @@ class StepEngine:
             try:
                 if not new.is_finite:
                     raise ArithmeticError("latents became NaN or infinite")
-                note_step(state, new.denoised, new.turn, self._sources.store)
+                note_step(state, new.turn, self._sources.store)
             except MODEL_ERRORS as error:
                 raise_if_broken(error)
                 message = f"{type(error).__name__}: {error} at step {state.step_index + 1}"

@@ -14,6 +14,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
 # FLUX's pipeline has these numbers, not its transformer's configuration
@@ -76,6 +77,7 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
         return None
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
+    check_reuse(pool, num_outer_blocks(model))
     return LocalModel(sizes, samplers)
 
 
@@ -205,3 +207,19 @@ def _is_component(path: Path, folder: Path) -> bool:
 def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_reuse(pool: PoolConfig, outer_blocks: range) -> None:
+    """Refuse a pool whose fidelity table has a reuse schedule that its model cannot run.
+
+    Raises:
+        ConfigError: it says what is allowed.
+    """
+    table = None if pool.fidelity is None else pool.fidelity.table()
+    for schedule in () if table is None else table.schedules:
+        if schedule.num_outer not in outer_blocks:
+            raise ConfigError(
+                f"pool {pool.name}: fidelity has the reuse schedule {schedule}, but this model can "
+                f"compute {outer_blocks.start} to {outer_blocks.stop - 1} outer blocks; change it, "
+                "or have the table measured by models calibrate"
+            )

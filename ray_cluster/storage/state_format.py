@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 
 from ray_cluster.codec.values import TextCodec
-from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
+from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest
 
 _MAGIC = b"ray-cluster request state 4\n"
@@ -15,15 +15,6 @@ _CHECKSUM_BYTES = 4
 _START = len(_MAGIC) + _CHECKSUM_BYTES
 # more than a header with prompts of the usual bound takes
 HEAD_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class FullStepHeader:
-    """The last step that was computed whole; see :class:`ray_cluster.engine.state.FullStep`."""
-
-    step_index: int
-    drift: float = 0.0
-    active: ActivePatches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +26,7 @@ class StateHeader:
         model_digest: of the model that they were done with; on another one the image starts over.
         queued_s: seconds before the first replica had it; the other times likewise are those of
             :class:`ray_cluster.engine.state.RequestState`.
+        full_step: index of the last step that was computed whole, of a request on a reuse schedule.
         num_reused: steps in which it has taken anything from an earlier one.
     """
 
@@ -45,7 +37,7 @@ class StateHeader:
     encode_s: float = 0.0
     denoise_s: float = 0.0
     reuse: ReuseSchedule | None = None
-    full_step: FullStepHeader | None = None
+    full_step: int | None = None
     num_reused: int = 0
 
 

@@ -157,4 +157,10 @@ async def test_a_call_goes_through_with_its_terms(
     assert image["fidelity"]["asked"] == "balanced"
     assert (image["fidelity"]["got"], image["fidelity"]["budget_spent"]) == ("fast", 0.6)
     card = (await http.get("/v1/models/shapes")).json()
-    assert card["fewer_steps"]["steps"][1] == {"asked": 20, "balanced": 6, "fast": 4}
+    assert card["fewer_steps"]["steps"][1] == {
+        "asked": 20,
+        "balanced": 6,
+        "fast": 4,
+        "balanced_reuse": None,
+        "fast_reuse": None,
+    }

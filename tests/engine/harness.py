@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def start_all(
     model: LoadedModel, requests: Sequence[ImageRequest], **changes: Any
 ) -> list[RequestState]:
     with torch.inference_mode():
-        return [
+        states = [
             RequestState.start(
                 one,
                 conditioning,
@@ -74,10 +74,10 @@ def start_all(
                 table=model.tables.table(one.sampler, one.num_steps, one.size_px),
                 arrival_s=0.0,
                 deadline_s=1e9,
-                **changes,
             )
             for one, conditioning in zip(requests, model.encoder.encode(requests), strict=True)
         ]
+    return [replace(state, **changes) for state in states]
 
 
 def call_model(

@@ -11,31 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ray_cluster.engine.active import active_tokens
 from ray_cluster.engine.dit.blocks import JointBlock
 from ray_cluster.engine.executor import RowReuse
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
+from ray_cluster.policies.reuse import ActivePatches
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     CALL_TOLERANCE,
     CONTROL_FACTOR,
-    RUN_TOLERANCE,
     difference,
     request,
     start_all,
 )
 from tests.engine.partial_reference import expected
-from tests.engine.reusing import Company, Visit, visits
-from tests.engine.test_activations import Swapped
+from tests.engine.reusing import Company
 from tests.engine.two_steps import SCALE, StepRow, call
 
 Record = Callable[[str, object], None]
-SIZES_PX = ((64, 64), (96, 64), (128, 128))
 PATCH = 4
 # a guided prediction has the errors of its two rows so many times
 _GUIDED = 2 * SCALE - 1
@@ -164,94 +159,6 @@ def test_only_active_tokens_are_computed_and_nothing_runs_for_none(
     row.active = None
     assert difference(call(company, [row], 1)[0], nothing) == 0
     assert num_prompt > 0
-
-
-def schedule(cut: int, share: float, interval: int = 3, **changes: Any) -> ReuseSchedule:
-    return ReuseSchedule(cut, interval, active_share=share, patch_size=PATCH, **changes)
-
-
-def outermost(company: Company, share: float, interval: int = 3, **changes: Any) -> ReuseSchedule:
-    """A schedule with as little around the cut as a model allows: of a UNet something."""
-    return schedule(company.model.executor.num_outer[0], share, interval, **changes)
-
-
-REUSES = st.one_of(
-    st.none(),
-    st.builds(
-        schedule, st.integers(0, 1), st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(2, 4)
-    ),
-)
-
-
-@settings(max_examples=16)
-@given(
-    visits(SIZES_PX, reuses=REUSES),
-    st.sampled_from(["sd35", "flux", "sd", "sdxl"]),
-    st.sampled_from([None, 0, 300_000]),
-    st.sampled_from(["mixed", "grouped"]),
-)
-def test_whoever_comes_and_goes_and_whatever_is_evicted_every_row_is_as_if_alone(
-    companies: Callable[[str], Company],
-    some: list[Visit],
-    name: str,
-    budget_bytes: int | None,
-    layout: Any,
-) -> None:
-    company = companies(name)
-    least = company.model.executor.num_outer[0]
-    deeper = [
-        visit.reuse and replace(visit.reuse, num_outer=visit.reuse.num_outer + least)
-        for visit in some
-    ]
-    moved = [replace(visit, reuse=reuse) for visit, reuse in zip(some, deeper, strict=True)]
-    company.check_all(moved, budget_bytes, layout)
-
-
-@pytest.mark.parametrize("kind", ["neighbour's", "stale"])
-@pytest.mark.parametrize("name", ["sd35", "sd"])
-def test_another_rows_or_an_older_steps_activations_would_show(
-    companies: Callable[[str], Company], name: str, kind: str
-) -> None:
-    company = companies(name)
-    own = outermost(company, 0.5, 2)
-    some = [Visit(request(f"r{i}", num_steps=6, seed=i), own) for i in range(2)]
-    run = company.run(some, Swapped(kind))
-    gaps = [company.gap(visit, run.latents(visit.one.request_id)) for visit in some]
-    assert min(gaps) >= CONTROL_FACTOR * RUN_TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["flux", "sdxl"])
-def test_a_row_that_moves_after_any_step_is_as_if_it_had_not(
-    companies: Callable[[str], Company], name: str
-) -> None:
-    company = companies(name)
-    visit = Visit(request("alone", num_steps=5), outermost(company, 0.5))
-    for num_steps in range(1, 5):
-        last = company.run_moving(visit, num_steps)
-        assert company.gap(visit, last.latents) <= RUN_TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["shapes-sd3", "shapes"])
-def test_more_active_patches_are_nearer_to_the_exact_image(
-    companies: Callable[[str], Company], name: str, record: Record
-) -> None:
-    company, one = companies(name), request("alone", num_steps=8)
-    exact = company.alone(one, None)
-    gaps = [
-        float((company.alone(one, outermost(company, share, 2, num_first=2)) - exact).abs().mean())
-        for share in (0.25, 0.75)
-    ]
-    record("gaps", gaps)
-    assert 0 < gaps[1] < gaps[0]
-
-
-@pytest.mark.parametrize(("name", "side", "multiple"), [("sd3", 3, 2), ("sd", 6, 4)])
-def test_patches_that_cut_tokens_are_refused(
-    companies: Callable[[str], Company], name: str, side: int, multiple: int
-) -> None:
-    company, odd = companies(name), ReuseSchedule(1, 2, active_share=0.5, patch_size=side)
-    with pytest.raises(ValueError, match=rf"patch_size .* is {side}; .* multiples of {multiple}"):
-        company.engine().add(company.state(Visit(request(), odd)))
 
 
 def test_patches_of_another_size_of_image_are_refused(

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet import halo, parts
-from ray_cluster.policies.reuse import ActivePatches, ReuseSchedule
+from ray_cluster.policies.reuse import ActivePatches
 from tests.engine.conftest import Zoo
 from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
 from tests.engine.partial_unet import Control, expected_of_unet
-from tests.engine.reusing import Company, Visit
+from tests.engine.reusing import Company
 from tests.engine.two_steps import SCALE, StepRow, call
 
 Record = Callable[[str, object], None]
@@ -143,26 +142,6 @@ def test_every_row_of_a_mixed_step_is_as_if_alone(
         alone = replace(row, kept=None)
         call(company, [alone], 0)
         assert difference(call(company, [alone], 1)[0], prediction) <= _GUIDED * CALL_TOLERANCE
-
-
-def test_what_is_kept_is_counted_and_goes_with_the_row(companies: Callable[[str], Company]) -> None:
-    company, store = companies("sd"), ActivationStore()
-    engine = company.engine(store)
-    for index, share in enumerate((0.5, 0.0)):
-        reuse = ReuseSchedule(1, 3, active_share=share)
-        engine.add(company.state(Visit(request(f"r{index}", guidance_scale=1.0), reuse)))
-    with torch.inference_mode():
-        engine.step()
-    by_patch, by_block = (store.get(f"r{index}", 0) for index in range(2))
-    assert by_patch is not None
-    assert by_block is not None
-    assert not by_block[0].tokens
-    every = [*by_patch[0].made, *by_patch[0].tokens, *by_block[0].made]
-    # views would keep more alive than they say
-    assert store.num_bytes == sum(part.untyped_storage().nbytes() for part in every)
-    assert sum(part.nbytes for part in by_patch[0].tokens) > 10 * by_patch[0].made[0].nbytes
-    engine.abort("r0")
-    assert store.num_bytes == by_block[0].made[0].nbytes
 
 
 def test_only_active_pixels_are_computed_and_what_was_kept_stays(

@@ -1,1 +1,0 @@
-"""Quality against time: reuse across steps, beside fewer steps."""
