@@ -1,12 +1,9 @@
-"""Whether a group of requests is let into the queue, and when it will be done.
+"""Whether a group of requests is admitted, and when it will be done.
 
-A group that would rather be refused than late is let in only if the whole queue can bear it: all of
-it is predicted to be in time, and nobody who would be in time is made late. Where all places are
-taken, others may give way to it (:mod:`ray_cluster.policies.preemption`). If it may be made with
-fewer steps, it is given as many as can be borne. Where little is there, all of it is followed step
-by step (:mod:`ray_cluster.policies.forecast`); more flows as a fluid
-(:mod:`ray_cluster.policies.prediction`), whose predictions are stretched by how wrong they have
-been of late. So promises are mostly kept.
+A group with deadlines (``when_late: refuse``) is admitted only if it is feasible: all of it is
+predicted to be in time, and nobody who would be in time is made late. Where all slots are taken,
+leased requests may be preempted for it (:mod:`ray_cluster.policies.preemption`). If it may be made
+with fewer steps, it gets as many as are feasible (:mod:`ray_cluster.policies.deadlines`).
 """
 
 from __future__ import annotations
@@ -19,8 +16,14 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice, repeat
 
+from ray_cluster.policies.deadlines import (
+    Outlook,
+    ends_of_group_s,
+    has_deadline,
+    least_slo_s,
+    outlook_of,
+)
 from ray_cluster.policies.forecast import ForecastView, forecast_s
-from ray_cluster.policies.lateness import Outlook, alone_s, ends_of_group_s, minds, outlook_of
 from ray_cluster.policies.load import load_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.preemption import Exchange
@@ -34,12 +37,12 @@ def admit(
     """Decide over a group of requests for one model: all of them or none.
 
     A group is refused when it does not fit into the queue, or its client would have too many in
-    flight. Lateness is a reason only if one of the group says so. Before that, those who put up
-    with fewer steps get fewer, just as few as are needed.
+    flight. Lateness is a reason only if one of the group says so; before that, requests that may
+    have fewer steps get as few as are needed.
 
     Args:
         group: arrives now.
-        client: None where nothing bounds it.
+        client: None where it has no bounds.
     """
     if not group:
         return Offer(accepted=True)
@@ -63,16 +66,15 @@ def admit(
     if num_too_many > 0:
         wait_s = drain_s(num_too_many, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
-    if not any(minds(one) for one in group):
-        return _accept_as_it_is(group, queue)
+    if not any(has_deadline(one) for one in group):
+        return _admit_however_late(group, queue)
     return _admit_in_time(group, queue)
 
 
 def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
-    """Accept with as many steps as can be borne.
+    """Accept with as many steps as are feasible.
 
-    If none are, the group is made with the fewest, as well as it goes, unless one would rather be
-    refused.
+    If none are, the group is made with the fewest however late, unless one asks to be refused.
     """
     most = max(one.num_steps - (one.fewest_steps or one.num_steps) for one in group)
 
@@ -83,16 +85,14 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
 
     fewest = with_less(most)[1]
     if fewest.late_s > 0 and any(one.when_late == "refuse" for one in group):
-        too_long_s = alone_s(with_less(most)[0], queue)
+        idle_s = least_slo_s(with_less(most)[0], queue)
         return Offer(
             accepted=False,
-            predicted_s=too_long_s or 0.0,
+            predicted_s=idle_s or 0.0,
             reason="too_late",
-            retry_after_s=fewest.late_s if too_long_s is None else math.inf,
-            is_followed=fewest.is_followed,
-            bearable=fewest.bearable,
+            retry_after_s=fewest.late_s if idle_s is None else math.inf,
         )
-    # how many steps each gives up, at the least; all that it may if even that is too slow
+    # the fewest steps that each gives up; all that it may if even that is too slow
     num_fewer = bisect_left(range(most), True, key=lambda num: with_less(num)[1].late_s <= 0)
     shortened, outlook = with_less(num_fewer)
     num_steps = tuple(one.num_steps for one in shortened) if num_fewer else ()
@@ -100,18 +100,18 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
 
 
 def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[RequestView]:
-    """The group with so many steps less for everybody who may have them."""
+    """The group with so many steps less, as far as each may have less."""
     return [
         replace(one, num_steps=max(one.fewest_steps or one.num_steps, one.num_steps - num_fewer))
         for one in group
     ]
 
 
-def _accept_as_it_is(group: Sequence[RequestView], queue: QueueView) -> Offer:
+def _admit_however_late(group: Sequence[RequestView], queue: QueueView) -> Offer:
     """Accept a group however late it will be, in time if that takes no more than an exchange."""
     offer = _accepted(group, queue)
     is_late = any(offer.predicted_s > one.deadline_s - one.arrival_s for one in group)
-    if not (is_late and offer.is_followed and queue.has_preemption):
+    if not (is_late and offer.is_simulated and queue.has_preemption):
         return offer
     exchange = outlook_of(group, queue).exchange
     return offer if exchange is None else _accepted(group, queue, exchange)
@@ -120,11 +120,11 @@ def _accept_as_it_is(group: Sequence[RequestView], queue: QueueView) -> Offer:
 def _accepted(
     group: Sequence[RequestView], queue: QueueView, exchange: Exchange | None = None
 ) -> Offer:
-    scene = queue.scene(group, group[0].arrival_s) if exchange is None else exchange.scene
+    view = exchange.view if exchange else queue.forecast_view(group, group[0].arrival_s)
     return Offer(
         accepted=True,
-        predicted_s=_predict_s(group, queue, scene),
-        is_followed=scene is not None,
+        predicted_s=_predict_s(group, queue, view),
+        is_simulated=view is not None,
         exchanges=() if exchange is None else exchange.pairs,
     )
 
@@ -132,19 +132,19 @@ def _accepted(
 def predict_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
     """Return the seconds until the last of the group, all of one model, is done.
 
-    Ahead of it is what is in progress and what waits before it in the queue's order; where that is
-    little enough to be followed, what is likely to come counts, too.
+    Ahead of it is what is in progress and what waits before it in the queue's order. If the cell
+    is small enough to simulate, likely arrivals count as well.
 
     Raises:
         ValueError: the model never had a replica.
     """
-    return _predict_s(group, queue, queue.scene(group, now_s))
+    return _predict_s(group, queue, queue.forecast_view(group, now_s))
 
 
-def _predict_s(group: Sequence[RequestView], queue: QueueView, scene: ForecastView | None) -> float:
-    if scene is None:
+def _predict_s(group: Sequence[RequestView], queue: QueueView, view: ForecastView | None) -> float:
+    if view is None:
         return float(ends_of_group_s(group, queue).max())
-    ends_s = forecast_s(scene, group)
+    ends_s = forecast_s(view, group)
     return max(ends_s[one.request_id] for one in group)
 
 
@@ -161,16 +161,16 @@ def _ends_s(
 def drain_s(num_departures: int, queue: QueueView) -> float:
     """Return the seconds until that many waiting requests, of whatever model, are leased.
 
-    Infinite if nobody can ever take them.
+    Infinite if no replica can ever take them.
     """
     departures = heapq.merge(*(_departures_s(model, queue) for model in queue.waiting_models))
     return next(islice(departures, num_departures - 1, None), math.inf)
 
 
 def _departures_s(model: str, queue: QueueView) -> Iterator[float]:
-    """Seconds until each waiting request of the model is leased: when places become free.
+    """Seconds until each waiting request of the model is leased.
 
-    A place that is free is taken at once. After that requests leave at the pace of full batches.
+    Free slots are taken at once; after that requests leave at the pace of full batches.
     """
     waiting, pool = queue.waiting(model), queue.pool(model)
     if pool is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from operator import add, sub
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.previews import previews_left
 from ray_cluster.policies.types import RequestView, StepCost
 
 Floats = npt.NDArray[np.float64]
@@ -15,20 +16,18 @@ Amounts = npt.NDArray[np.float64]
 """[L, ...]: the L fields of :class:`Load`, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Work of requests, added up in whole numbers: what was added can be taken away again.
+class Load(NamedTuple):
+    """Work of requests in whole numbers, so that what was added can be taken away again.
 
     Attributes:
-        num_requests: how many there are.
         steps: denoising steps.
         step_pixels: image pixels of all model rows, over all steps.
         step_squares: the squares of each model row's image pixels, over all steps.
         decode_pixels: image pixels to decode, of images and previews.
-        control_pixels: ``step_pixels``, those of each request as often as it has ControlNets.
+        control_pixels: ``step_pixels``, times each request's number of ControlNets.
         control_squares: ``step_squares`` likewise.
-        lora_pixels: ``step_pixels``, those of each request as often as it has LoRAs.
-        spared_pixels: those of ``step_pixels`` that are outside masks.
+        lora_pixels: ``step_pixels``, times each request's number of LoRAs.
+        spared_pixels: those of ``step_pixels`` outside masks.
         spared_squares: each model row's spared pixels times all of its pixels, over all steps.
         passes: times that later requests may still be leased before one of these.
     """
@@ -46,61 +45,22 @@ class Load:
     passes: int = 0
 
     @property
-    def figures(self) -> tuple[int, ...]:
-        """All fields, in their order."""
-        return (
-            self.num_requests,
-            self.steps,
-            self.step_pixels,
-            self.step_squares,
-            self.decode_pixels,
-            self.control_pixels,
-            self.control_squares,
-            self.lora_pixels,
-            self.spared_pixels,
-            self.spared_squares,
-            self.passes,
-        )
-
-    @property
     def is_plain(self) -> bool:
         """Whether there are no add-ons and no masks."""
-        return not any(self.figures[NUM_PLAIN:])
+        return not any(self[NUM_PLAIN:])
 
-    def __add__(self, other: Load) -> Load:
-        return Load(
-            self.num_requests + other.num_requests,
-            self.steps + other.steps,
-            self.step_pixels + other.step_pixels,
-            self.step_squares + other.step_squares,
-            self.decode_pixels + other.decode_pixels,
-            self.control_pixels + other.control_pixels,
-            self.control_squares + other.control_squares,
-            self.lora_pixels + other.lora_pixels,
-            self.spared_pixels + other.spared_pixels,
-            self.spared_squares + other.spared_squares,
-            self.passes + other.passes,
-        )
+    def plus(self, other: Load) -> Load:
+        """Return the load of both."""
+        return Load(*map(add, self, other))
 
-    def __sub__(self, other: Load) -> Load:
-        return Load(
-            self.num_requests - other.num_requests,
-            self.steps - other.steps,
-            self.step_pixels - other.step_pixels,
-            self.step_squares - other.step_squares,
-            self.decode_pixels - other.decode_pixels,
-            self.control_pixels - other.control_pixels,
-            self.control_squares - other.control_squares,
-            self.lora_pixels - other.lora_pixels,
-            self.spared_pixels - other.spared_pixels,
-            self.spared_squares - other.spared_squares,
-            self.passes - other.passes,
-        )
+    def minus(self, other: Load) -> Load:
+        """Return the load without a part of it."""
+        return Load(*map(sub, self, other))
 
 
 NO_LOAD = Load()
-NUM_AMOUNTS = len(NO_LOAD.figures)
-# the first ones, which do not come from add-ons and masks
+NUM_AMOUNTS = len(NO_LOAD)
+# the first ones do not come from add-ons and masks
 NUM_PLAIN = 5
 # rows of amounts
 REQUESTS, PIXELS, SQUARES, PASSES = 0, 2, 3, NUM_AMOUNTS - 1
@@ -109,17 +69,14 @@ REQUESTS, PIXELS, SQUARES, PASSES = 0, 2, 3, NUM_AMOUNTS - 1
 def load_of(request: RequestView) -> Load:
     """Return what is left to do of a request."""
     pixels, steps = request.width_px * request.height_px, request.remaining_steps
-    num_decodes = 1
-    if request.num_previews:
-        num_decodes += previews_left(request.num_steps, request.num_previews, request.steps_done)
+    num_decodes = 1 + request.previews_left
     step_pixels = round(steps * pixels * request.rows_per_step * request.step_share)
     plain = Load(1, steps, step_pixels, step_pixels * pixels, num_decodes * pixels)
-    if not (request.controls or request.loras or request.template):
+    if not request.has_extras:
         return plain
     num_controls = len(request.controls)
     spared_pixels = steps * request.spared_pixels * request.rows_per_step
-    return replace(
-        plain,
+    return plain._replace(
         control_pixels=num_controls * step_pixels,
         control_squares=num_controls * step_pixels * pixels,
         lora_pixels=len(request.loras) * step_pixels,
@@ -129,11 +86,18 @@ def load_of(request: RequestView) -> Load:
     )
 
 
+def total_load(requests: Iterable[RequestView]) -> Load:
+    """Return what is left to do of several requests."""
+    loads = [load_of(one) for one in requests]
+    return Load(*map(sum, zip(*loads, strict=True))) if loads else NO_LOAD
+
+
 def load_s(cost: StepCost, load: Load) -> float:
     """Return the seconds that a load takes if no step is shared, each with its fixed part.
 
-    With the cost that one request has in a full batch (:func:`share_cost`), or in a pool
-    (:func:`pool_of`), it is the time in which a busy replica, or pool, works the load off.
+    With the cost of one request in a full batch (:func:`ray_cluster.policies.cost_model.share_cost`
+    or :attr:`ray_cluster.policies.fluid.PoolView.shared_cost`) it is the time in which a busy
+    replica, or pool, works the load off.
     """
     pixels = (
         load.step_pixels
@@ -156,7 +120,7 @@ def load_s(cost: StepCost, load: Load) -> float:
 
 def amounts_of(load: Load) -> Amounts:
     """Return a load as an array, [L]."""
-    return np.array(load.figures, dtype=float)
+    return np.array(load, dtype=float)
 
 
 def prices_s(cost: StepCost) -> Amounts:

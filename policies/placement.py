@@ -1,9 +1,9 @@
 """Which waiting requests a replica leases: by the queue's order first, then by what is resident.
 
 A replica that leases the first request of the queue fetches the adapters and the template that it
-lacks. If a peer has these, and a request close behind has all that it needs right here, that one
-is leased first, which saves a transfer (affinity for what InstGenIE, section 4.4, and
-SwiftDiffusion, section 2, fetch). What it costs the request that is passed over is bounded:
+lacks. If a peer has these, and a request close behind has all that it needs on this replica, that
+one is leased first, which saves a transfer (affinity for what InstGenIE, section 4.4, and
+SwiftDiffusion, section 2, fetch). The cost to the request that is passed over is bounded:
 
     At most ``MOST_PASSES`` later requests are leased before it, none of another priority, and none
     unless it could still be in time if it began when that one ends.
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ray_cluster.policies.cost_model import decode_s, own_s
 from ray_cluster.policies.types import RequestView, StepCost
 
-# requests that are looked at for one lease, however long the queue is
+# requests that are considered for one lease, however long the queue is
 WINDOW = 16
 
 
@@ -113,14 +113,14 @@ def passed_over(request: RequestView) -> RequestView:
 
 
 def _choice(window: Sequence[RequestView], row: int, residency: Residency, now_s: float) -> int:
-    """Return the place of the request that is leased next."""
-    # seconds that those who are passed over can wait before they have to begin
+    """Return the index of the request that is leased next."""
+    # seconds that those passed over can wait before they have to begin
     spare_s = math.inf
-    for place_, one in enumerate(window):
+    for index, one in enumerate(window):
         if one.priority != window[0].priority:
             break
         if residency.is_here(one, row):
-            return place_ if residency.remainder_s(one) <= spare_s else 0
+            return index if residency.remainder_s(one) <= spare_s else 0
         if not (one.passes_left and residency.is_elsewhere(one, row)):
             break
         spare_s = min(spare_s, one.deadline_s - now_s - residency.remainder_s(one))

@@ -1,13 +1,12 @@
-"""Who gives a place on a replica to somebody more urgent, and goes on later from where it was.
+"""Which leased requests are preempted for a more urgent group, to go on later from their states.
 
-A replica holds so many requests. Once all places are taken, whoever comes waits for the first of
-these to end, however early it is due. So a group that would be late that way may be given the
-places of those that the queue's order has last: they are handed back at the next step boundary,
-wait in the one queue at the place that they had, and whoever leases them next goes on from their
-states. It is done only if the group is first in the queue, is in time then, and nobody is made late
-by it. There is an end to it: nobody gives way to who stands behind in the queue's order, which
-never changes for a request but when it ages (:mod:`ray_cluster.policies.ordering`), and nobody does
-so more than ``MOST_PREEMPTIONS`` times.
+Where all slots of all replicas are taken, a group waits for the first request to end, however
+urgent the group is. If it would be late for that, the requests that stand last in the queue's order
+may be preempted: they are released at the next step boundary, wait where they stood in the queue's
+order, and go on from their states wherever they are leased next. This is done only if the group is
+first in the queue, is in time then, and makes nobody late. It ends: a request is preempted only for
+one before it in the queue's order, which does not change while a request lives, except when it ages
+(:mod:`ray_cluster.policies.ordering`), and at most ``MOST_PREEMPTIONS`` times.
 """
 
 from __future__ import annotations
@@ -17,70 +16,69 @@ from dataclasses import dataclass, replace
 
 from ray_cluster.policies.forecast import ForecastView
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.replica_course import Leased, ReplicaScene
+from ray_cluster.policies.replica_simulation import ForecastReplica, Leased
 from ray_cluster.policies.types import RequestView
 
-# after which a request keeps its place until it ends
 MOST_PREEMPTIONS = 4
-# choices of who gives way that are looked at: each costs a forecast
+# choices of victims that are tried: each costs a forecast
 _MOST_TRIED = 2
-# a request in its last step is done before it could be handed back
+# a request in its last step is done before it could be released
 _FEWEST_STEPS_LEFT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Places that change hands.
+    """Slots that change hands.
 
     Attributes:
-        pairs: ids of who gives a place and of who gets it.
-        scene: everything as it is then.
+        pairs: ids of the preempted request and of the one that gets its slot.
+        view: the cell after that.
     """
 
     pairs: tuple[tuple[str, str], ...]
-    scene: ForecastView
+    view: ForecastView
 
 
-def exchanges(group: Sequence[RequestView], scene: ForecastView) -> Iterator[Exchange]:
-    """Ways to give each of a group a place, if there is none left: the gentlest first.
+def exchanges(group: Sequence[RequestView], view: ForecastView) -> Iterator[Exchange]:
+    """Ways to give each of a group a slot, if none is free: the last in the queue's order first.
 
     Args:
-        group: waits, or is to be let in; part of the scene's line.
-        scene: everything that is there of their model, the line in the queue's order.
+        group: part of the view's queue.
+        view: the cell.
     """
-    if not group or any(_num_free(one) > 0 for one in scene.replicas):
+    if not group or any(_num_free(one) > 0 for one in view.replicas):
         return
     ordered = sorted(group, key=queue_key)
     own = {one.request_id for one in group}
-    if any(one.request_id not in own for one in scene.line[: len(own)]):
+    if any(one.request_id not in own for one in view.queue[: len(own)]):
         return
     last = queue_key(ordered[-1])
-    held = [one for replica in scene.replicas for one in replica.requests]
-    # who comes last gives way first
-    willing = sorted(
-        (one for one in held if _may_give_way(one) and queue_key(one) > last),
+    held = [one for replica in view.replicas for one in replica.requests]
+    candidates = sorted(
+        (one for one in held if _is_preemptible(one) and queue_key(one) > last),
         key=queue_key,
         reverse=True,
     )
-    for first in range(min(_MOST_TRIED, len(willing) - len(group) + 1)):
-        victims = willing[first : first + len(group)]
+    for first in range(min(_MOST_TRIED, len(candidates) - len(group) + 1)):
+        victims = candidates[first : first + len(group)]
         heirs = dict(zip((one.request_id for one in victims), ordered, strict=True))
         pairs = tuple((victim, heir.request_id) for victim, heir in heirs.items())
-        line = [*(one for one in scene.line if one.request_id not in own), *victims]
-        replicas = [_exchanged(one, heirs) for one in scene.replicas]
-        yield Exchange(pairs, replace(scene, replicas=replicas, line=sorted(line, key=queue_key)))
+        waiting = [*(one for one in view.queue if one.request_id not in own), *victims]
+        replicas = [_exchanged(one, heirs) for one in view.replicas]
+        queue = sorted(waiting, key=queue_key)
+        yield Exchange(pairs, replace(view, replicas=replicas, queue=queue))
 
 
-def _num_free(replica: ReplicaScene) -> int:
+def _num_free(replica: ForecastReplica) -> int:
     return replica.max_in_flight - len(replica.requests)
 
 
-def _may_give_way(held: RequestView) -> bool:
+def _is_preemptible(held: RequestView) -> bool:
     return held.num_preemptions < MOST_PREEMPTIONS and held.remaining_steps >= _FEWEST_STEPS_LEFT
 
 
-def _exchanged(replica: ReplicaScene, heirs: dict[str, RequestView]) -> ReplicaScene:
-    """A replica once its part of the victims has given way to their heirs, who begin now."""
+def _exchanged(replica: ForecastReplica, heirs: dict[str, RequestView]) -> ForecastReplica:
+    """A replica whose part of the victims is replaced by their heirs, which begin now."""
     gone = [one.request_id for one in replica.requests if one.request_id in heirs]
     if not gone:
         return replica

@@ -13,8 +13,3 @@ def preview_steps(num_steps: int, num_previews: int) -> tuple[int, ...]:
     """
     steps = {round(num_steps * part / (num_previews + 1)) for part in range(1, num_previews + 1)}
     return tuple(sorted(step for step in steps if 0 < step < num_steps))
-
-
-def previews_left(num_steps: int, num_previews: int, steps_done: int) -> int:
-    """Return how many previews are still to be made."""
-    return sum(step > steps_done for step in preview_steps(num_steps, num_previews))

@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ray_cluster.policies.fluid import PoolView
 from ray_cluster.policies.forecast import ForecastView
 from ray_cluster.policies.load import Amounts, Floats, Load
-from ray_cluster.policies.pool import PoolView
 from ray_cluster.policies.types import RequestView
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WaitingLoads:
     """Waiting requests in the queue's order.
 
     Attributes:
@@ -26,10 +26,9 @@ class Line:
 
 
 class QueueView(Protocol):
-    """What admission may know of the cell.
+    """What admission may know of the cell: sums that the queue's owner keeps, and no copies.
 
-    A look at sums that the owner of the queue keeps, and no copy: a decision may not take as long
-    as the queue is.
+    So a decision does not take longer where the queue is longer.
     """
 
     @property
@@ -42,7 +41,7 @@ class QueueView(Protocol):
 
     @property
     def has_preemption(self) -> bool:
-        """Whether requests that are leased may give way to others."""
+        """Whether leased requests may be preempted."""
 
     @property
     def configured(self) -> Collection[str]:
@@ -56,29 +55,24 @@ class QueueView(Protocol):
         """The model's live replicas, or the last that there was; None if there never was one."""
 
     def num_free(self, model: str) -> int:
-        """Requests that the model's live replicas have room for."""
+        """Free slots of the model's live replicas."""
 
     def waiting(self, model: str) -> Load:
-        """What waits of a model."""
+        """Load of a model's waiting requests."""
 
     def ahead_of(self, request: RequestView) -> Load:
-        """What is in progress of the request's model, and what waits before it, without itself."""
+        """Load in progress of the request's model, and waiting before it, without itself."""
 
-    def allowance(self, model: str, *, is_followed: bool) -> float:
-        """By what a prediction is to be multiplied so that it is probably kept.
+    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
+        """Factor for a predicted latency so that it probably holds, by how it is predicted."""
 
-        Args:
-            model: whose requests.
-            is_followed: whether all that is there is followed for it; else it flows.
-        """
-
-    def behind(self, request: RequestView) -> Line:
+    def behind(self, request: RequestView) -> WaitingLoads:
         """What waits of the request's model after it."""
 
-    def scene(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
-        """One replica that may get a group, or has it, with all that is there of it in the line.
+    def forecast_view(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
+        """The replicas and the queue of a group's model, with the group in the queue.
 
-        None where too much waits before it for all that to be followed, or nobody lives.
+        None if that is too much to simulate, or no replica lives.
         """
 
     def is_waiting(self, request: RequestView) -> bool:

@@ -1,8 +1,8 @@
 """Which waiting requests a polling replica leases now.
 
-Replicas pull, so routing is a choice of how far down the queue the one that asks may go: it leaves
-to peers what they would finish sooner. Which requests it gets of those that are left to it is the
-business of :mod:`ray_cluster.policies.placement`: the first ones, but for what is resident.
+Replicas pull, so routing is a choice of how many requests from the head of the queue the polling
+replica may lease: it leaves to its peers what they would finish sooner. Which ones it gets is for
+:mod:`ray_cluster.policies.placement` to say: the first ones, except for what is resident.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.load import Floats, Load, load_of
+from ray_cluster.policies.cost_model import share_cost
+from ray_cluster.policies.load import (
+    NUM_AMOUNTS,
+    NUM_PLAIN,
+    Amounts,
+    Floats,
+    load_of,
+    prices_s,
+)
 from ray_cluster.policies.placement import Placement, Residency, place
 from ray_cluster.policies.types import ReplicaView, RequestView
-
-Prices = tuple[float, float, float, float, float, float, float, float, float]
-# of what every request takes, and of that with what add-ons and masks change
-_NUM_PLAIN = 4
-NUM_PRICES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,8 @@ class ReplicaTable:
 
     Attributes:
         levels_s: [R], replica seconds that the requests they hold still take in full batches.
-        rooms: [R], requests they have room for; 0 for one that can't be counted on to poll soon.
-        prices_s: [R, 9], as :func:`prices_of` has them.
+        rooms: [R], free slots; 0 for a replica that is not expected to poll soon.
+        prices_s: [R, L], as :func:`shared_prices` has them.
         residency: None where nothing is resident on any of them.
     """
 
@@ -40,36 +43,12 @@ class ReplicaTable:
     residency: Residency | None = None
 
 
-def prices_of(view: ReplicaView) -> Prices:
-    """Return what a replica takes for each of :func:`_amounts_of`, in seconds."""
-    cost = view.step_cost
-    linear_s, squared_s = cost.per_megapixel_s, cost.per_squared_megapixel_s
-    return (
-        cost.fixed_s / view.max_batch,
-        linear_s,
-        squared_s,
-        cost.decode_per_megapixel_s,
-        cost.control_share * linear_s,
-        cost.control_share * squared_s,
-        cost.lora_share * linear_s,
-        -cost.spared_share * linear_s,
-        -cost.spared_share * squared_s,
-    )
-
-
-def _amounts_of(load: Load) -> Prices:
-    """Steps, step megapixels, their squares, decoded megapixels; add-ons, and what masks spare."""
-    return (
-        load.steps,
-        load.step_pixels / 1e6,
-        load.step_squares / 1e12,
-        load.decode_pixels / 1e6,
-        load.control_pixels / 1e6,
-        load.control_squares / 1e12,
-        load.lora_pixels / 1e6,
-        load.spared_pixels / 1e6,
-        load.spared_squares / 1e12,
-    )
+def shared_prices(view: ReplicaView) -> Amounts:
+    """Return the seconds of each amount of a load on a replica with full batches, [L]."""
+    found = np.zeros(NUM_AMOUNTS)
+    prices = prices_s(share_cost(view.step_cost, view.max_batch))
+    found[: len(prices)] = prices
+    return found
 
 
 def table_of(views: Sequence[ReplicaView]) -> ReplicaTable:
@@ -77,7 +56,7 @@ def table_of(views: Sequence[ReplicaView]) -> ReplicaTable:
     return ReplicaTable(
         np.array([one.leased_work_s for one in views], dtype=float),
         np.array([one.room for one in views], dtype=np.int64),
-        np.array([prices_of(one) for one in views]).reshape(len(views), NUM_PRICES),
+        np.array([shared_prices(one) for one in views]).reshape(len(views), NUM_AMOUNTS),
     )
 
 
@@ -98,19 +77,16 @@ def choose_leases(
 def count_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) -> int:
     """Return how many of the waiting requests a replica leases.
 
-    Where enough waits for every place there is, the replica fills its own. Else the prefix fills it
-    up to its fair level and stops where more than half of the next request would lie above. Whoever
-    the next request is dealt to gets it when it polls, so every request is taken as long as
-    somebody has room.
+    Where enough waits for every free slot of the model, the replica fills its own. Else it fills up
+    to its fair level and stops where more than half of the next request would lie above. The
+    replica that the next request is dealt to gets it when it polls, so every request is leased as
+    long as there is a free slot.
 
-    Args:
-        queue: waiting requests of the replicas' model, in the queue's order.
-        row: of the replica that polls.
-        table: it and its peers.
+    The arguments are those of :func:`choose_leases`.
     """
     room = int(table.rooms[row])
     if len(queue) >= int(table.rooms.sum()):
-        # every place is filled, whoever asks first
+        # every slot is filled, whichever replica polls first
         return room
     works_s = works_of(queue[:], table)
     fair_s = fair_level_s(works_s, row, table)
@@ -123,10 +99,9 @@ def count_leases(queue: Sequence[RequestView], row: int, table: ReplicaTable) ->
 
 
 def soonest_first(request: RequestView, table: ReplicaTable) -> Iterator[int]:
-    """Rows that have room, by when they would end a request.
+    """Rows with free slots, by when they would end a request.
 
-    Of those that would end it at the same time, those with most of what it needs come first; else
-    ties are by their number.
+    Of equals, those with most of what it needs come first, then those of lower number.
     """
     ends_s = table.levels_s + works_of([request], table)[0]
     ends_s[table.rooms <= 0] = np.inf
@@ -144,19 +119,19 @@ def soonest_first(request: RequestView, table: ReplicaTable) -> Iterator[int]:
 
 def works_of(queue: Sequence[RequestView], table: ReplicaTable) -> Floats:
     """Return the seconds of each request in full batches of each replica, [requests, R]."""
-    amounts = np.array([_amounts_of(load_of(one)) for one in queue]).reshape(-1, NUM_PRICES)
-    prices_s = table.prices_s
-    works_s: Floats = amounts[:, :_NUM_PLAIN] @ prices_s[:, :_NUM_PLAIN].T
-    extra = amounts[:, _NUM_PLAIN:]
-    return works_s + extra @ prices_s[:, _NUM_PLAIN:].T if extra.any() else works_s
+    amounts = np.array([load_of(one) for one in queue], dtype=float).reshape(-1, NUM_AMOUNTS)
+    prices = table.prices_s
+    works_s: Floats = amounts[:, :NUM_PLAIN] @ prices[:, :NUM_PLAIN].T
+    extra = amounts[:, NUM_PLAIN:]
+    return works_s + extra @ prices[:, NUM_PLAIN:].T if extra.any() else works_s
 
 
 def fair_level_s(works_s: Floats, row: int, table: ReplicaTable) -> float:
     """Return the replica seconds that a replica holds once the queue is dealt out.
 
     Greedy list scheduling: each request, in order, goes to where it would end first among those
-    with room, ties to the one that polls. So a full peer blocks nobody, and a slow one gets little.
-    The dealing stops when the replica has no room left.
+    with free slots, ties to the one that polls. So a full peer blocks nobody, and a slow one gets
+    little. The dealing stops when the replica has no slot left.
 
     Args:
         works_s: seconds of each request on each replica, [requests, R].

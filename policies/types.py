@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.policies.residents import MOST_PASSES, lora_resident, template_resident
+from ray_cluster.policies.previews import preview_steps
 
 RefusalReason = Literal[
     "queue_full",
@@ -20,20 +20,33 @@ RefusalReason = Literal[
 ]
 WhenLate = Literal["accept", "refuse"]
 
+# later requests that may be leased before one, because what it needs is on another replica
+MOST_PASSES = 4
+
+
+def lora_resident(name: str) -> str:
+    """Return the resident id of a LoRA."""
+    return f"lora:{name}"
+
+
+def template_resident(sha256: str) -> str:
+    """Return the resident id of an edit's template, whose activations are cached."""
+    return f"template:{sha256}"
+
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """What a policy may know of one image request.
 
     Attributes:
-        arrival_s: instant of arrival on the caller's clock.
+        arrival_s: instant on the caller's clock.
         deadline_s: instant by which it should be done, on the same clock.
-        steps_done: denoising steps already taken (kept in an exported state, or in a replica).
+        steps_done: denoising steps already taken, in an exported state or in a replica.
         num_previews: how often it is decoded before its last step.
-        num_preemptions: how often it has given its place on a replica to another one.
-        when_late: whether it is wanted though it will miss its deadline.
-        fewest_steps: how many steps it may be made with, where with more it or
-            others would be late; None for all.
+        num_preemptions: how often it was preempted.
+        when_late: what becomes of it if its deadline cannot be met.
+        fewest_steps: that it may be made with, if it or others would be late with more; None for
+            all.
         loras: names of its LoRAs.
         controls: names of its ControlNets.
         template: digest of the image that it edits; None for text to image.
@@ -80,6 +93,14 @@ class RequestView:
         return self.num_steps - self.steps_done
 
     @property
+    def previews_left(self) -> int:
+        """Previews still to be made."""
+        if not self.num_previews:
+            return 0
+        steps = preview_steps(self.num_steps, self.num_previews)
+        return sum(step > self.steps_done for step in steps)
+
+    @property
     def has_extras(self) -> bool:
         """Whether add-ons or an edit may change what it costs."""
         return bool(self.loras or self.controls or self.template)
@@ -109,9 +130,9 @@ class RequestView:
 class StepCost:
     """What one denoising step of a batch costs, linear in what it computes.
 
-    Every model row counts, so a request with guidance counts twice. Beside steps a replica decodes:
-    each image at its end, and each preview. Add-ons and masks are priced as shares of a row's work,
-    which is what its pixels and their squares cost.
+    Every model row counts, so a request with guidance counts twice. A replica also decodes each
+    image at its end, and each preview. Add-ons and masks are priced as shares of a row's work: what
+    its pixels and their squares cost.
 
     Attributes:
         fixed_s: seconds a step costs whatever is in it.
@@ -123,9 +144,8 @@ class StepCost:
         control_share: share of a whole row's work that each of its ControlNets adds.
         lora_share: share of the work of a whole row's pixels that each of its LoRAs adds; attention
             itself does not grow.
-        spared_share: share of a row's work that an edit would save where nothing is masked, by
-            using the template's activations. It saves the more, the less is masked: linear in the
-            mask ratio (InstGenIE, section 4.4).
+        spared_share: share of a row's work that the template's activations would save an edit
+            without any mask; linear in the mask ratio (InstGenIE, section 4.4).
     """
 
     fixed_s: float
@@ -152,9 +172,9 @@ class ReplicaView:
         max_in_flight: most requests it holds at once.
         max_batch: most requests it steps together.
         num_leased: requests it holds now.
-        num_free: requests it has room for, by its own last word, less what it was given since.
+        num_free: free slots by its last report, less what it was leased since.
         leased_work_s: replica seconds that the requests it holds still take in full batches.
-        residents: ids of the adapters and templates that are there, or are being fetched.
+        residents: ids of adapters and templates that are there, or are being fetched.
     """
 
     replica_id: str
@@ -169,7 +189,7 @@ class ReplicaView:
 
     @property
     def room(self) -> int:
-        """Requests it can be given now."""
+        """Requests it can be leased now."""
         return max(0, min(self.num_free, self.max_in_flight - self.num_leased))
 
 
@@ -188,13 +208,12 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The dispatcher's answer to a group of requests that want to be admitted together.
+    """The dispatcher's answer to a group of requests that are admitted or refused together.
 
     Attributes:
         accepted: whether all of them are queued now.
-        predicted_s: seconds from now until the last of them is predicted to be done; of what never
-            will be accepted because it is ``too_late``, those that it can be promised in with
-            nothing else there.
+        predicted_s: seconds until the last of them is predicted to be done. With ``too_late``
+            and an infinite ``retry_after_s``: the seconds that even an idle service needs.
         retry_after_s: seconds after which the same offer is predicted to be accepted; 0 when
             nothing is known of that (the HTTP layer waits at least a second), infinity when it
             never will be.
@@ -208,11 +227,9 @@ class Offer:
         num_steps: of each of the group, if some are made with fewer steps than they ask for; else
             empty.
         limit: the bound that the client has met, with ``client_limit``.
-        is_followed: whether all that was there was followed for the prediction, step by step; else
-            it flows as a fluid.
-        exchanges: ids of leased requests that give their places to the group, each with that of
-            who gets it; see :mod:`ray_cluster.policies.preemption`.
-        bearable: with ``too_late``, by what predictions could have been exceeded with nobody late.
+        is_simulated: whether the prediction simulated steps; else it is a fluid's.
+        exchanges: ids of preempted requests, each with that of the request that gets its slot; see
+            :mod:`ray_cluster.policies.preemption`.
     """
 
     accepted: bool
@@ -221,6 +238,5 @@ class Offer:
     reason: RefusalReason | None = None
     limit: int | None = None
     num_steps: tuple[int, ...] = ()
-    is_followed: bool = False
+    is_simulated: bool = False
     exchanges: tuple[tuple[str, str], ...] = ()
-    bearable: float = 0.0

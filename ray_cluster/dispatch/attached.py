@@ -1,4 +1,4 @@
-"""Requests that somebody waits for: they end when nobody does any more, or nobody can."""
+"""Attached requests: they end when their client is gone, or the service stops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray_cluster.dispatch.state import RequestRecord
 
 
 class Attached:
-    """Watches over the clients of the requests in a ledger; those of jobs have none.
+    """Watches the clients of a ledger's requests; jobs' have none.
 
     Attributes:
         timeout_s: seconds of silence after which a client counts as gone; settings change it.
@@ -36,7 +36,7 @@ class Attached:
                 record.client_s = now_s
 
     def abort(self, record: RequestRecord, message: str = "aborted by its client") -> None:
-        """End a request; its replica hears it in the next answer to its poll."""
+        """End a request; the next answer to its replica's poll says so."""
         self._replicas.alert(record.holder)
         self._ledger.fail(record, "aborted", message)
 
@@ -52,7 +52,7 @@ class Attached:
         return min((self._gone_s(record) for record in self._ledger), default=math.inf)
 
     def end(self) -> None:
-        """End all requests that somebody waits for: this life of the dispatcher is over."""
+        """End all attached requests: this dispatcher stops."""
         for record in list(self._ledger):
             if record.client_s is not None:
                 self._replicas.alert(record.holder)

@@ -1,4 +1,4 @@
-"""Those who wait for outcomes, and the outcomes that are kept for them."""
+"""Clients that wait for outcomes, and the outcomes that are stored for them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ray_cluster.requests import Failure
 
 
 class WaitingClients:
-    """Keeps outcomes until their clients fetch them, or for a while, and wakes those who wait.
+    """Stores outcomes until their clients fetch them, or for a while, and wakes clients that wait.
 
     Args:
         knows: whether a request has not ended.
-        keep_s: seconds after which outcomes that nobody fetches are forgotten; settings change it.
+        keep_s: seconds after which outcomes that are not fetched are dropped; settings change it.
     """
 
     def __init__(self, knows: Callable[[str], bool], keep_s: float) -> None:
@@ -23,26 +23,24 @@ class WaitingClients:
         self.keep_s = keep_s
         self._waits: dict[str, asyncio.Event] = {}
         self._outcomes: dict[str, Outcome] = {}
-        # when an outcome is forgotten, oldest first
+        # when an outcome is dropped, oldest first
         self._forget_s: dict[str, float] = {}
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether an outcome of that request is kept."""
+        """Whether an outcome of that request is stored."""
         return request_id in self._outcomes
 
     def keep(self, outcome: Outcome, now_s: float) -> None:
-        """Keep an outcome for its client, and wake that if it waits."""
+        """Store an outcome for its client, and wake the client if it waits."""
         self._outcomes[outcome.request_id] = outcome
         self._forget_s[outcome.request_id] = now_s + self.keep_s
         self.wake(outcome.request_id)
 
     def wake(self, request_id: str) -> None:
-        """Wake who waits for that request."""
         if (event := self._waits.get(request_id)) is not None:
             event.set()
 
     def wake_all(self) -> None:
-        """Wake everybody who waits."""
         for event in self._waits.values():
             event.set()
 
@@ -65,7 +63,7 @@ class WaitingClients:
         return event.is_set()
 
     def fetch(self, request_ids: Iterable[str]) -> dict[str, Outcome]:
-        """Hand out what has ended, and make up outcomes for what is not known."""
+        """Return and drop the outcomes of what has ended; what is not known counts as lost."""
         found: dict[str, Outcome] = {}
         for request_id in request_ids:
             if request_id in self._outcomes:
@@ -77,7 +75,7 @@ class WaitingClients:
         return found
 
     def forget(self, now_s: float) -> None:
-        """Forget outcomes whose time is over."""
+        """Drop outcomes whose time is over."""
         for request_id, forget_s in list(self._forget_s.items()):
             if forget_s > now_s:
                 break
@@ -85,5 +83,5 @@ class WaitingClients:
 
     @property
     def next_forget_s(self) -> float | None:
-        """The instant at which the next outcome is to be forgotten; None without any."""
+        """Instant at which the next outcome is dropped; None without any."""
         return next(iter(self._forget_s.values()), None)

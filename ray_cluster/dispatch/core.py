@@ -40,20 +40,20 @@ class DispatchCore:
     """Admits requests, leases them to replicas, and sees each one to exactly one outcome.
 
     A request waits or is leased until it ends; then it is forgotten and its outcome is handed to
-    the caller. ``report``, ``abort`` and ``expire`` return the outcomes that came up since the
-    last such call. ``register``, ``unregister`` and ``poll`` can end a request as well, when its
-    last attempt turns out to be lost: :meth:`take_outcomes` fetches those.
+    the caller. ``report``, ``abort`` and ``expire`` return the outcomes since the last such call.
+    ``register``, ``unregister`` and ``poll`` can also end a request, whose last attempt turns out
+    to be lost: :meth:`take_outcomes` returns those.
 
     Attributes:
-        replicas: those that live; to be looked at only.
-        queue: what admission sees of them and of the requests.
+        replicas: the live ones; read only.
+        queue: the cell as admission sees it.
         hold_s: seconds for which a poll may be held open.
         grace_s: seconds within which a live replica polls and names what it was leased.
 
     Args:
         epoch: names this dispatcher's life; later lives have larger epochs.
-        configured: models that are refused as "not ready" rather than "unknown" before their
-            first replica registers.
+        configured: models that are "not ready" rather than "unknown" before their first replica
+            registers.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DispatchCore:
         self._epoch = epoch
         self._is_closing = False
         self._settings: Settings | None = None
-        # not offered any more; what was accepted of them is made while a replica lives
+        # models whose accepted requests are still made while a replica lives
         self._removed: frozenset[str] = frozenset()
         self._ledger = Ledger(config, epoch=epoch)
         self.replicas = Replicas()
@@ -80,9 +80,9 @@ class DispatchCore:
             has_preemption=config.preemption,
         )
         self._exchanges = Exchanges(self._ledger, self.replicas)
-        self._go_by(config, limits)
+        self._set(config, limits)
 
-    def _go_by(self, config: DispatchSettings, limits: LimitsConfig) -> None:
+    def _set(self, config: DispatchSettings, limits: LimitsConfig) -> None:
         self._config = config
         self._limits = limits
         self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
@@ -93,30 +93,29 @@ class DispatchCore:
         self.queue.has_preemption = config.preemption
 
     def apply(self, settings: Settings, now_s: float) -> None:
-        """Go by other settings from now on; what was accepted stays accepted.
+        """Apply other settings; what was accepted stays accepted.
 
-        End held polls and waits of clients after it: they are held for as long as the settings
-        before allowed.
+        The caller ends held polls and clients' waits afterwards, which have the times of before.
         """
         is_retimed = settings.dispatch != self._config
         self._settings = settings
         served = frozenset(pool.model_name for pool in settings.pools)
         self._removed = (self._removed | frozenset(self.queue.configured)) - served
         self.queue.configured = served
-        self._go_by(settings.dispatch, settings.limits)
+        self._set(settings.dispatch, settings.limits)
         if is_retimed:
-            self._ledger.go_by(settings.dispatch)
-            # a silence that was allowed so far is held against nobody
+            self._ledger.apply_settings(settings.dispatch)
+            # silences count from now on
             self._attached.touch_all(now_s)
             for replica in self.replicas:
                 self.replicas.note_heard(replica, now_s)
 
     def worker_settings(self, pool: str) -> WorkerSettings | None:
-        """Return what the replicas of a pool go by; None if the settings have no such pool."""
+        """Return the settings of a pool's replicas; None if the settings have no such pool."""
         return None if self._settings is None else worker_settings(self._settings, pool)
 
     def hold_s_for(self, replica_id: str) -> float:
-        """Seconds for which a replica's poll may be held: less while its progress is watched."""
+        """Seconds for which a replica's poll may be held: less while it works on jobs."""
         replica = self.replicas.get(replica_id)
         is_watched = replica is not None and any(
             record.client_s is None for record in replica.held.values()
@@ -125,27 +124,23 @@ class DispatchCore:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, of all models."""
         return len(self._ledger.queue)
 
     def register(self, registration: Registration, now_s: float) -> int:
-        """Take a replica in, without any leases it may have had; return the epoch."""
+        """Add a replica, without any leases it may have had; return the epoch."""
         self.unregister(registration.replica_id, now_s)
         replica = ReplicaRecord(registration, registration.step_cost, heard_s=now_s)
         self.replicas.add(replica)
         return self._epoch
 
     def remember(self, registrations: Iterable[Registration]) -> None:
-        """Know models by what an earlier dispatcher kept of their workers, until these register.
-
-        Of models that are not configured any more nothing is remembered.
-        """
+        """Restore configured models from an earlier dispatcher's workers, until these register."""
         for registration in registrations:
             if registration.model in self.queue.configured:
                 self.replicas.remember(ReplicaRecord(registration, registration.step_cost, 0.0))
 
     def unregister(self, replica_id: str, now_s: float) -> None:
-        """Let a replica go; leases that it did not return count as lost."""
+        """Remove a replica; leases that it did not return count as lost."""
         replica = self.replicas.pop(replica_id)
         self._exchanges.forget(replica_id)
         if replica is None:
@@ -163,7 +158,7 @@ class DispatchCore:
         """Decide over an API call's images, and queue all of them if accepted, else none.
 
         Args:
-            client: who waits for them; None if they are made though nobody does.
+            client: whose attached images they are; None for a job's.
 
         Raises:
             ValueError: the requests name several models.
@@ -195,11 +190,11 @@ class DispatchCore:
         self._ledger.restore(request, view, now_s)
 
     def note_kept(self, states: Mapping[str, StateHeader]) -> None:
-        """Take in how far requests of an earlier dispatcher are; see :meth:`Ledger.note_kept`."""
+        """See :meth:`Ledger.note_kept`."""
         self._ledger.note_kept(states)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
-        """Take in a replica's heartbeat and answer it."""
+        """Apply a replica's poll and answer it."""
         replica = self.replicas.get(poll.replica_id)
         if replica is None or poll.epoch != self._epoch:
             return PollReply(known=False)
@@ -209,19 +204,19 @@ class DispatchCore:
             self._ledger.lose(record, now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
-        settings = self._news_for(replica, poll)
+        settings = self._settings_for(replica, poll)
         if adopted or settings is not None:
             return replace(reply, adopted=adopted, settings=settings)
         return reply
 
-    def _news_for(self, replica: ReplicaRecord, poll: Poll) -> WorkerSettings | None:
-        """Return settings that a replica does not go by yet."""
+    def _settings_for(self, replica: ReplicaRecord, poll: Poll) -> WorkerSettings | None:
+        """Return the settings if a replica has not applied them yet."""
         if self._settings is None or poll.settings_version == self._settings.version:
             return None
         return worker_settings(self._settings, replica.registration.pool)
 
     def answer(self, replica_id: str, now_s: float) -> PollReply:
-        """Return what there is to say to a replica now: a second look while its poll is held."""
+        """Return the answer to a replica's poll as of now; also asked while the poll is held."""
         replica = self.replicas.get(replica_id)
         if replica is None:
             return PollReply(known=False)
@@ -238,15 +233,15 @@ class DispatchCore:
         return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers)
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
-        """Ids of the replicas to ask, one after the other, whether they take what waits."""
+        """Ids of the replicas to offer waiting requests to, one after the other."""
         return self.replicas.takers(model, self._ledger.queue, now_s - self.grace_s)
 
     def report(
         self, replica_id: str, events: Iterable[ReplicaEvent], now_s: float
     ) -> tuple[tuple[Outcome, ...], tuple[str, ...] | None]:
-        """Take in what happened on a replica; return outcomes and the ids with stale fences.
+        """Apply a replica's events; return outcomes and the ids with stale fences.
 
-        None for the ids says that the replica is not known: its leases may yet be adopted.
+        None for the ids if the replica is not known: its leases may yet be adopted.
         """
         replica = self.replicas.get(replica_id)
         if replica is None:
@@ -260,7 +255,7 @@ class DispatchCore:
         return self.take_outcomes(), tuple(stale)
 
     def show(self, replica_id: str, shown: Shown) -> bool:
-        """Keep the preview of a leased request until a later one; return whether it is news."""
+        """Store the preview of a leased request; return whether it is a new one."""
         replica = self.replicas.get(replica_id)
         return replica is not None and self._ledger.show(shown, replica)
 
@@ -270,14 +265,14 @@ class DispatchCore:
         return None if record is None else record.preview
 
     def abort(self, request_ids: Iterable[str]) -> tuple[Outcome, ...]:
-        """End the requests at once; a replica hears it in the next answer to its poll."""
+        """End the requests at once; the next answer to a replica's poll says so."""
         for request_id in request_ids:
             if (record := self._ledger.get(request_id)) is not None:
                 self._attached.abort(record)
         return self.take_outcomes()
 
     def end_attached(self) -> tuple[Outcome, ...]:
-        """End the requests that somebody waits for, for good; those that are made anyway stay."""
+        """End the attached requests for good; jobs stay."""
         self._attached.end()
         return self.take_outcomes()
 
@@ -286,7 +281,7 @@ class DispatchCore:
         self._attached.touch(request_ids, now_s)
 
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
-        """Act on silence: let dead replicas go, end requests whose client is gone."""
+        """Act on silence: remove dead replicas, end requests whose client is gone."""
         self._attached.expire(now_s)
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
@@ -295,10 +290,10 @@ class DispatchCore:
         return self.take_outcomes()
 
     def _end_removed(self) -> None:
-        """End what waits for a model that was removed and that nobody makes any more."""
+        """End what waits for a removed model without a live replica."""
         for model in self._removed:
             if not self.replicas.ids(model):
-                for view in self._ledger.queue.line(model)[:]:
+                for view in self._ledger.queue.of_model(model)[:]:
                     if (record := self._ledger.get(view.request_id)) is not None:
                         self._ledger.fail(record, "lost", f"the model {model} was removed")
 
@@ -309,7 +304,7 @@ class DispatchCore:
         return None if due_s == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
-        """Return the outcomes that were not handed out yet."""
+        """Return the outcomes since the last call."""
         return self._ledger.take_outcomes()
 
     def knows(self, request_id: str) -> bool:
@@ -326,7 +321,7 @@ class DispatchCore:
         """Return how far requests are; None for one that has ended or was never accepted.
 
         Args:
-            predicts: whether to predict their ends, too.
+            predicts: whether to predict their ends as well.
         """
         records = [self._ledger.get(request_id) for request_id in request_ids]
         return tuple(
@@ -355,7 +350,7 @@ class DispatchCore:
         )
 
     def _shown_models(self) -> list[str]:
-        """Models that there are: of one that was removed only what waits is of interest."""
+        """Models to show: a removed one only while it has replicas or waiting requests."""
         return [
             model
             for model in self.replicas.profiles

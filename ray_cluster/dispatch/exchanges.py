@@ -1,4 +1,4 @@
-"""Places that are to change hands: from a leased request to one that waits."""
+"""Preemptions under way: slots that pass from a leased request to a waiting one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ray_cluster.protocol.leases import Lease
 
 
 class Exchanges:
-    """Keeps who is to give way to whom until the replica that it concerns is answered.
+    """Keeps planned preemptions until the next answer to the replica concerned.
 
     Attributes:
-        again_s: seconds after which a replica is asked again for what it has not handed back: the
+        again_s: seconds after which a replica is asked again for what it has not released: the
             answer may have been lost. Settings change it.
     """
 
@@ -26,11 +26,11 @@ class Exchanges:
         self._pairs_by_replica: dict[str, list[tuple[str, str]]] = {}
 
     def plan(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Note that leased requests give their places, each to the one beside it, which waits."""
+        """Plan to preempt leased requests, each for the waiting one beside it."""
         for victim_id, heir_id in pairs:
             victim = self._ledger.get(victim_id)
             if victim is not None and victim.holder is not None:
-                victim.gives_way = True
+                victim.is_preempted = True
                 name = victim.holder.replica_id
                 self._pairs_by_replica.setdefault(name, []).append((victim_id, heir_id))
                 self._replicas.alert(victim.holder)
@@ -42,34 +42,34 @@ class Exchanges:
     def carry_out(
         self, replica: ReplicaRecord, now_s: float
     ) -> tuple[tuple[Lease, ...], tuple[str, ...]]:
-        """Lease to a replica what gets a place on it; return that, and who is to hand it back.
+        """Lease to a replica what gets a slot on it; return that, and the ids to release.
 
-        Nobody gives way for somebody who does not wait any more, nor where there is room by now.
+        Nothing is preempted for a request that no longer waits, or if a slot is free by now.
         """
         leases, preempted = [], self._overdue(replica, now_s)
         for victim_id, heir_id in self._pairs_by_replica.pop(replica.replica_id, ()):
             victim, heir = self._ledger.get(victim_id), self._ledger.get(heir_id)
-            if victim is None or victim.holder is not replica or not victim.gives_way:
+            if victim is None or victim.holder is not replica or not victim.is_preempted:
                 continue
             waits = heir is not None and heir.holder is None and heir.view.model == replica.model
             if not waits or replica.view().room > 0:
-                victim.gives_way = False
+                victim.is_preempted = False
             else:
                 preempted.append(victim_id)
                 victim.asked_s = now_s
                 times = victim.view.num_preemptions + 1
                 victim.view = replace(victim.view, num_preemptions=times)
-                self._ledger.totals["preempted"] += 1
+                self._ledger.counters.totals["preempted"] += 1
             if waits:
                 leases.append(self._ledger.lease(heir_id, replica, now_s))
         return tuple(leases), tuple(preempted)
 
     def _overdue(self, replica: ReplicaRecord, now_s: float) -> list[str]:
-        """Who should have been handed back by now; they are asked for once more."""
+        """Ids that should have been released by now; the replica is asked once more."""
         found = []
         planned = {victim for victim, _ in self._pairs_by_replica.get(replica.replica_id, ())}
         for request_id, record in replica.held.items():
-            is_asked = record.gives_way and request_id not in planned
+            is_asked = record.is_preempted and request_id not in planned
             if is_asked and now_s >= record.asked_s + self.again_s:
                 record.asked_s = now_s
                 found.append(request_id)

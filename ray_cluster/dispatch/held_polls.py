@@ -1,4 +1,4 @@
-"""The long polls of replicas that wait for something to be said."""
+"""Long polls of replicas that are held until there is something to answer."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from ray_cluster.protocol.leases import PollReply
 
 
 class _HeldPoll:
-    """A long poll that waits: woken to look again, let go to return whatever there is.
+    """A held long poll: offered what waits, or ended to return whatever there is.
 
     Attributes:
-        seen: the latest news that it was asked about.
-        is_asked: whether it was asked, and has not looked yet.
+        seen: number of the latest offer to it.
+        is_offered: whether it was offered what waits, and has not answered yet.
     """
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        self.is_let_go = False
+        self.is_ended = False
         self.seen = 0
-        self.is_asked = False
+        self.is_offered = False
 
-    def ask(self, news: int) -> None:
-        self.seen, self.is_asked = news, True
+    def offer(self, number: int) -> None:
+        self.seen, self.is_offered = number, True
         self.event.set()
 
-    def let_go(self) -> None:
-        self.is_let_go = True
+    def end(self) -> None:
+        self.is_ended = True
         self.event.set()
 
 
 class HeldPolls:
-    """Holds one poll of each replica, and asks the right ones when there may be a lease to give.
+    """Holds one poll of each replica, and offers what waits to the right one.
 
-    They are asked one after the other, each once for the same news, first those who would end the
-    next request soonest: who takes nothing, or cannot answer any more, hands the question on. To
-    ask all of them at once would cost every request as many looks at the queue as there are
-    replicas.
+    Replicas get the same offer one after the other, first those that would end the next request
+    soonest; one that takes nothing, or cannot answer any more, passes it on. To wake all of them at
+    once would search the queue for every request as often as there are replicas.
 
     Args:
         clock: the service's.
@@ -49,7 +48,7 @@ class HeldPolls:
         self._core = core
         self._clock = clock
         self._by_id: dict[str, _HeldPoll] = {}
-        self._news = 0
+        self._num_offers = 0
 
     async def hold(self, replica_id: str, wait_s: float) -> PollReply:
         """Wait until there is something to say to the replica, or the poll's time is over."""
@@ -59,53 +58,53 @@ class HeldPolls:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(hold_s):
-                    while not held.is_let_go and not says_something(reply):
+                    while not held.is_ended and not says_something(reply):
                         await held.event.wait()
                         held.event.clear()
-                        if not held.is_let_go:
+                        if not held.is_ended:
                             # no await from here to the return: what is leased is also sent
                             reply = self._core.answer(replica_id, self._clock())
-                            held.is_asked = held.is_asked and not reply.leases
-                            self._hand_on(replica_id, held)
+                            held.is_offered = held.is_offered and not reply.leases
+                            self._pass_on(replica_id, held)
         finally:
             if self._by_id.get(replica_id) is held:
                 del self._by_id[replica_id]
-            self._hand_on(replica_id, held)
+            self._pass_on(replica_id, held)
         return reply
 
     def wake(self) -> None:
-        """Have polls answered that may be told something now."""
-        self._news += 1
+        """Answer the polls that there may be something for now."""
+        self._num_offers += 1
         for model in self._core.queue.waiting_models:
-            self._ask_one(model)
+            self._offer(model)
         for replica_id in self._core.replicas.take_alerted():
             if (held := self._by_id.get(replica_id)) is not None:
                 held.event.set()
 
-    def let_go(self, replica_id: str) -> None:
+    def end(self, replica_id: str) -> None:
         """End a replica's poll, if one is held."""
         if (held := self._by_id.pop(replica_id, None)) is not None:
-            held.let_go()
+            held.end()
 
-    def let_all_go(self) -> None:
+    def end_all(self) -> None:
         """End every held poll."""
         for replica_id in list(self._by_id):
-            self.let_go(replica_id)
+            self.end(replica_id)
 
-    def _hand_on(self, replica_id: str, held: _HeldPoll) -> None:
-        """Ask somebody else what this poll was asked and took nothing for."""
-        if not held.is_asked:
+    def _pass_on(self, replica_id: str, held: _HeldPoll) -> None:
+        """Pass on an offer of which this poll took nothing."""
+        if not held.is_offered:
             return
-        held.is_asked = False
+        held.is_offered = False
         if (replica := self._core.replicas.get(replica_id)) is not None:
-            self._ask_one(replica.model)
+            self._offer(replica.model)
 
-    def _ask_one(self, model: str) -> None:
-        """Ask who would end the next request soonest and was not asked since the latest news."""
+    def _offer(self, model: str) -> None:
+        """Make the latest offer to the best replica that has not had it."""
         for replica_id in self._core.takers(model, self._clock()):
             held = self._by_id.get(replica_id)
-            if held is not None and held.seen < self._news:
-                held.ask(self._news)
+            if held is not None and held.seen < self._num_offers:
+                held.offer(self._num_offers)
                 return
 
 

@@ -1,18 +1,16 @@
-"""The books of the dispatch core: who waits, who is leased where, and how each request ended."""
+"""The records of all open requests: waiting or leased, and how each one ended."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from ray_cluster.config.sections import DispatchSettings
-from ray_cluster.dispatch.counters import CALLERS_OWN, OutcomeCounters
-from ray_cluster.dispatch.log import tell, tell_end, tell_refused
-from ray_cluster.dispatch.prediction_stats import PredictionStats
+from ray_cluster.dispatch.log import log_end, log_image, log_refused
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
+from ray_cluster.dispatch.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
 from ray_cluster.policies.placement import passed_over
@@ -37,21 +35,22 @@ _MOST_GONE = 1000
 class Ledger:
     """Keeps every accepted request in exactly one place until it ends, then forgets it.
 
-    ``learnt`` is what predictions rest on; ``tally`` is for metrics.
-
     A request waits (it is in ``queue``, its fence is None) or is leased (it is among one
     replica's ``held``, its fence is that of the lease).
 
     Args:
-        config: says after how many lost leases a request ends as ``lost``, and when it ages.
+        config: the number of lost leases after which a request ends as ``lost``, and when it ages.
         epoch: of the fences.
+
+    Attributes:
+        stats: what predictions rest on.
+        counters: for metrics.
     """
 
     def __init__(self, config: DispatchSettings, *, epoch: int) -> None:
         self.queue = WaitingQueue()
-        self.totals: Counter[str] = Counter()
-        self.learnt = PredictionStats()
-        self.tally = OutcomeCounters(self.learnt)
+        self.stats = PredictionStats()
+        self.counters = OutcomeCounters()
         self._epoch = epoch
         self._max_attempts = config.max_attempts
         self._starvation_s = config.starvation_s
@@ -59,11 +58,11 @@ class Ledger:
         self._records: dict[str, RequestRecord] = {}
         self._attached: dict[str, dict[str, RequestRecord]] = {}
         self._ended: list[Outcome] = []
-        # instants with ids, the next one first; ids that are not known any more are passed over
+        # a heap of instants with ids; ids that are not known any more are skipped
         self._ageing: list[tuple[float, str]] = []
 
-    def go_by(self, config: DispatchSettings) -> None:
-        """Go by other settings; who has aged already stays so."""
+    def apply_settings(self, config: DispatchSettings) -> None:
+        """Apply other settings; requests that have aged stay so."""
         self._max_attempts = config.max_attempts
         self._starvation_s = config.starvation_s
         self._ageing = [
@@ -105,24 +104,24 @@ class Ledger:
         """
         for request, view in as_offered(requests, views, offer):
             record = self._open(request, view, None if client is None else now_s, client or "")
-            record.predicted_s, record.is_followed = offer.predicted_s, offer.is_followed
-            self.learnt.let_in(view)
-            self.totals["accepted"] += 1
-            tell("image_accepted", record)
+            record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
+            self.stats.note_accepted(view)
+            self.counters.totals["accepted"] += 1
+            log_image("image_accepted", record)
 
     def restore(self, request: ImageRequest, view: RequestView, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         record = self._open(request, view, None, "")
         record.may_resume = True
-        # of the time before nobody knows how much of it was work
+        # how much of the time before was work is not known
         record.since_s = now_s
-        self.totals["restored"] += 1
-        tell("image_restored", record)
+        self.counters.totals["restored"] += 1
+        log_image("image_restored", record)
 
     def note_kept(self, states: Mapping[str, StateHeader]) -> None:
-        """Take in which states of requests are in the state store.
+        """Note the stored states of requests that no replica has had since the start.
 
-        Only of those that nobody has had since: of others a replica has reported, or will.
+        Of others a replica has reported, or will.
         """
         for request_id, state in states.items():
             record = self._records.get(request_id)
@@ -136,10 +135,9 @@ class Ledger:
     def refuse(
         self, requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
     ) -> None:
-        """Note that an API call's images were not let in."""
-        self.totals["refused"] += len(requests)
-        self.tally.refusals.add(views, offer)
-        tell_refused(requests, str(offer.reason))
+        """Note that an API call's images were refused."""
+        self.counters.note_refused(views, offer)
+        log_refused(requests, str(offer.reason))
 
     def _open(
         self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
@@ -159,11 +157,11 @@ class Ledger:
         return record
 
     def age(self, now_s: float) -> None:
-        """Have those come first who have waited too long."""
+        """Put requests first that have waited too long."""
         while self._ageing and self._ageing[0][0] <= now_s:
             _, request_id = heappop(self._ageing)
             record = self._records.get(request_id)
-            # another one of that id may have come since
+            # its id may have been used again since
             if record is None or ages_at_s(record.view, self._starvation_s) > now_s:
                 continue
             waits = request_id in self.queue
@@ -179,7 +177,7 @@ class Ledger:
         may_resume = record.may_resume
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
-        tell("image_leased", record, queue_s=record.queued_s)
+        log_image("image_leased", record, queue_s=record.queued_s)
         return Lease(
             fence=fence,
             request=record.request,
@@ -198,11 +196,11 @@ class Ledger:
     def adopt(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
         """Give a waiting request to the replica that has it already; it is no new attempt."""
         fence = self._grant(record, replica, now_s)
-        # it has its place there
+        # it has its slot there already
         replica.num_free += 1
         record.num_leases = max(1, record.num_leases)
-        self.totals["adopted"] += 1
-        tell("image_adopted", record)
+        self.counters.totals["adopted"] += 1
+        log_image("image_adopted", record)
         return fence
 
     def adopt_stale(
@@ -234,7 +232,7 @@ class Ledger:
         return record.fence
 
     def apply(self, event: ReplicaEvent, replica: ReplicaRecord, now_s: float) -> bool:
-        """Take in what a replica says of a request; return False if its fence is stale."""
+        """Apply a replica's report of a request; return False if its fence is stale."""
         record = self._leased(event, replica)
         if record is None:
             return False
@@ -242,11 +240,11 @@ class Ledger:
             case Finished():
                 self._complete(record, event, now_s)
             case Failed():
-                self.totals[event.failure.kind] += 1
+                self.counters.totals[event.failure.kind] += 1
                 self._end(record, event.failure)
             case Returned():
                 record.note_kept(event.steps_done, replica.registration.model_digest)
-                self._requeue(record, now_s, "preempted" if record.gives_way else "returned")
+                self._requeue(record, now_s, "preempted" if record.is_preempted else "returned")
         return True
 
     def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
@@ -257,10 +255,10 @@ class Ledger:
         record.preview = shown.preview
         return True
 
-    def _leased(self, said: ReplicaEvent | Shown, replica: ReplicaRecord) -> RequestRecord | None:
-        """Return what a replica speaks of, if it has the lease that it says."""
-        record = self._records.get(said.request_id)
-        if record is None or record.holder is not replica or record.fence != said.fence:
+    def _leased(self, event: ReplicaEvent | Shown, replica: ReplicaRecord) -> RequestRecord | None:
+        """Return the record of a replica's request, if its lease is current."""
+        record = self._records.get(event.request_id)
+        if record is None or record.holder is not replica or record.fence != event.fence:
             return None
         return record
 
@@ -276,7 +274,7 @@ class Ledger:
         self, record: RequestRecord, kind: Literal["error", "aborted", "lost"], message: str
     ) -> None:
         """End a request without an image."""
-        self.totals[kind] += 1
+        self.counters.totals[kind] += 1
         stage: Literal["queue", "replica"] = "queue" if record.holder is None else "replica"
         self._end(record, Failure(record.view.request_id, kind, message, stage))
 
@@ -295,34 +293,34 @@ class Ledger:
             attempts=record.num_leases,
         )
         took_s = completed.elapsed_s
-        self.learnt.ended(record, event.result.timing, took_s)
-        self.tally.took(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
-        self.tally.refusals.judge(record.view.model, is_followed=record.is_followed)
-        self.tally.made[record.view.model, record.request.fidelity or "unknown"] += 1
-        self.totals["completed"] += 1
-        self.totals["missed"] += not completed.deadline_met
+        self.stats.note_end(record, event.result.timing, took_s)
+        counters, model = self.counters, record.view.model
+        counters.note_ratio(model, took_s=took_s, predicted_s=record.predicted_s)
+        counters.made[model, record.request.fidelity or "unknown"] += 1
+        counters.totals["completed"] += 1
+        counters.totals["missed"] += not completed.deadline_met
         self._end(record, completed)
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
         steps_done = record.kept_steps
-        tell("image_requeued", record, reason=reason, steps_done=steps_done)
+        log_image("image_requeued", record, reason=reason, steps_done=steps_done)
         self._release(record)
         record.since_s = now_s
         record.make_progress(steps_done)
         self.queue.add(record.view)
-        self.totals["requeued"] += 1
+        self.counters.totals["requeued"] += 1
 
     def _release(self, record: RequestRecord) -> None:
         if record.holder is not None:
             record.holder.drop(record)
         record.holder = record.fence = None
-        record.gives_way = False
+        record.is_preempted = False
 
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
-        tell_end(record, outcome)
+        log_end(record, outcome)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
-            self.tally.ended(record.view, is_met=is_met)
+            self.counters.note_end(record.view, is_met=is_met)
         if record.holder is None:
             self.queue.remove(record.view.request_id)
         self._release(record)

@@ -14,38 +14,38 @@ from ray_cluster.requests import ImageRequest
 logger = logging.getLogger(__name__)
 
 
-def tell(
+def log_image(
     event: LogEvent,
     record: RequestRecord,
     *,
     level: int = logging.INFO,
     **fields: Unpack[LogFields],
 ) -> None:
-    """Write what happens to a request, with the replica that has it."""
+    """Log what happens to a request, with the replica that holds it."""
     if record.holder is not None:
         fields["replica"] = record.holder.replica_id
     fields["num_attempts"] = record.num_leases
     log_event(logger, event, record.request, level=level, **fields)
 
 
-def tell_refused(requests: Sequence[ImageRequest], reason: str) -> None:
-    """Write that an API call's images were not let in."""
+def log_refused(requests: Sequence[ImageRequest], reason: str) -> None:
+    """Log that an API call's images were refused."""
     if requests:
         first = requests[0]
         log_event(logger, "images_refused", first, num_images=len(requests), reason=reason)
 
 
-def tell_end(record: RequestRecord, outcome: Outcome) -> None:
-    """Write how a request has ended."""
+def log_end(record: RequestRecord, outcome: Outcome) -> None:
+    """Log how a request has ended."""
     if isinstance(outcome, Completed):
         fields = durations_of(outcome.result.timing)
         fields["elapsed_s"] = outcome.elapsed_s
         fields["slo_s"] = outcome.slo_s
         fields["deadline_met"] = outcome.deadline_met
-        tell("image_completed", record, **fields)
+        log_image("image_completed", record, **fields)
         return
     is_cancelled = outcome.kind == "aborted"
-    tell(
+    log_image(
         "image_cancelled" if is_cancelled else "image_failed",
         record,
         level=logging.INFO if is_cancelled else logging.WARNING,

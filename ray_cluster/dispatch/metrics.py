@@ -15,8 +15,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ray_cluster.dispatch.counters import RATIO_BOUNDS
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.statistics import RATIO_BOUNDS
 from ray_cluster.observability.metrics_snapshot import Snapshot, take
 
 
@@ -34,28 +34,18 @@ class _CellCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         cluster = self._cluster
-        images = CounterMetricFamily(
-            "ray_cluster_images", "Images by what became of them.", labels=["event"]
-        )
+        images = CounterMetricFamily("ray_cluster_images", "Images by event.", labels=["event"])
         for event, count in sorted(cluster.totals.items()):
             images.add_metric([event], count)
         yield images
         yield self._deadlines()
         yield _counts(
             "images_by_fidelity",
-            "Images made, by the fidelity that they got.",
+            "Images made, by their fidelity.",
             ("model", "fidelity"),
             cluster.made,
         )
-        yield _counts(
-            "refused_images", "Images that were not let in.", ("model", "reason"), cluster.refused
-        )
-        yield _counts(
-            "refusal_verdicts",
-            "Images refused as too late, by whether that was right as far as can be told.",
-            ("model", "verdict"),
-            cluster.verdicts,
-        )
+        yield _counts("refused_images", "Images refused.", ("model", "reason"), cluster.refused)
         yield self._ratios()
         waiting = GaugeMetricFamily(
             "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
@@ -72,11 +62,11 @@ class _CellCollector(Collector):
             "ray_cluster_open_jobs", "Durable jobs that have not ended.", value=self._num_open_jobs
         )
         leased = GaugeMetricFamily(
-            "ray_cluster_leased_images", "Images that a replica has.", labels=["model", "replica"]
+            "ray_cluster_leased_images", "Images leased to a replica.", labels=["model", "replica"]
         )
         room = GaugeMetricFamily(
             "ray_cluster_free_places",
-            "Images that a replica could take.",
+            "Free slots of a replica.",
             labels=["model", "replica"],
         )
         for one in cluster.replicas:
@@ -99,7 +89,7 @@ class _CellCollector(Collector):
     def _ratios(self) -> Metric:
         found = HistogramMetricFamily(
             "ray_cluster_real_over_predicted",
-            "Seconds that images took over those predicted when they were let in.",
+            "Real over predicted seconds of images, as predicted when they were accepted.",
             labels=["model"],
         )
         bounds = [*map(str, RATIO_BOUNDS), "+Inf"]

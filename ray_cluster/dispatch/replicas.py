@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ray_cluster.dispatch.replica_rows import ReplicaRows
+import numpy as np
+import numpy.typing as npt
+
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.policies.cost_model import differs
-from ray_cluster.policies.load import NO_LOAD, Load
+from ray_cluster.policies.fluid import PoolView, pool_of
+from ray_cluster.policies.load import NO_LOAD, NUM_AMOUNTS, Load
 from ray_cluster.policies.placement import NOTHING, Placement, Residency
-from ray_cluster.policies.pool import PoolView, pool_of
-from ray_cluster.policies.routing import choose_leases, soonest_first
-from ray_cluster.policies.types import StepCost
+from ray_cluster.policies.routing import (
+    ReplicaTable,
+    choose_leases,
+    shared_prices,
+    soonest_first,
+)
+from ray_cluster.policies.types import ReplicaView, StepCost
 from ray_cluster.protocol.leases import Directory, Peer, Poll, Registration
 from ray_cluster.requests import ModelProfile
 
 # share by which a replica's cost may have moved since it was pooled with the others'
 _POOLED_WITHIN = 0.02
+_FIRST_CAPACITY = 4
 
 
 class Replicas:
-    """Live replicas by id, with sums over each model's that are kept as they change.
-
-    Of every model the profile and the last replica are remembered.
+    """Live replicas by id, with each model's sums, and its profile and last pool.
 
     Attributes:
         directory: the workers among them that others call.
@@ -54,11 +60,9 @@ class Replicas:
         return self._by_id[replica_id]
 
     def get(self, replica_id: str) -> ReplicaRecord | None:
-        """Return a live replica."""
         return self._by_id.get(replica_id)
 
     def add(self, replica: ReplicaRecord) -> None:
-        """Take a replica in."""
         self._by_id[replica.replica_id] = replica
         if replica.registration.profile is not None:
             self._profiles[replica.model] = replica.registration.profile
@@ -71,7 +75,7 @@ class Replicas:
         self._pools.pop(replica.model, None)
 
     def remember(self, replica: ReplicaRecord) -> None:
-        """Know a model of which no replica has come yet, by one of an earlier life."""
+        """Restore a model of which no replica has registered yet, from an earlier life."""
         profile = replica.registration.profile
         if profile is not None and replica.model not in self._profiles:
             self._profiles[replica.model] = profile
@@ -79,7 +83,7 @@ class Replicas:
 
     @property
     def starting(self) -> tuple[str, ...]:
-        """Models that are remembered, and of which no replica has come yet."""
+        """Restored models of which no replica has registered yet."""
         return tuple(model for model in self._profiles if model not in self._rows)
 
     @property
@@ -88,7 +92,7 @@ class Replicas:
         return self._profiles
 
     def hear(self, replica: ReplicaRecord, poll: Poll, now_s: float) -> None:
-        """Take in what a replica says of itself."""
+        """Apply a replica's poll."""
         replica.hear(poll, now_s)
         self.note_heard(replica, now_s)
         if replica.resize(poll.capacity):
@@ -99,7 +103,7 @@ class Replicas:
             self._pools.pop(replica.model, None)
 
     def pop(self, replica_id: str) -> ReplicaRecord | None:
-        """Let a replica go, and return it; who let it go sees to what it held."""
+        """Remove and return a replica; the caller sees to what it held."""
         replica = self._by_id.get(replica_id)
         if replica is None:
             return None
@@ -117,7 +121,7 @@ class Replicas:
         return replica
 
     def _note_peer(self, replica: ReplicaRecord) -> None:
-        """Have everybody hear of a worker that others call, which has come or gone."""
+        """Tell all replicas of a worker that others call, which has come or gone."""
         if replica.registration.endpoint is not None:
             self.directory = directory_of(one.registration for one in self)
             self._alerted |= self._by_id.keys()
@@ -125,7 +129,7 @@ class Replicas:
     def pool(self, model: str) -> PoolView | None:
         """Return a model's live replicas as one, or the last that there was; None if none ever was.
 
-        Costs that have moved by less than 2 % since it was made do not count.
+        It is made anew only when a cost has moved by 2 % or more.
         """
         if model not in self._pools:
             live = [one for one in self if one.model == model]
@@ -136,17 +140,16 @@ class Replicas:
         return self._pools[model]
 
     def in_progress(self, model: str) -> Load:
-        """Return what the model's replicas hold."""
+        """Return the load of what the model's replicas hold."""
         self._catch_up()
         return self._in_progress.get(model, NO_LOAD)
 
     def num_free(self, model: str) -> int:
-        """Return for how many requests the model's replicas have room."""
         self._catch_up()
         return self._rows[model].num_free if model in self._rows else 0
 
     def ids(self, model: str) -> Sequence[str]:
-        """Return the ids of a model's live replicas; good until one comes or goes."""
+        """Return the ids of a model's live replicas; valid until one comes or goes."""
         rows = self._rows.get(model)
         return () if rows is None else rows.ids
 
@@ -164,36 +167,36 @@ class Replicas:
         self._changed.clear()
 
     def _count(self, replica: ReplicaRecord, load: Load) -> None:
-        """Have a replica's load stand for what it was counted for so far."""
+        """Count a replica's load instead of what it was counted with before."""
         before = self._counted.pop(replica.replica_id, NO_LOAD)
         if load is not NO_LOAD:
             self._counted[replica.replica_id] = load
         if load is not before:
             total = self._in_progress.get(replica.model, NO_LOAD)
-            self._in_progress[replica.model] = total - before + load
+            self._in_progress[replica.model] = total.minus(before).plus(load)
 
     def takers(self, model: str, queue: WaitingQueue, heard_after_s: float) -> Iterator[str]:
-        """Ids of those with room, by when they would end what waits first of their model."""
-        line, rows = queue.line(model), self._rows.get(model)
-        if line and rows is not None:
+        """Ids of replicas with free slots, by when they would end the model's first request."""
+        waiting, rows = queue.of_model(model), self._rows.get(model)
+        if waiting and rows is not None:
             self._catch_up()
             table = rows.table(heard_after_s, self._residency(model))
-            yield from map(rows.id_of, soonest_first(line[0], table))
+            yield from map(rows.id_of, soonest_first(waiting[0], table))
 
     def alert(self, replica: ReplicaRecord | None) -> None:
-        """Note that a replica, if there is one, has an abort to hear of."""
+        """Note that a replica, if there is one, must be answered at once."""
         if replica is not None:
             self._alerted.add(replica.replica_id)
 
     def take_alerted(self) -> set[str]:
-        """Return the ids of those with an abort to hear of since the last such call."""
+        """Return the ids noted by :meth:`alert` since the last call."""
         alerted, self._alerted = self._alerted, set()
         return alerted
 
     def choose(
         self, replica: ReplicaRecord, queue: WaitingQueue, now_s: float, heard_after_s: float
     ) -> Placement:
-        """Return what a replica leases now, beside peers that were heard of after that instant."""
+        """Return what a replica leases now, counting on peers heard of after that instant."""
         model = replica.model
         if replica.num_free <= 0 or not queue.has(model):
             return NOTHING
@@ -201,13 +204,124 @@ class Replicas:
         rows = self._rows[model]
         row = rows.row_of(replica.replica_id)
         table = rows.table(heard_after_s, self._residency(model), polls=row)
-        return choose_leases(queue.line(model), row, table, now_s)
+        return choose_leases(queue.of_model(model), row, table, now_s)
 
     def _residency(self, model: str) -> Residency | None:
         """What is resident on a model's replicas; None if nothing is."""
         holders = self._rows[model].holders
         pool = self.pool(model) if holders else None
         return None if pool is None else Residency(pool.slowest_cost, pool.max_batch, holders)
+
+
+class ReplicaRows:
+    """One model's replicas as rows of arrays, so that a choice among a thousand is quick.
+
+    Rows move when one is removed.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        # that the rows' prices are for; None where there are none yet
+        self._costs: list[StepCost | None] = []
+        self._row_by_id: dict[str, int] = {}
+        self._residents: list[frozenset[str]] = []
+        self._holders: dict[str, set[int]] = {}
+        self._levels_s: npt.NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
+        self._rooms: npt.NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._prices_s: npt.NDArray[np.float64] = np.zeros((_FIRST_CAPACITY, NUM_AMOUNTS))
+        self._heard_s: npt.NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
+
+    def add(self, replica_id: str) -> None:
+        """Add a row without free slots until it is put."""
+        row = len(self._ids)
+        if row == len(self._rooms):
+            self._grow()
+        self._ids.append(replica_id)
+        self._costs.append(None)
+        self._residents.append(frozenset())
+        self._row_by_id[replica_id] = row
+        self._rooms[row] = 0
+
+    def put(self, view: ReplicaView) -> None:
+        """Update a replica's row; its prices only for another cost."""
+        row = self._row_by_id[view.replica_id]
+        self._levels_s[row] = view.leased_work_s
+        self._rooms[row] = view.room
+        if self._costs[row] is not view.step_cost:
+            self._costs[row] = view.step_cost
+            self._prices_s[row] = shared_prices(view)
+        self._hold(row, view.residents)
+
+    def _hold(self, row: int, residents: frozenset[str]) -> None:
+        before = self._residents[row]
+        if residents is before or residents == before:
+            return
+        for one in before - residents:
+            self._holders[one].remove(row)
+            if not self._holders[one]:
+                del self._holders[one]
+        for one in residents - before:
+            self._holders.setdefault(one, set()).add(row)
+        self._residents[row] = residents
+
+    def forget_prices(self, replica_id: str) -> None:
+        """Price a replica anew when its row is next put: its batches have another size."""
+        self._costs[self._row_by_id[replica_id]] = None
+
+    def hear(self, replica_id: str, heard_s: float) -> None:
+        self._heard_s[self._row_by_id[replica_id]] = heard_s
+
+    def remove(self, replica_id: str) -> None:
+        """Remove a row; the last one takes its place."""
+        row, last = self._row_by_id.pop(replica_id), self._ids.pop()
+        cost, end = self._costs.pop(), len(self._ids)
+        residents = self._residents[end]
+        for one in {row, end}:
+            self._hold(one, frozenset())
+        self._residents.pop()
+        if last == replica_id:
+            return
+        self._hold(row, residents)
+        for array in (self._levels_s, self._rooms, self._prices_s, self._heard_s):
+            array[row] = array[end]
+        self._ids[row], self._costs[row] = last, cost
+        self._row_by_id[last] = row
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    @property
+    def holders(self) -> Mapping[str, Collection[int]]:
+        """Rows by what is resident on them."""
+        return self._holders
+
+    @property
+    def num_free(self) -> int:
+        return int(self._rooms[: len(self._ids)].sum())
+
+    def row_of(self, replica_id: str) -> int:
+        return self._row_by_id[replica_id]
+
+    def id_of(self, row: int) -> str:
+        return self._ids[row]
+
+    def table(
+        self, heard_after_s: float, residency: Residency | None, *, polls: int | None = None
+    ) -> ReplicaTable:
+        """Return all rows; replicas not heard of since then have no slots, unless they poll now."""
+        count = len(self._ids)
+        counts_on = self._heard_s[:count] >= heard_after_s
+        if polls is not None:
+            counts_on[polls] = True
+        rooms = self._rooms[:count] * counts_on
+        return ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count], residency)
+
+    def _grow(self) -> None:
+        self._levels_s, self._rooms, self._prices_s, self._heard_s = (
+            np.concatenate([array, np.zeros_like(array)])
+            for array in (self._levels_s, self._rooms, self._prices_s, self._heard_s)
+        )
 
 
 def directory_of(registrations: Iterable[Registration]) -> Directory:

@@ -21,22 +21,21 @@ from ray_cluster.protocol.timeouts import sleep_and_read
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 Keeper = Callable[[Outcome], None]
-"""Told how a request ended, on the event loop and at once."""
+"""Called with how a request ended, on the event loop and at once."""
 
 
 class DispatchService:
     """Serves one :class:`DispatchCore` to gateways and replicas on one event loop.
 
-    Every call into the core runs without an await inside, so that calls are atomic with each
-    other. It knows nothing of Ray or HTTP.
+    Calls into the core have no await inside, so they are atomic with each other. It knows nothing
+    of Ray or HTTP.
 
     Args:
-        config: the one that the core has.
-        clock: returns the present instant in seconds and never goes backwards. Long polls are
-            timed by the event loop's own clock.
+        config: the core's.
+        clock: monotonic seconds; long polls are timed by the event loop's own clock.
         on_outcome: called with every request's end, on the event loop and at once.
         on_metrics: called with a replica's id and the metrics that come with its polls.
-        on_register: called with how a worker presents itself.
+        on_register: called with every registration.
     """
 
     def __init__(
@@ -61,23 +60,20 @@ class DispatchService:
         self._housekeeping: asyncio.Task[None] | None = None
 
     def apply(self, settings: Settings) -> None:
-        """Go by other settings from now on.
-
-        Everybody who waits here is answered, and comes again with the new times.
-        """
+        """Apply other settings, and answer all held calls: they come again with the new times."""
         self._core.apply(settings, self._clock())
         self._attached_s = self._clients.keep_s = settings.dispatch.attached_timeout_s
         self._clients.wake_all()
-        self._polls.let_all_go()
+        self._polls.end_all()
 
     async def pool_settings(self, pool: str) -> WorkerSettings | None:
-        """Return what a replica of a pool starts with; None if the settings have no such pool."""
+        """See :meth:`DispatchCore.worker_settings`."""
         return self._core.worker_settings(pool)
 
     async def register(self, registration: Registration) -> int:
-        """Take a replica in; return the epoch that its polls must carry."""
+        """Add a replica; return the epoch that its polls must carry."""
         self.start()
-        self._polls.let_go(registration.replica_id)
+        self._polls.end(registration.replica_id)
         epoch = self._core.register(registration, self._clock())
         if self._on_register is not None:
             self._on_register(registration)
@@ -90,24 +86,23 @@ class DispatchService:
         self._core.remember(registrations)
 
     async def unregister(self, replica_id: str) -> None:
-        """Let a replica go; what it has not returned goes back to the queue."""
+        """Remove a replica; what it has not returned waits again."""
         self._core.unregister(replica_id, self._clock())
         self._settle(self._core.take_outcomes())
-        self._polls.let_go(replica_id)
+        self._polls.end(replica_id)
         self._polls.wake()
 
     async def poll(self, poll: Poll, wait_s: float = math.inf) -> PollReply:
-        """Return leases and aborts for a replica; held while there are none, for ``wait_s`` at most
-        and not longer than ``poll_s``.
+        """Return leases and aborts for a replica; held while there are none, for at most ``wait_s``
+        and ``poll_s``.
 
-        A replica has one poll at a time: a second one ends the first, which then grants nothing.
-        A report that frees leases ends the held poll, too, perhaps without leases: poll again,
-        with the new number of free places. Leases are granted in the last instant before the
-        return, so that a cancelled poll loses none.
+        A replica has one poll at a time: a second one ends the first, which then grants nothing. A
+        report ends the held poll too: poll again, with the new number of free slots. Leases are
+        granted in the last instant before the return, so a cancelled poll loses none.
         """
         if self._on_metrics is not None and poll.metrics is not None:
             self._on_metrics(poll.replica_id, poll.metrics)
-        self._polls.let_go(poll.replica_id)
+        self._polls.end(poll.replica_id)
         reply = self._core.poll(poll, self._clock())
         self._settle(self._core.take_outcomes())
         if not says_something(reply):
@@ -120,13 +115,13 @@ class DispatchService:
     async def report(
         self, replica_id: str, events: Sequence[ReplicaEvent]
     ) -> tuple[str, ...] | None:
-        """Take in what happened on a replica; return the ids whose fence was stale, or None.
+        """Apply a replica's events; return the ids with stale fences.
 
-        None says that the replica is not known; see :meth:`DispatchCore.report`.
+        None if the replica is not known; see :meth:`DispatchCore.report`.
         """
         outcomes, stale = self._core.report(replica_id, events, self._clock())
         self._settle(outcomes)
-        self._polls.let_go(replica_id)
+        self._polls.end(replica_id)
         if any(isinstance(event, Returned) for event in events):
             self._polls.wake()
         return stale
@@ -145,7 +140,7 @@ class DispatchService:
         """Queue all of an API call's images or none; see :meth:`DispatchCore.offer`.
 
         Args:
-            client: who waits for them: how many images one may have in flight is bounded.
+            client: whose images they are, for the bound on its images in flight.
         """
         self.start()
         if any(request.request_id in self._clients for request in requests):
@@ -156,7 +151,7 @@ class DispatchService:
         return offer
 
     async def offer_durable(self, requests: Sequence[ImageRequest], keeper: Keeper) -> Offer:
-        """Queue all of a job's images or none; they are made whether or not anybody waits."""
+        """Queue all of a job's images or none; they do not depend on a client's presence."""
         self.start()
         offer = self._core.offer(requests, self._clock(), client=None)
         if offer.accepted:
@@ -187,10 +182,10 @@ class DispatchService:
     async def wait(self, request_ids: Iterable[str], wait_s: float) -> dict[str, Outcome]:
         """Return the outcomes that there are, as soon as there is one; empty after a while.
 
-        The long poll of a client. It also says that the client is still there: call it again at
-        once for the rest. It is held for ``wait_s``, but for at most a third of
-        ``attached_timeout_s``. An outcome is handed out once. An id that is not known here (never
-        accepted, handed out, or of an earlier dispatcher's life) is answered as ``lost``.
+        The long poll of a client, which also keeps its requests alive: call it again at once for
+        the rest. It is held for ``wait_s``, but for at most a third of ``attached_timeout_s``. An
+        outcome is returned once. An id that is not known here (never accepted, returned already, or
+        of an earlier dispatcher) is ``lost``.
         """
         ids = tuple(request_ids)
         self._core.touch(ids, self._clock())
@@ -203,7 +198,7 @@ class DispatchService:
     async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
         """Return how a request ended, or a preview after number ``seen``, as soon as it is there.
 
-        Otherwise as :meth:`wait`, and nothing after a while.
+        Otherwise like :meth:`wait`, and nothing after a while.
         """
         self._core.touch([request_id], self._clock())
         sight = self._look(request_id, seen)
@@ -224,22 +219,22 @@ class DispatchService:
             self._core.touch(request_ids, self._clock())
 
     async def show(self, replica_id: str, shown: Shown) -> None:
-        """Take in a preview, and wake who watches."""
+        """Store a preview, and wake the client that watches."""
         if self._core.show(replica_id, shown):
             self._clients.wake(shown.request_id)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End the requests now; ids that have ended already are ignored."""
+        """End the requests now; ended ones are ignored."""
         self._settle(self._core.abort(request_ids))
         self._polls.wake()
 
     async def end_attached(self) -> None:
-        """End what somebody waits for; see :meth:`DispatchCore.end_attached`."""
+        """See :meth:`DispatchCore.end_attached`."""
         self._settle(self._core.end_attached())
         self._polls.wake()
 
     async def models(self) -> dict[str, ModelProfile]:
-        """Return the profile of every model that a replica ever registered, by name."""
+        """See :meth:`DispatchCore.models`."""
         return self._core.models()
 
     async def snapshot(self) -> ClusterSnapshot:
@@ -253,14 +248,14 @@ class DispatchService:
 
     async def close(self) -> None:
         """Stop housekeeping and end all held polls."""
-        self._polls.let_all_go()
+        self._polls.end_all()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
 
     @property
     def starting(self) -> tuple[str, ...]:
-        """Models that are remembered, and of which no replica has come yet."""
+        """Restored models of which no replica has registered yet."""
         return self._core.replicas.starting
 
     @property
@@ -269,7 +264,7 @@ class DispatchService:
         return self._housekeeping is None or not self._housekeeping.done()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep outcomes for their clients, and wake those who wait."""
+        """Hand outcomes to jobs, or store them for their clients."""
         now_s = self._clock()
         for outcome in outcomes:
             if self._on_outcome is not None:
@@ -280,7 +275,7 @@ class DispatchService:
             self._clients.keep(outcome, now_s)
 
     async def _keep_house(self) -> None:
-        """Act on silence and forget old outcomes, whenever the next of these is due."""
+        """Act on silence and drop old outcomes, whenever the next of these is due."""
         while True:
             now_s = self._clock()
             self._settle(self._core.expire(now_s))

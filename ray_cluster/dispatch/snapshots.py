@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ray_cluster.dispatch.counters import Ratios
 from ray_cluster.dispatch.ledger import Ledger
-from ray_cluster.dispatch.refusals import Verdict
 from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.statistics import Ratios
 from ray_cluster.policies.types import StepCost
 
 
@@ -33,7 +32,6 @@ class ReplicaSnapshot:
 
     @staticmethod
     def of(record: ReplicaRecord, now_s: float) -> ReplicaSnapshot:
-        """Return the replica's state at that instant."""
         view = record.view()
         return ReplicaSnapshot(
             replica_id=view.replica_id,
@@ -56,14 +54,12 @@ class ClusterSnapshot:
         num_waiting_by_model: every known model, also those with nothing waiting.
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
         totals: events since the dispatcher started, by name: accepted, refused, completed,
-            missed (of the completed, those after their deadline), error, aborted, lost, requeued,
-            preempted (asked back for somebody more urgent).
+            missed (completed after their deadline), error, aborted, lost, requeued, preempted.
         met: images that ended by their deadlines, by model and size class.
         missed: those that ended later or not at all, likewise.
         made: images made, by model and the fidelity that they got.
         ratios: real over predicted seconds, by model.
-        refused: images that were not let in, by model and reason.
-        verdicts: those that were refused as too late, by model and whether that was right or false.
+        refused: images by model and reason.
     """
 
     epoch: int
@@ -79,11 +75,10 @@ class ClusterSnapshot:
     made: Mapping[tuple[str, str], int]
     ratios: Mapping[str, Ratios]
     refused: Mapping[tuple[str, str], int]
-    verdicts: Mapping[tuple[str, Verdict], int]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know: models that nobody makes images with just now."""
+        """What an operator should know: models that no live replica has."""
         alive = {replica.model for replica in self.replicas}
         return tuple(
             f"no replica of {model} lives; {count} images wait for one"
@@ -101,8 +96,7 @@ class ClusterSnapshot:
         models: Iterable[str],
         now_s: float,
     ) -> ClusterSnapshot:
-        """Return the present state."""
-        waiting = tuple(ledger.queue)
+        waiting, counters = tuple(ledger.queue), ledger.counters
         return ClusterSnapshot(
             epoch=epoch,
             num_waiting=len(waiting),
@@ -111,11 +105,10 @@ class ClusterSnapshot:
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
             num_waiting_by_model={model: ledger.queue.count(model) for model in sorted(models)},
             replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in replicas),
-            totals=dict(ledger.totals),
-            met=dict(ledger.tally.met),
-            missed=dict(ledger.tally.missed),
-            made=dict(ledger.tally.made),
-            ratios=dict(ledger.tally.ratios),
-            refused=dict(ledger.tally.refusals.counts),
-            verdicts=dict(ledger.tally.refusals.verdicts),
+            totals=dict(counters.totals),
+            met=dict(counters.met),
+            missed=dict(counters.missed),
+            made=dict(counters.made),
+            ratios=dict(counters.ratios),
+            refused=dict(counters.refused),
         )

@@ -1,14 +1,12 @@
-"""What the dispatch core keeps of requests and replicas."""
+"""The dispatch core's records of one request and of one replica."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
 
 from ray_cluster.policies.cost_model import share_cost
-from ray_cluster.policies.load import NO_LOAD, Load, load_of, load_s
+from ray_cluster.policies.load import Load, load_s, total_load
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Poll, Registration
 from ray_cluster.protocol.outcomes import Preview
@@ -33,21 +31,21 @@ class RequestRecord:
 
     Attributes:
         slo_s: seconds from arrival to the deadline.
-        client_s: instant at which its client was last heard of; None if nobody need wait for it.
-        client: whose it is, if it is bounded how many of these there may be.
+        client_s: instant at which its client was last heard of; None for a job's.
+        client: whose it is, for the bound on its images in flight.
         since_s: instant at which it last entered the queue, or was last known to be held.
-        leased_s: instant at which whoever holds it was given it.
+        leased_s: instant of its present lease.
         queued_s: seconds spent in the queue before ``since_s``.
-        num_leases: leases given so far.
+        num_leases: leases so far.
         num_losses: leases that ended because the replica died or lost them.
         kept_steps: steps that are known to be in the state store.
         kept_digest: of the model that they were done with.
-        may_resume: whether somebody may have worked on it, so that there may be a state of it.
+        may_resume: whether a replica may have worked on it, so that there may be a state of it.
         preview: the last one.
-        predicted_s: seconds from arrival to its end, as they were predicted then; 0 if nobody did.
-        is_followed: how, see :class:`ray_cluster.policies.types.Offer`.
-        gives_way: whether who holds it is to hand it back, and has not yet.
-        asked_s: instant at which its holder was last asked for it.
+        predicted_s: seconds from arrival to its end, predicted on arrival; 0 without a prediction.
+        is_simulated: how, see :class:`ray_cluster.policies.types.Offer`.
+        is_preempted: whether its holder is to release it, and has not yet.
+        asked_s: instant at which its holder was last asked to.
     """
 
     request: ImageRequest
@@ -67,8 +65,8 @@ class RequestRecord:
     may_resume: bool = False
     preview: Preview | None = None
     predicted_s: float = 0.0
-    is_followed: bool = False
-    gives_way: bool = False
+    is_simulated: bool = False
+    is_preempted: bool = False
     asked_s: float = 0.0
 
     def note_kept(self, steps_done: int, model_digest: str) -> None:
@@ -78,7 +76,7 @@ class RequestRecord:
         self.kept_digest = model_digest
 
     def make_progress(self, steps_done: int) -> bool:
-        """Set the number of steps done, kept within what is asked for; return if it is news."""
+        """Set the number of steps done, within what is asked for; return whether it changed."""
         steps_done = max(0, min(self.view.num_steps, steps_done))
         if steps_done == self.view.steps_done:
             return False
@@ -92,15 +90,14 @@ class ReplicaRecord:
 
     Attributes:
         heard_s: instant of its last sign of life.
-        told_s: instant at which it last told its progress.
+        reported_s: instant at which it last reported its progress.
         peers_version: of the directory that it has.
-        settings_version: of the settings that it goes by.
-        num_free: its own last word, less what it was given since.
-        named: ids it named in its last poll, less those it has reported since.
+        settings_version: of the settings that it applies.
+        num_free: free slots by its last poll, less what it was leased since.
+        named: ids in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
-        residents: ids of what it says is there, or is being fetched.
-        changed: ids of replicas that have changed, its own among them; emptied by whoever looks.
-        replica_id: unique in the cell.
+        residents: ids of what is there or being fetched, by its last poll.
+        changed: shared set of ids of replicas that have changed; its reader empties it.
         model: name of the queue that it leases from; see :attr:`Registration.lane`.
     """
 
@@ -111,7 +108,7 @@ class ReplicaRecord:
     named: set[str] = field(default_factory=set)
     held: dict[str, RequestRecord] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
-    told_s: float = 0.0
+    reported_s: float = 0.0
     peers_version: str = ""
     residents: frozenset[str] = field(init=False)
     settings_version: str = ""
@@ -134,26 +131,26 @@ class ReplicaRecord:
         return tuple(sorted(self.named - self.held.keys()))
 
     def hear(self, poll: Poll, now_s: float) -> None:
-        """Take in a poll: its progress, its room, and which leases it knows of."""
-        self.heard_s = self.told_s = now_s
+        """Apply a poll: its progress, its free slots, and the leases it knows of."""
+        self.heard_s = self.reported_s = now_s
         self.settings_version = poll.settings_version
         step_cost = poll.step_cost or self.step_cost
         residents = self.residents if poll.residents is None else frozenset(poll.residents)
-        is_news = poll.num_free != self.num_free or step_cost != self.step_cost
-        is_news |= residents != self.residents
+        is_changed = poll.num_free != self.num_free or step_cost != self.step_cost
+        is_changed |= residents != self.residents
         self.num_free, self.step_cost, self.residents = poll.num_free, step_cost, residents
         self.named = set(poll.steps_done_by_id)
         self.peers_version = poll.peers_version
         for request_id, steps_done in poll.steps_done_by_id.items():
             if (record := self.held.get(request_id)) is not None:
                 record.since_s = now_s
-                # none, as long as the state that it goes on from is being fetched
-                is_news |= record.make_progress(steps_done or record.kept_steps)
-        if is_news:
+                # 0 while the state that it goes on from is being fetched
+                is_changed |= record.make_progress(steps_done or record.kept_steps)
+        if is_changed:
             self._note_change()
 
     def resize(self, capacity: Capacity | None) -> bool:
-        """Take in how much it takes at once by now; return if it is news."""
+        """Apply how much it takes at once by now; return whether it changed."""
         was = self.registration
         if capacity is None or capacity == Capacity(was.max_in_flight, was.max_batch):
             return False
@@ -165,7 +162,7 @@ class ReplicaRecord:
         return True
 
     def unaware_of(self, before_s: float) -> tuple[RequestRecord, ...]:
-        """Return what it was leased but has not named since that instant."""
+        """Return what it was leased but has not named in a poll since that instant."""
         return tuple(record for record in self.held.values() if record.since_s < before_s)
 
     def take(self, record: RequestRecord) -> None:
@@ -175,15 +172,14 @@ class ReplicaRecord:
         self.num_free -= 1
 
     def drop(self, record: RequestRecord) -> None:
-        """Hold a request no more; its room counts when the replica itself says so."""
+        """Hold a request no more; its slot is free once the replica reports so."""
         self._note_change()
         del self.held[record.view.request_id]
 
     def load(self) -> Load:
         """Return what the requests that it holds still take; added up only after a change."""
         if self._load is None:
-            loads = [load_of(record.view) for record in self.held.values()]
-            self._load = reduce(add, loads) if loads else NO_LOAD
+            self._load = total_load(record.view for record in self.held.values())
         return self._load
 
     def view(self) -> ReplicaView:
@@ -210,7 +206,7 @@ class ReplicaRecord:
         )
 
     def _all_residents(self) -> frozenset[str]:
-        """What it says is there, and what it fetches for the requests that it holds."""
+        """What is there by its last poll, and what the requests that it holds make it fetch."""
         needs = {need for record in self.held.values() for need in record.view.needs}
         return self.residents if needs <= self.residents else self.residents | needs
 

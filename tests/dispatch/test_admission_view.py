@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch.admission_view import MOST_FOLLOWED, MOST_REPLICAS
+from ray_cluster.dispatch.admission_view import MOST_REPLICAS, MOST_SIMULATED
 from ray_cluster.dispatch.core import DispatchCore
 from tests.dispatch.test_machine import DispatchMachine
 from tests.fakes import STEP_COST, image_request, poll_of, registration
@@ -63,18 +63,18 @@ def test_so_many_requests_and_replicas_are_followed_and_no_more() -> None:
     new = [image_request("new").view(arrival_s=0.0, deadline_s=9.0)]
     for number in range(MOST_REPLICAS):
         core.register(registration(f"r{number}"), 0.0)
-    scene = core.queue.scene(new, 0.0)
+    scene = core.queue.forecast_view(new, 0.0)
     assert scene is not None
     assert len(scene.replicas) == MOST_REPLICAS
     core.register(registration("one more"), 0.0)
-    assert core.queue.scene(new, 0.0) is None
+    assert core.queue.forecast_view(new, 0.0) is None
     core.unregister("one more", 0.0)
-    for number in range(MOST_FOLLOWED):
-        assert core.queue.scene(new, 0.0) is not None
+    for number in range(MOST_SIMULATED):
+        assert core.queue.forecast_view(new, 0.0) is not None
         core.offer([image_request(f"w{number}")], 0.0, client=None)
-    assert core.queue.scene(new, 0.0) is not None
+    assert core.queue.forecast_view(new, 0.0) is not None
     core.offer([image_request("one more")], 0.0, client=None)
-    assert core.queue.scene(new, 0.0) is None
+    assert core.queue.forecast_view(new, 0.0) is None
 
 
 TestCountingMachine = CountingMachine.TestCase

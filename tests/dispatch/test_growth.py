@@ -15,8 +15,7 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.residents import lora_resident
-from ray_cluster.policies.types import Offer, WhenLate
+from ray_cluster.policies.types import Offer, WhenLate, lora_resident
 from ray_cluster.protocol.leases import Lease, Poll
 from ray_cluster.requests import AddOns, LoraUse
 from tests.fakes import finished, image_request, registration

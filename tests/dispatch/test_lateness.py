@@ -6,8 +6,8 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.policies.estimates import ERROR_WINDOW, PRIOR_RATIO
 from ray_cluster.policies.fidelity import Terms
-from ray_cluster.policies.prediction_error import PRIOR_RATIO, WINDOW
 from tests.fakes import finished, image_request, poll_of, registration
 
 
@@ -45,10 +45,10 @@ def test_what_minds_being_late_is_refused_and_nothing_of_it_stays(core: Dispatch
 def test_promises_follow_how_long_requests_really_take(core: DispatchCore) -> None:
     now_s = 0.0
     predicted_s = make_one(core, "first", now_s, 0.1)
-    for number in range(WINDOW):
+    for number in range(ERROR_WINDOW):
         now_s += 100.0
         make_one(core, f"{number}", now_s, 3 * predicted_s)
-    assert core.queue.allowance("m", is_followed=True) == pytest.approx(3)
+    assert core.queue.safety_factor("m", is_simulated=True) == pytest.approx(3)
     tight = image_request("tight", when_late="refuse", slo_s=2.9 * predicted_s)
     roomy = image_request("roomy", when_late="refuse", slo_s=3.1 * predicted_s)
     assert core.offer([tight], now_s).reason == "too_late"

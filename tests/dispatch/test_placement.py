@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.residents import MOST_PASSES, lora_resident, template_resident
+from ray_cluster.policies.types import MOST_PASSES, lora_resident, template_resident
 from ray_cluster.requests import AddOns, BlobRef, Edit, LoraUse
 from tests.dispatch.test_admission_view import CountingMachine
 from tests.fakes import finished, image_request, poll_of, registration

@@ -134,9 +134,9 @@ def test_nobody_gives_way_where_there_is_room_by_then() -> None:
     assert reply.preempted == ()
     assert [one.request.request_id for one in reply.leases] == ["new"]
     # and it counts as staying
-    scene = core.queue.scene([core._view(urgent("next"), 0.7)], 0.7)
+    scene = core.queue.forecast_view([core._view(urgent("next"), 0.7)], 0.7)
     assert scene is not None
-    assert [one.request_id for one in scene.line] == ["next"]
+    assert [one.request_id for one in scene.queue] == ["next"]
     assert "preempted" not in core.snapshot(0.7).totals
 
 

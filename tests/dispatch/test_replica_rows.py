@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.dispatch.replica_rows import ReplicaRows
-from ray_cluster.policies.routing import prices_of
+from ray_cluster.dispatch.replicas import ReplicaRows
+from ray_cluster.policies.routing import shared_prices
 from ray_cluster.policies.types import ReplicaView, StepCost
 from tests.fakes import replica_view
 
@@ -54,7 +54,7 @@ def test_every_row_is_its_replicas(changes: list[tuple[ReplicaView, bool, int]])
         assert rows.id_of(row) == name
         assert len(table.rooms) == len(live)
         assert table.levels_s[row] == view.leased_work_s
-        assert tuple(table.prices_s[row]) == prices_of(view)
+        assert table.prices_s[row].tolist() == shared_prices(view).tolist()
         # it can count on itself, and on those heard of lately
         rooms = [
             one.room for other, (one, heard_s) in live.items() if other == name or heard_s >= 5

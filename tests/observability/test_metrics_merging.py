@@ -126,7 +126,6 @@ def test_the_documentation_names_every_metric() -> None:
         made={},
         ratios={},
         refused={},
-        verdicts={},
     )
     snapshots = [
         GatewayMetrics().snapshot(),

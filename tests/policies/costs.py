@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ray_cluster.policies.cost_model import share_cost
 from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.types import RequestView, StepCost
@@ -12,8 +10,7 @@ from ray_cluster.policies.types import RequestView, StepCost
 def batch_s(cost: StepCost, request: RequestView, num_in_batch: int) -> float:
     """Return the seconds until the request is done in a batch of that many of its like."""
     load = load_of(request)
-    together = replace(
-        load,
+    together = load._replace(
         step_pixels=num_in_batch * load.step_pixels,
         step_squares=num_in_batch * load.step_squares,
     )

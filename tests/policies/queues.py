@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ray_cluster.policies.fluid import PoolView, pool_of
 from ray_cluster.policies.forecast import ForecastView
-from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of
+from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of, total_load
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.pool import PoolView, pool_of
-from ray_cluster.policies.queue_view import Line
-from ray_cluster.policies.replica_course import ReplicaScene
+from ray_cluster.policies.queue_view import WaitingLoads
+from ray_cluster.policies.replica_simulation import ForecastReplica
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 
@@ -30,7 +30,7 @@ class ListQueue:
     max_waiting: int = 100
     configured: Sequence[str] = ()
     stretch: float = 1.0
-    is_followed: bool = False
+    is_simulated: bool = False
     has_preemption: bool = False
 
     @property
@@ -57,42 +57,40 @@ class ListQueue:
         before = [one for one in self.waits if queue_key(one) < key]
         return total_load(one for one in (*running, *before) if one.model == request.model)
 
-    def allowance(self, model: str, *, is_followed: bool) -> float:
+    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
         return self.stretch
 
-    def behind(self, request: RequestView) -> Line:
+    def behind(self, request: RequestView) -> WaitingLoads:
         key = queue_key(request)
         after = sorted(
             (one for one in self.waits if one.model == request.model and queue_key(one) > key),
             key=queue_key,
         )
         amounts = [amounts_of(load_of(one)) for one in after]
-        return Line(
+        return WaitingLoads(
             np.array(amounts).reshape(len(after), len(amounts_of(NO_LOAD))).T,
             np.array([one.deadline_s for one in after]),
         )
 
-    def scene(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
-        """None unless it is asked for: it flows."""
-        if not self.is_followed:
+    def forecast_view(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
+        """None unless it is asked for: the fluid predicts."""
+        if not self.is_simulated:
             return None
         own = {one.request_id for one in group}
         here = [one for one in self.waits if one.request_id not in own]
         return ForecastView(
             now_s,
             [
-                ReplicaScene(one.step_cost, one.max_batch, one.max_in_flight, held=self.in_progress)
+                ForecastReplica(
+                    one.step_cost, one.max_batch, one.max_in_flight, held=self.in_progress
+                )
                 for one in self.replicas
             ],
-            line=sorted([*here, *group], key=queue_key),
+            queue=sorted([*here, *group], key=queue_key),
         )
 
     def is_waiting(self, request: RequestView) -> bool:
         return any(one.request_id == request.request_id for one in self.waits)
-
-
-def total_load(requests: Iterable[RequestView]) -> Load:
-    return sum((load_of(one) for one in requests), NO_LOAD)
 
 
 def queue_of(

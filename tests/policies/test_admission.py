@@ -13,8 +13,8 @@ from ray_cluster.policies.admission import (
     predict_s,
 )
 from ray_cluster.policies.cost_model import StepWork, step_s
+from ray_cluster.policies.fluid import pool_of
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.pool import pool_of
 from ray_cluster.policies.types import RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import alone_s, batch_s, share_s

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies import lateness
 from ray_cluster.policies.admission import admit, predict_s
 from ray_cluster.policies.types import Offer, RequestView
 from tests.fakes import replica_view, request_view
@@ -43,14 +42,14 @@ def test_predictions_are_stretched_by_how_wrong_they_were() -> None:
     assert refused.retry_after_s == pytest.approx(1.2 * (SHARE_S + BATCH_S) - 14.0)
 
 
-@pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("is_simulated", [False, True])
 @pytest.mark.parametrize("stretch", [0.9, 1.0, 1.25])
 @pytest.mark.parametrize("num_held", [0, 2])
 def test_what_is_said_to_be_promised_with_nothing_else_there_is_promised_then(
-    is_followed: bool, stretch: float, num_held: int
+    is_simulated: bool, stretch: float, num_held: int
 ) -> None:
     idle = replace(queue_of(), replicas=(replica_view(num_free=2),), stretch=stretch)
-    idle = replace(idle, is_followed=is_followed)
+    idle = replace(idle, is_simulated=is_simulated)
     held = [request_view(f"p{index}") for index in range(num_held)]
     group = [strict(request_view(name), deadline_s=1.0) for name in ("a", "b")]
     offer = admit(group, replace(idle, in_progress=held))
@@ -146,47 +145,3 @@ def test_a_request_is_let_in_if_and_only_if_a_look_at_everybody_allows_it(
 
     harmed = [one for one in waits if in_time(one, queue) and not in_time(one, joined)]
     assert admit([new], queue).accepted == (in_time(new, joined) and not harmed)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    num_waiting=st.integers(0, 6),
-    slo_s=st.floats(2.0, 100.0),
-    stretch=st.floats(1.1, 2.0),
-    is_followed=st.booleans(),
-)
-def test_a_refusal_says_by_what_predictions_might_have_been_exceeded(
-    num_waiting: int, slo_s: float, stretch: float, is_followed: bool
-) -> None:
-    # the others are far from late whatever predictions are multiplied by
-    waits = [
-        request_view(f"w{one}", deadline_s=1e5, priority=one % 2) for one in range(num_waiting)
-    ]
-    running = [request_view(f"r{one}", deadline_s=1e5) for one in range(2)]
-    queue = replace(queue_of(num_in_progress=2), waits=waits, in_progress=running)
-    queue = replace(queue, stretch=stretch, is_followed=is_followed)
-    group = [strict(request_view("new"), deadline_s=slo_s)]
-    offer = admit(group, queue)
-    if offer.accepted:
-        return
-    assert 0 <= offer.bearable < stretch
-    with pytest.MonkeyPatch.context() as patch:
-        # else what is followed is stretched by a tenth at least
-        patch.setattr(lateness, "LEAST_ALLOWANCE", 0.0)
-        assert admit(group, replace(queue, stretch=0.999 * offer.bearable)).accepted
-        assert not admit(group, replace(queue, stretch=1.001 * offer.bearable)).accepted
-
-
-@pytest.mark.parametrize("is_followed", [False, True])
-def test_others_who_would_be_late_bound_what_is_bearable(is_followed: bool) -> None:
-    waits = [request_view("w", deadline_s=60.0)]
-    queue = replace(queue_of(num_in_progress=2), waits=waits, is_followed=is_followed)
-    urgent = [strict(request_view("new"), deadline_s=59.0)]
-    other_s = predict_s(waits, replace(queue, waits=[*waits, *urgent]), 0.0)
-    own_s = predict_s(urgent, queue, 0.0)
-    # it would be in time itself; whoever waits behind it would not
-    stretch = 60.0 / other_s * 1.05
-    assert stretch * own_s < 59.0
-    offer = admit(urgent, replace(queue, stretch=stretch))
-    assert offer.reason == "too_late"
-    assert offer.bearable == pytest.approx(60.0 / other_s)

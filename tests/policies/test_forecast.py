@@ -10,19 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies import replica_course
+from ray_cluster.policies import replica_simulation
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.forecast import ForecastView, forecast_s
-from ray_cluster.policies.inflow import WINDOW, Inflow, observe_arrivals
 from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.placement import Residency, passed_over, place
-from ray_cluster.policies.replica_course import Leased, ReplicaScene
-from ray_cluster.policies.residents import lora_resident
-from ray_cluster.policies.stage_times import StageTimes, observe_stages
+from ray_cluster.policies.replica_simulation import ForecastReplica, Leased
 from ray_cluster.policies.step_policy import ReplicaSight
-from ray_cluster.policies.types import RequestView, RowView, StepCost
+from ray_cluster.policies.types import RequestView, RowView, StepCost, lora_resident
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import queue_of
 
@@ -30,8 +27,8 @@ COST = StepCost(0.1, 0.3, 0.0, 0.05, 0.03)
 BATCH, IN_FLIGHT = 3, 5
 
 
-def replica_of(held: Sequence[RequestView] = (), **changes: object) -> ReplicaScene:
-    return replace(ReplicaScene(COST, BATCH, IN_FLIGHT, held=held), **changes)  # type: ignore[arg-type]
+def replica_of(held: Sequence[RequestView] = (), **changes: object) -> ForecastReplica:
+    return replace(ForecastReplica(COST, BATCH, IN_FLIGHT, held=held), **changes)  # type: ignore[arg-type]
 
 
 def stepped_one_by_one(
@@ -94,11 +91,11 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     held, line = views[:IN_FLIGHT], sorted(views[IN_FLIGHT:], key=queue_key)
     truth = stepped_one_by_one(held, line, COST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica_course, "_ROUNDS", 1)
-        found = forecast_s(ForecastView(0.0, [replica_of(held)], line=line))
+        patch.setattr(replica_simulation, "_ROUNDS", 1)
+        found = forecast_s(ForecastView(0.0, [replica_of(held)], queue=line))
     assert found == pytest.approx(dict(truth))
     # several rounds at once are about the same: the last end is that of all the work
-    coarse = forecast_s(ForecastView(0.0, [replica_of(held)], line=line))
+    coarse = forecast_s(ForecastView(0.0, [replica_of(held)], queue=line))
     assert max(coarse.values()) == pytest.approx(max(truth.values()), rel=0.35)
 
 
@@ -135,10 +132,10 @@ def test_with_residents_what_waits_is_leased_by_the_dispatchers_own_rule(
     holders |= {need: {0, 1} for need in mine & peers}
     truth = stepped_one_by_one(held, line, COST, holders)
     scene = ForecastView(
-        0.0, [replica_of(held, residents=mine), replica_of(endless, residents=peers)], line=line
+        0.0, [replica_of(held, residents=mine), replica_of(endless, residents=peers)], queue=line
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica_course, "_ROUNDS", 1)
+        patch.setattr(replica_simulation, "_ROUNDS", 1)
         found = forecast_s(scene, views)
     assert {one.request_id: found[one.request_id] for one in views} == pytest.approx(dict(truth))
 
@@ -152,7 +149,7 @@ def test_of_idle_replicas_the_one_that_has_the_adapter_takes_a_request(
     home = replica_of(
         cost=replace(COST, fixed_s=0.2), residents=frozenset({lora_resident(resident)})
     )
-    found = forecast_s(ForecastView(0.0, [fast, home], line=[new]))
+    found = forecast_s(ForecastView(0.0, [fast, home], queue=[new]))
     cost = fast.cost if is_fast else home.cost
     assert found["new"] == pytest.approx(5 * step_s(cost, work_of([new])))
 
@@ -162,10 +159,10 @@ def test_a_replica_is_followed_from_its_last_word() -> None:
     each_s = step_s(COST, work_of([one]))
     at_once = forecast_s(ForecastView(0.0, [replica_of([one])]))["a"]
     assert at_once == pytest.approx(10 * each_s)
-    told = ForecastView(0.0, [replica_of([one], told_s=-4 * each_s)])
+    told = ForecastView(0.0, [replica_of([one], reported_s=-4 * each_s)])
     assert forecast_s(told)["a"] == pytest.approx(6 * each_s)
     # what should be done by now ends now, and what was leased since begins then
-    over = ForecastView(0.0, [replica_of([one], told_s=-99.0)], rest_s=0.5)
+    over = ForecastView(0.0, [replica_of([one], reported_s=-99.0)], rest_s=0.5)
     assert forecast_s(over)["a"] == 0.5
     leased = ForecastView(0.0, [replica_of(leased=[Leased(one, -1.0)])], encode_s=0.25)
     assert forecast_s(leased)["a"] == pytest.approx(10 * each_s - 0.75)
@@ -174,21 +171,21 @@ def test_a_replica_is_followed_from_its_last_word() -> None:
 def test_what_waits_goes_to_those_with_the_least_to_do() -> None:
     busy = [request_view(f"b{n}", num_steps=20, deadline_s=1e6) for n in range(2)]
     new = request_view("new", num_steps=5, deadline_s=1e6)
-    found = forecast_s(ForecastView(0.0, [replica_of(busy), replica_of()], line=[new]))
+    found = forecast_s(ForecastView(0.0, [replica_of(busy), replica_of()], queue=[new]))
     assert found["new"] == pytest.approx(5 * step_s(COST, work_of([new])))
     # the steps are those of the replica that takes it, whoever stands first
     fast = replica_of(cost=StepCost(0.05, 0.1))
-    found = forecast_s(ForecastView(0.0, [replica_of(busy), fast], line=[new]))
+    found = forecast_s(ForecastView(0.0, [replica_of(busy), fast], queue=[new]))
     assert found["new"] == pytest.approx(5 * step_s(fast.cost, work_of([new])))
     full = replica_of(max_in_flight=2, held=busy)
-    waits = forecast_s(ForecastView(0.0, [full], line=[new]))
+    waits = forecast_s(ForecastView(0.0, [full], queue=[new]))
     assert waits["new"] > waits["b0"]
 
 
 def test_who_comes_later_takes_a_part_and_is_no_answer() -> None:
     new = request_view("new", num_steps=10, deadline_s=1e6)
     later = [request_view("l", num_steps=10, deadline_s=1e6)]
-    quiet = ForecastView(0.0, [replica_of()], line=[new])
+    quiet = ForecastView(0.0, [replica_of()], queue=[new])
     rush = replace(quiet, later=later, later_every_s=0.5)
     found = forecast_s(rush)
     assert set(found) >= {"new"}
@@ -202,7 +199,7 @@ def test_nobody_is_let_in_who_would_make_a_leased_request_late() -> None:
     # 10 steps of 1.1 s alone, of 2.1 s together
     leased = request_view("p", deadline_s=13.0)
     replica = replica_view(step_cost=StepCost(0.1, 1.0), max_in_flight=2)
-    queue = replace(queue_of(replicas=(replica,)), in_progress=[leased], is_followed=True)
+    queue = replace(queue_of(replicas=(replica,)), in_progress=[leased], is_simulated=True)
     new = request_view("new", num_steps=5, deadline_s=8.0, when_late="refuse")
     assert admit([new], queue).reason == "too_late"
     # one that can bear it is left out of some steps
@@ -211,28 +208,3 @@ def test_nobody_is_let_in_who_would_make_a_leased_request_late() -> None:
     # one that is late anyway is not made late
     late = replace(queue, in_progress=[replace(leased, deadline_s=9.0)])
     assert admit([new], late).accepted
-
-
-def test_an_inflow_tells_its_rate_and_forgets_a_rush() -> None:
-    inflow = Inflow()
-    assert inflow.every_s(0.0) == math.inf
-    for number in range(WINDOW + 5):
-        view = request_view(f"{number}", arrival_s=0.5 * number, deadline_s=0.5 * number + 7)
-        inflow = observe_arrivals(inflow, [view])
-    assert len(inflow.recent) == WINDOW
-    assert inflow.recent[-1].deadline_s == 7
-    last_s = 0.5 * (WINDOW + 4)
-    assert inflow.every_s(last_s) == pytest.approx(0.5, rel=0.05)
-    assert inflow.every_s(last_s + 100) > 3
-
-
-def test_stage_times_follow_what_is_observed() -> None:
-    times = StageTimes()
-    for _ in range(100):
-        times = observe_stages(times, encode_s=0.2, rest_s=-1.0)
-    assert times.encode_s == pytest.approx(0.2)
-    assert times.rest_s == 0.0
-    for _ in range(100):
-        times = observe_stages(times, encode_s=0.4, rest_s=0.3)
-    assert times.encode_s == pytest.approx(0.4, rel=0.01)
-    assert times.rest_s == pytest.approx(0.3, rel=0.01)

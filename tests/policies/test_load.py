@@ -1,8 +1,6 @@
 """Loads add up exactly, and priced they are the seconds that requests take."""
 
 from dataclasses import replace
-from functools import reduce
-from operator import add
 
 import numpy as np
 import pytest
@@ -19,9 +17,9 @@ from ray_cluster.policies.load import (
     priced_s,
     prices_s,
     row_pixels,
+    total_load,
 )
-from ray_cluster.policies.residents import MOST_PASSES
-from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.policies.types import MOST_PASSES, RequestView, StepCost
 from tests.fakes import request_view
 from tests.policies.costs import batch_s
 
@@ -52,16 +50,16 @@ def plain(request: RequestView) -> RequestView:
 @given(st.lists(requests, max_size=9))
 def test_what_was_added_can_be_taken_away_again(group: list[RequestView]) -> None:
     loads = [load_of(one) for one in group]
-    total = reduce(add, loads, NO_LOAD)
+    total = total_load(group)
     assert total.num_requests == len(group)
     for load in loads:
-        total -= load
+        total = total.minus(load)
     assert total == NO_LOAD
 
 
 @given(st.lists(requests, max_size=9), costs)
 def test_a_sums_seconds_are_the_sum_of_seconds(group: list[RequestView], cost: StepCost) -> None:
-    total = reduce(add, map(load_of, group), NO_LOAD)
+    total = total_load(group)
     # by each request's steps, which know nothing of loads
     seconds = [
         one.remaining_steps * (cost.fixed_s + own_s(cost, one))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.placement import WINDOW, Placement, Residency, passed_over, place
-from ray_cluster.policies.residents import MOST_PASSES, lora_resident, template_resident
 from ray_cluster.policies.routing import (
     ReplicaTable,
     choose_leases,
@@ -22,7 +21,13 @@ from ray_cluster.policies.routing import (
     table_of,
     works_of,
 )
-from ray_cluster.policies.types import ReplicaView, RequestView
+from ray_cluster.policies.types import (
+    MOST_PASSES,
+    ReplicaView,
+    RequestView,
+    lora_resident,
+    template_resident,
+)
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.test_routing import replica_lists
 
@@ -252,8 +257,7 @@ def test_a_remainder_is_a_full_batch_of_its_like() -> None:
     request = request_view(uses_guidance=True, steps_done=4, loras=("a",), controls=("c",))
     cost = replace(STEP_COST, decode_per_megapixel_s=0.5, control_share=0.4, lora_share=0.1)
     load = load_of(request)
-    batch = replace(
-        load,
+    batch = load._replace(
         **{
             name: 3 * getattr(load, name)
             for name in ("step_pixels", "control_pixels", "lora_pixels")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import admit
+from ray_cluster.policies.deadlines import LEAST_SAFETY_FACTOR
 from ray_cluster.policies.forecast import ForecastView, forecast_s
-from ray_cluster.policies.lateness import LEAST_ALLOWANCE
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.preemption import MOST_PREEMPTIONS, exchanges
-from ray_cluster.policies.replica_course import Leased, ReplicaScene
+from ray_cluster.policies.replica_simulation import ForecastReplica, Leased
 from ray_cluster.policies.types import Offer, RequestView, StepCost
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import ListQueue
@@ -33,14 +33,14 @@ def view(name: str, deadline_s: float, steps: int = 10, **changes: Any) -> Reque
 def scene_of(
     held: Sequence[RequestView], line: Sequence[RequestView], room: int = 0
 ) -> ForecastView:
-    replica = ReplicaScene(COST, max_batch=2, max_in_flight=len(held) + room, held=held)
-    return ForecastView(0.0, [replica], line=sorted(line, key=queue_key))
+    replica = ForecastReplica(COST, max_batch=2, max_in_flight=len(held) + room, held=held)
+    return ForecastView(0.0, [replica], queue=sorted(line, key=queue_key))
 
 
 def queue_with(held: Sequence[RequestView], waits: Sequence[RequestView] = ()) -> ListQueue:
     replica = replica_view(step_cost=COST, max_batch=2, max_in_flight=len(held))
     return ListQueue(
-        waits=waits, in_progress=held, replicas=(replica,), is_followed=True, has_preemption=True
+        waits=waits, in_progress=held, replicas=(replica,), is_simulated=True, has_preemption=True
     )
 
 
@@ -72,17 +72,19 @@ def test_an_exchange_moves_places_and_nothing_else() -> None:
     first, second = view("first", 5.0), view("second", 6.0)
     held = [view("a", 90.0), view("b", 80.0), view("c", 70.0)]
     waits = view("waits", 85.0)
-    told = ReplicaScene(COST, 2, 2, told_s=-0.5, held=held[:1], leased=[Leased(held[1], -0.1)])
+    told = ForecastReplica(
+        COST, 2, 2, reported_s=-0.5, held=held[:1], leased=[Leased(held[1], -0.1)]
+    )
     scene = ForecastView(
-        0.0, [told, ReplicaScene(COST, 2, 1, held=held[2:])], line=[first, second, waits]
+        0.0, [told, ForecastReplica(COST, 2, 1, held=held[2:])], queue=[first, second, waits]
     )
     found = next(exchanges([second, first], scene))
     assert found.pairs == (("a", "first"), ("b", "second"))
-    assert [one.request_id for one in found.scene.line] == ["b", "waits", "a"]
-    assert found.scene.replicas[0].held == []
-    assert [one.request.request_id for one in found.scene.replicas[0].leased] == ["first", "second"]
-    assert found.scene.replicas[1] is scene.replicas[1]
-    assert {one.request_id for one in found.scene.requests} == {
+    assert [one.request_id for one in found.view.queue] == ["b", "waits", "a"]
+    assert found.view.replicas[0].held == []
+    assert [one.request.request_id for one in found.view.replicas[0].leased] == ["first", "second"]
+    assert found.view.replicas[1] is scene.replicas[1]
+    assert {one.request_id for one in found.view.requests} == {
         one.request_id for one in scene.requests
     }
 
@@ -134,7 +136,7 @@ def drawn(name: str, kind: tuple[int, float, int, int], **changes: Any) -> Reque
 def in_time(scene: ForecastView) -> Mapping[str, bool]:
     ends_s = forecast_s(scene)
     return {
-        one.request_id: LEAST_ALLOWANCE * ends_s[one.request_id] <= one.deadline_s
+        one.request_id: LEAST_SAFETY_FACTOR * ends_s[one.request_id] <= one.deadline_s
         for one in scene.requests
     }
 
@@ -163,8 +165,8 @@ def test_nobody_is_made_late_by_an_exchange(
     stays = [one for one in here if one.request_id not in heirs]
     gone = [one for one in here if one.request_id in heirs]
     leased = [Leased(one, 0.0) for one in sorted(new, key=queue_key)]
-    replica = ReplicaScene(COST, 2, len(here), held=stays, leased=leased)
-    after = in_time(ForecastView(0.0, [replica], line=sorted([*waits, *gone], key=queue_key)))
+    replica = ForecastReplica(COST, 2, len(here), held=stays, leased=leased)
+    after = in_time(ForecastView(0.0, [replica], queue=sorted([*waits, *gone], key=queue_key)))
     before = in_time(scene_of(here, waits))
     assert all(after[one.request_id] for one in new)
     assert all(after[name] for name, was_in_time in before.items() if was_in_time)

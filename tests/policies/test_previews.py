@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import predict_s
 from ray_cluster.policies.load import load_of
-from ray_cluster.policies.previews import MAX_PREVIEWS, preview_steps, previews_left
+from ray_cluster.policies.previews import MAX_PREVIEWS, preview_steps
 from ray_cluster.policies.types import StepCost
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import ListQueue
@@ -36,7 +36,8 @@ def test_none_is_before_the_first_step_or_after_the_last(num_steps: int, count: 
 @given(st.integers(1, 200), counts, st.integers(0, 200))
 def test_what_is_left_are_the_later_ones(num_steps: int, count: int, done: int) -> None:
     later = [step for step in preview_steps(num_steps, count) if step > done]
-    assert previews_left(num_steps, count, done) == len(later)
+    request = request_view(num_steps=num_steps, num_previews=count, steps_done=done)
+    assert request.previews_left == len(later)
 
 
 def test_each_preview_still_to_come_is_a_decode_more() -> None:

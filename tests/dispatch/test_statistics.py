@@ -6,8 +6,8 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.counters import RATIO_BOUNDS, Ratios, size_class
 from ray_cluster.dispatch.metrics import cell_snapshot
+from ray_cluster.dispatch.statistics import RATIO_BOUNDS, Ratios, size_class
 from ray_cluster.protocol.leases import Failed
 from ray_cluster.requests import Failure
 from tests.fakes import finished, image_request, poll_of, registration, request_view
@@ -48,3 +48,19 @@ def test_ends_are_counted_but_those_that_clients_called_off_or_brought_about_are
     text = str(cell_snapshot(cluster, 0))
     assert "ray_cluster_deadlines" in text
     assert "ray_cluster_real_over_predicted" in text
+
+
+def test_refusals_are_counted_by_reason_and_unknown_models_are_no_labels() -> None:
+    limits = LimitsConfig(max_queued_images=2)
+    core = DispatchCore(config=DispatchConfig(), limits=limits, epoch=1, configured={"soon"})
+    core.register(registration(max_in_flight=1, max_batch=1), 0.0)
+    for number in range(3):
+        core.offer([image_request(f"many-{number}")], 0.0)
+    core.offer([image_request("x", model="soon")], 0.0)
+    core.offer([image_request("y", model="made-up-1")], 0.0)
+    core.offer([image_request("z", model="made-up-2"), image_request("zz", model="made-up-2")], 0.0)
+    assert core.snapshot(1.0).refused == {
+        ("m", "queue_full"): 1,
+        ("soon", "model_not_ready"): 1,
+        ("other", "unknown_model"): 3,
+    }

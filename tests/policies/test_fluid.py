@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_cluster.policies.fluid import QueueEnds, ends_s, pool_of
 from ray_cluster.policies.load import NO_LOAD, Amounts, amounts_of, load_of
-from ray_cluster.policies.pool import pool_of
-from ray_cluster.policies.prediction import LineEnds, ends_s
-from ray_cluster.policies.residents import MOST_PASSES
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import MOST_PASSES, RequestView
 from tests.fakes import STEP_COST, replica_view, request_view
 
 COST = replace(STEP_COST, control_share=0.5, lora_share=0.2, spared_share=0.5)
@@ -57,7 +55,7 @@ def test_in_a_line_each_ends_as_it_does_behind_those_before_it(
     line: list[RequestView], first: RequestView
 ) -> None:
     ahead = amounts_of(load_of(first))
-    found = LineEnds(line_of(*line), POOL).after(ahead)
+    found = QueueEnds(line_of(*line), POOL).after(ahead)
     for one, end_s in zip(line, found, strict=True):
         assert end_s == pytest.approx(ends_s(line_of(one), ahead, POOL)[0])
         ahead = ahead + amounts_of(load_of(one))

@@ -1,0 +1,142 @@
+"""What the dispatcher counts: estimates that predictions rest on, and outcomes for metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.policies.cost_model import decode_s
+from ray_cluster.policies.estimates import (
+    Arrivals,
+    PredictionError,
+    StageTimes,
+    observe_arrivals,
+    observe_end,
+    observe_stages,
+)
+from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.requests import Timing
+
+# real over predicted seconds: within 10 % and 25 % stand on both sides of 1
+RATIO_BOUNDS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+# failures that say nothing of the service: clients cancelled these, or asked wrongly
+CALLERS_OWN = frozenset({"aborted", "invalid"})
+_OTHER = "other"
+
+
+class PredictionStats:
+    """Per-model arrivals, stage times and prediction errors."""
+
+    def __init__(self) -> None:
+        self._errors: dict[tuple[str, bool], PredictionError] = {}
+        self._arrivals: dict[str, Arrivals] = {}
+        self._stages: dict[str, StageTimes] = {}
+
+    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
+        """Return the factor for a predicted latency, by the way it is predicted."""
+        return self._error(model, is_simulated).safety_factor
+
+    def _error(self, model: str, is_simulated: bool) -> PredictionError:
+        return self._errors.get((model, is_simulated), PredictionError())
+
+    def arrivals(self, model: str) -> Arrivals:
+        """Return the latest accepted requests."""
+        return self._arrivals.get(model, Arrivals())
+
+    def stages(self, model: str) -> StageTimes:
+        """Return what requests take outside of their steps."""
+        return self._stages.get(model, StageTimes())
+
+    def note_accepted(self, view: RequestView) -> None:
+        """Count an accepted request."""
+        self._arrivals[view.model] = observe_arrivals(self.arrivals(view.model), [view])
+
+    def note_end(self, record: RequestRecord, timing: Timing, took_s: float) -> None:
+        """Compare a request's end with its prediction, and observe its stages.
+
+        Args:
+            record: its replica still holds it.
+            timing: the replica's; without steps it says nothing.
+            took_s: seconds from its arrival.
+        """
+        model, is_simulated = record.view.model, record.is_simulated
+        error = self._error(model, is_simulated)
+        self._errors[model, is_simulated] = observe_end(
+            error, predicted_s=record.predicted_s, took_s=took_s
+        )
+        if record.holder is None or record.num_leases > 1 or timing.denoise_s <= 0:
+            return
+        known_s = timing.queue_s + timing.encode_s + timing.denoise_s
+        rest_s = took_s - known_s - decode_s(record.holder.step_cost, record.view)
+        self._stages[model] = observe_stages(
+            self.stages(model), encode_s=timing.encode_s, rest_s=rest_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """A histogram of real over predicted seconds.
+
+    Attributes:
+        counts: of the ratios up to each of ``RATIO_BOUNDS``, and of those above; not cumulative.
+        total: of all ratios.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(RATIO_BOUNDS) + 1)
+    total: float = 0.0
+
+    def plus(self, ratio: float) -> Ratios:
+        """Return it with one more."""
+        bucket, counts = bisect_left(RATIO_BOUNDS, ratio), list(self.counts)
+        counts[bucket] += 1
+        return Ratios(tuple(counts), self.total + ratio)
+
+
+def size_class(view: RequestView) -> str:
+    """Return the side, a power of two, of the smallest square with at least a request's pixels."""
+    side = 1
+    while side * side < view.width_px * view.height_px:
+        side *= 2
+    return str(side)
+
+
+class OutcomeCounters:
+    """Counts of a cell's requests for metrics.
+
+    Attributes:
+        totals: events by name.
+        refused: images by model and reason.
+        met: images that ended by their deadlines, by model and size class.
+        missed: those that ended later or not at all, except ends of ``CALLERS_OWN``.
+        made: images by model and the fidelity that they got; ``unknown`` where nothing is known of
+            so few steps.
+        ratios: real over predicted seconds, by model.
+    """
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.met: Counter[tuple[str, str]] = Counter()
+        self.missed: Counter[tuple[str, str]] = Counter()
+        self.made: Counter[tuple[str, str]] = Counter()
+        self.ratios: dict[str, Ratios] = {}
+
+    def note_refused(self, group: Sequence[RequestView], offer: Offer) -> None:
+        """Count a group that was refused."""
+        self.totals["refused"] += len(group)
+        if group:
+            # clients can ask for any name: that must not become a label each
+            model = _OTHER if offer.reason == "unknown_model" else group[0].model
+            self.refused[model, str(offer.reason)] += len(group)
+
+    def note_end(self, view: RequestView, *, is_met: bool) -> None:
+        """Count an end."""
+        (self.met if is_met else self.missed)[view.model, size_class(view)] += 1
+
+    def note_ratio(self, model: str, *, took_s: float, predicted_s: float) -> None:
+        """Count how far off a prediction was, if there was one."""
+        if predicted_s > 0:
+            self.ratios[model] = self.ratios.get(model, Ratios()).plus(took_s / predicted_s)
