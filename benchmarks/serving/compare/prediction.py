@@ -10,10 +10,10 @@ import yaml
 
 from benchmarks.serving.compare.traces import Trace
 from ray_cluster.config.yaml_files import read_mapping
+from ray_cluster.simulator.cell import attainment
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import Setting, simulate_cell
-from ray_cluster.simulator.fates import attainment
-from ray_cluster.simulator.task_files import validated
+from ray_cluster.simulator.experiment import validated
 from ray_cluster.simulator.traces import write_trace
 
 
@@ -72,7 +72,8 @@ def settings_of(
     files.mkdir(exist_ok=True)
     for trace in traces:
         path = _write(files, trace, loads, simulated)
-        experiment = validated(CellExperiment, read_mapping(path, "experiment"), path, "experiment")
+        content = read_mapping(path, "experiment")
+        experiment = validated(CellExperiment, content, f"experiment {path}")
         yield trace, Setting.of(experiment, files)
 
 
