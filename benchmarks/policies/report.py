@@ -8,23 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.policies.cell_headlines import mixed_sizes_headlines
-from benchmarks.policies.control_headlines import control_headlines
-from benchmarks.policies.figures import Figures, Results
-from benchmarks.policies.headlines import Headline
-from benchmarks.policies.sp_headlines import sequence_parallel_headlines
+from benchmarks.policies.aims import Figures, Headline, Results, headlines
 from ray_cluster.errors import ConfigError
 
 NAME = "report.md"
-
-
-def headlines(results: Results) -> list[Headline]:
-    """Return all aims that there are figures for."""
-    return [
-        *mixed_sizes_headlines(results),
-        *sequence_parallel_headlines(results),
-        *control_headlines(results),
-    ]
 
 
 def read_results(folder: Path, names: Sequence[str]) -> Results:

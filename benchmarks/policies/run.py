@@ -1,7 +1,7 @@
 """Runs all experiments of this folder, and writes one report.
 
-``python -m benchmarks.policies.run`` takes many hours of one core, most of them in the overloaded
-cells of ``mixed-sizes*``, whose admission follows every step.
+``python -m benchmarks.policies.run`` takes many hours of one core, most of them for the overloaded
+cells of ``mixed-sizes*``, whose admission simulates every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.policies.report import read_results, write_report
 from ray_cluster.cli.simulate_run import run_experiments
 from ray_cluster.cli.workers import MOST_PROCESSES
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.experiments import described
+from ray_cluster.simulator.experiments import read_experiment
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "results" / "policies"
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in paths:
             if path not in missing:
                 sys.stderr.write(f"{path.stem} has run already\n")
-        # what can't be read is said before hours of work, not after them
+        # what can't be read is reported before hours of work, not after them
         read_results(options.out, [name for name in every if name not in _names(missing)])
         if missing:
             run_experiments(
@@ -66,7 +66,8 @@ def _is_there(path: Path, options: argparse.Namespace) -> bool:
         experiment: object = made["experiment"]
     except (OSError, ValueError, LookupError, TypeError):
         return False
-    return experiment == described(path, num_seeds=options.seeds)
+    changes = {} if options.seeds is None else {"num_seeds": options.seeds}
+    return experiment == read_experiment(path, **changes).model_dump(mode="json")
 
 
 def _count(text: str, *, most: int) -> int:

@@ -16,22 +16,22 @@ def plan(
         Path, typer.Argument(help="Workload, deadline and devices (YAML).", show_default=False)
     ],
     seeds: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Seeds instead of those that the file names.")
+        int | None, typer.Option(min=1, max=100, help="Number of seeds, instead of the file's.")
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_PROCESSES, help="As many as there are cores if absent."),
+        typer.Option(min=1, max=MOST_PROCESSES, help="By default one for each core."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the figures there, too (JSON).", show_default=False)
+        Path | None, typer.Option(help="JSON file for the figures.", show_default=False)
     ] = None,
 ) -> None:
-    """Find the fewest replicas that make a workload in time, and say what binds.
+    """Find the fewest replicas that serve a workload in time, and what binds.
 
-    Of a cascade it finds the fewest GPUs that keep deadlines and quality over a day.
+    For a cascade it finds the fewest GPUs that keep deadlines and quality over a day.
 
-    The service's dispatcher and policies are run on a virtual clock with more and more replicas,
-    on devices as fast as their latency profiles say. Every figure is simulated, and says so.
+    It runs the service's dispatcher and policies on a virtual clock with more and more replicas, on
+    devices as fast as their latency profiles say. Every figure is simulated, and marked so.
 
     [bold]Example[/bold]
 

@@ -19,26 +19,25 @@ def simulate(
         Path, typer.Option("--out", "-o", help="Folder for JSON, tables and plots.")
     ] = Path("simulated"),
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="So many seeds instead of what the files say.")
+        int | None, typer.Option(min=1, help="Number of seeds, instead of the files'.")
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_PROCESSES, help="As many as there are cores if absent."),
+        typer.Option(min=1, max=MOST_PROCESSES, help="By default one for each core."),
     ] = None,
     write_trace: Annotated[
         Path | None,
         typer.Option(
-            help="Simulate nothing, but write an experiment's requests to this file (.csv or "
-            ".jsonl): those of its first load and seed."
+            help="Instead of simulating, write the requests of an experiment's first load and seed "
+            "to this file (.csv or .jsonl)."
         ),
     ] = None,
 ) -> None:
-    """Run policies on a virtual clock, and compare them.
+    """Compare policies on a virtual clock.
 
-    Replicas of one device are served by the live service's own dispatcher, admission and routing;
-    cascades and autoscaling are planned by its own control loop; groups of GPUs are not part of
-    the service yet. Devices are as fast as a latency profile says. Every figure is simulated, and
-    says so.
+    Uses the service's own dispatcher, admission, routing and control loop; groups of GPUs are not
+    part of the service yet. Devices are as fast as a latency profile says. Every figure is
+    simulated, and marked so.
 
     [bold]Examples[/bold]
 

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ray_cluster.cli.output import needs_extra, print_table, stderr, stdout, warn
-from ray_cluster.cli.plots import draw_plot, draw_stack, draw_timeline
+from ray_cluster.cli.plots import draw_plot, draw_timeline
 from ray_cluster.cli.workers import Workers
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import first_workload, load_experiment
@@ -31,7 +31,8 @@ def run_experiments(
     Raises:
         ConfigError: a file can't be used, or the folder can't be made or written to.
     """
-    jobs = [load_experiment(path, num_seeds=num_seeds) for path in paths]
+    changes = {} if num_seeds is None else {"num_seeds": num_seeds}
+    jobs = [load_experiment(path, **changes) for path in paths]
     names = [job.name for job in jobs]
     if len(set(names)) < len(names):
         raise ConfigError(f"experiments need different names; given {', '.join(names)}")
@@ -85,10 +86,11 @@ def _check_folder(out: Path) -> None:
 def _show(console: Console, report: Report) -> None:
     console.print(Text.assemble((report.name, "bold"), f": {report.what}"))
     for table in report.tables:
-        print_table(console, _rich(table))
+        print_table(console, rich_table(table))
 
 
-def _rich(table: Table) -> RichTable:
+def rich_table(table: Table) -> RichTable:
+    """Return a table for the terminal."""
     rich = RichTable(title=Text(table.title))
     for number, column in enumerate(table.columns):
         # names are read and copied whole
@@ -101,7 +103,7 @@ def _rich(table: Table) -> RichTable:
 def _write(out: Path, report: Report, *, with_plots: bool) -> list[Path]:
     """Write figures, tables and plots; return the files."""
     figures, text = out / f"{report.name}.json", out / f"{report.name}.txt"
-    # the last to be written, at once, and the first to go: where it is, all is of one run
+    # removed first and written last, so that where it is, all files are of one run
     figures.unlink(missing_ok=True)
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
@@ -113,11 +115,7 @@ def _write(out: Path, report: Report, *, with_plots: bool) -> list[Path]:
 
 
 def _draw(out: Path, report: Report) -> list[Path]:
-    def file(name: str) -> Path:
-        return out / f"{report.name}-{name}.png"
-
     return [
-        *(draw_plot(one, file(one.name)) for one in report.plots),
-        *(draw_stack(one, file(one.name)) for one in report.stacks),
-        *(draw_timeline(one, file(one.name)) for one in report.timelines),
+        *(draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots),
+        draw_timeline(report.timeline, out / f"{report.name}-timeline.png"),
     ]

@@ -46,11 +46,11 @@ class AddOnCost:
     """What add-ons cost on a device.
 
     Attributes:
-        controlnet_share: what one ControlNet takes for some rows, over a step of these rows alone.
+        controlnet_share: time of a ControlNet for some rows, over a step of these rows alone.
             Published for a batch of one; that it holds for batches is an assumption.
-        controlnet_fetch_s: seconds until a ControlNet that the replica lacks is there.
-        lora_fetch_s: likewise of a LoRA.
-        num_kept: of each sort by a replica, those that were used last.
+        controlnet_fetch_s: seconds to fetch a ControlNet.
+        lora_fetch_s: seconds to fetch a LoRA.
+        num_kept: most recently used add-ons of each sort that a replica keeps.
     """
 
     controlnet_share: float = (_WITH_THREE_S - _WITHOUT_S) / 3 / _WITHOUT_S
@@ -60,11 +60,11 @@ class AddOnCost:
 
 
 class AddOnStore:
-    """The add-ons of one replica: those that it has, and the link that brings what it lacks.
+    """The add-ons that one replica has, and the link over which it fetches others.
 
     Args:
-        cost: what they cost.
-        arrival_of: a request that it has been leased.
+        cost: of add-ons.
+        arrival_of: a leased request, by its id.
     """
 
     def __init__(self, cost: AddOnCost, arrival_of: ArrivalOf) -> None:
@@ -75,10 +75,7 @@ class AddOnStore:
         self._link_free_s = 0.0
 
     def ready_s(self, request_id: str, now_s: float) -> float:
-        """Return the instant at which all that a request needs is there.
-
-        One transfer goes on at a time. What is on its way is not fetched again.
-        """
+        """Return the instant at which all add-ons of a request are there, fetched one at a time."""
         arrival = self._arrival_of(request_id)
         if arrival.controlnets:
             self._controlnets_of[request_id] = arrival.controlnets
@@ -121,8 +118,8 @@ def mean_step_factor(cost: AddOnCost, wanted: Iterable[int]) -> float:
     """Return how much longer a step is on average, alone, than without ControlNets.
 
     Args:
-        cost: what they cost.
-        wanted: how many ControlNets each request has.
+        cost: of add-ons.
+        wanted: number of ControlNets of each request.
     """
     counts = list(wanted)
     return 1 + cost.controlnet_share * sum(counts) / max(1, len(counts))

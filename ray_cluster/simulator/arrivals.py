@@ -1,8 +1,8 @@
-"""When requests come: rates over time, and random arrivals at them, smooth or bursty.
+"""Arrival instants: rates over time, and random arrivals at them, smooth or bursty.
 
-Arrivals are drawn in a time of their own in which one comes per unit on average, and carried over
-to seconds by the inverse of the rate's integral. So the coefficient of variation (CV) of the gaps
-holds at every rate: 1 is a Poisson process, above it arrivals come in bursts.
+Arrivals are drawn at one per unit of time on average, and mapped to seconds by the inverse of the
+rate's integral, so that the coefficient of variation (CV) of the gaps holds at every rate: 1 is a
+Poisson process, more is bursty.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def constant_rate(rate_per_s: float, duration_s: float) -> RateCurve:
 def daily_rate(low_per_s: float, high_per_s: float, duration_s: float) -> RateCurve:
     """Return a day from midnight to midnight, from the low rate at night to the high one by day.
 
-    The day is squeezed into `duration_s`: DiffServe (section 4.1) plays one in 350 s. Its shape is
-    ours: a night, office hours with a dip at noon, and an evening.
+    The day is squeezed into `duration_s`. Its shape is ours: a night, office hours with a dip at
+    noon, and an evening.
     """
     if not 0 <= low_per_s <= high_per_s:
         raise ValueError(f"a day needs 0 <= low <= high; given {low_per_s} and {high_per_s}")
@@ -114,8 +114,7 @@ def draw_arrivals(curve: RateCurve, rng: np.random.Generator, *, cv: float = 1.0
     Args:
         curve: the rate.
         rng: where randomness comes from.
-        cv: standard deviation of the gaps over their mean, at a constant rate: 0 is a clock, 1 a
-            Poisson process, more comes in bursts (gaps are gamma distributed).
+        cv: of the gaps, which are gamma distributed; 0 is a clock.
 
     Raises:
         ValueError: the CV is negative or not a number.

@@ -1,4 +1,4 @@
-"""A simulated replica that makes whole images in batches, and is fed only between two of them."""
+"""A simulated replica that makes whole images in batches, and leases only between two of them."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class BatchDevice(Device):
         self._batch_s = batch_s
 
     def step_s(self, requests: Sequence[RequestView]) -> float:
-        """Return the seconds of a batch of these requests without luck."""
+        """Return the seconds of a batch of these requests without noise."""
         return self._batch_s(len(requests))
 
 
 @dataclass(frozen=True, slots=True)
-class Tells:
-    """Whom a replica tells what.
+class Callbacks:
+    """What a replica calls.
 
     Attributes:
-        report: its events, to the dispatcher.
-        poll_anew: that its room has changed, to the dispatcher.
-        on_drained: once, when it was to go and holds nothing any more.
+        report: with its events.
+        poll_anew: when its capacity has changed.
+        on_drained: once, when it is draining and holds nothing any more.
     """
 
     report: Report
@@ -47,7 +47,7 @@ class Tells:
 
 
 class BatchReplica(SimulatedReplica):
-    """Takes leases only while it can begin them, so that whoever waits does so at the dispatcher.
+    """Accepts leases only when it can begin them, so that the queue is the dispatcher's.
 
     Args:
         cap: most images of a batch.
@@ -61,23 +61,29 @@ class BatchReplica(SimulatedReplica):
         events: EventQueue,
         *,
         view_of: ViewOf,
-        tells: Tells,
+        callbacks: Callbacks,
         cap: int,
         watch: Callable[[str, StepRun], None] | None = None,
     ) -> None:
         super().__init__(
-            registration, device, policy, events, view_of=view_of, report=tells.report, watch=watch
+            registration,
+            device,
+            policy,
+            events,
+            view_of=view_of,
+            report=callbacks.report,
+            watch=watch,
         )
         self._cap = cap
-        self._poll_anew = tells.poll_anew
-        self._on_drained = tells.on_drained
+        self._poll_anew = callbacks.poll_anew
+        self._on_drained = callbacks.on_drained
         self._has_dropped = False
         self._has_left = False
         self.is_draining = False
 
     @property
     def num_free(self) -> int:
-        """Requests that it has room for: a whole batch, or the places of those it has given up."""
+        """Free slots: a whole batch, or those of requests that it has dropped."""
         if self.is_draining:
             return 0
         if not self._rows:
@@ -85,29 +91,29 @@ class BatchReplica(SimulatedReplica):
         return max(0, self._cap - len(self._rows)) if self._has_dropped else 0
 
     def turn(self, cap: int) -> None:
-        """Have the next batch hold so many images at most."""
+        """Limit the next batches to so many images."""
         if cap != self._cap:
             self._cap = cap
             self._poll_anew()
 
     def drain(self) -> None:
-        """Take nothing any more, and end when what is held has ended."""
+        """Accept nothing any more, and end when what is held has ended."""
         self.is_draining = True
         self._poll_anew()
-        # after what is on its way to it
+        # after leases that are on their way
         self._events.at(self._events.now_s, self._leave_if_empty)
 
     def _decide(self) -> None:
-        """Begin when all is here that was leased, and what can take the place of the dropped."""
+        """Begin when everything leased is ready, and dropped requests have been replaced."""
         if any(row.last_round is None for row in self._rows.values()):
-            # who is not ready asks again
+            # the last to become ready decides again
             self._timer = None
             return
-        had_room, self._has_dropped = self._has_dropped, False
+        had_dropped, self._has_dropped = self._has_dropped, False
         super()._decide()
         if self._has_dropped:
             self._decide_soon()
-        elif had_room:
+        elif had_dropped:
             self._poll_anew()
 
     def _drop(self, request_ids: Sequence[str]) -> None:
@@ -115,8 +121,8 @@ class BatchReplica(SimulatedReplica):
         super()._drop(request_ids)
         self._leave_if_empty()
 
-    def _hand_out(self, done: Sequence[SimulatedRow]) -> None:
-        super()._hand_out(done)
+    def _report_finished(self, done: Sequence[SimulatedRow]) -> None:
+        super()._report_finished(done)
         self._leave_if_empty()
 
     def _leave_if_empty(self) -> None:

@@ -7,11 +7,7 @@ from ray_cluster.policies.latency import LatencyProfile
 
 
 def image_options(profile: LatencyProfile, batching_gain: float = 1.0) -> tuple[BatchOption, ...]:
-    """Return the batches of a table of whole images.
-
-    Args:
-        profile: with images of one size on one device.
-        batching_gain: see `with_gain`.
+    """Return the batches of a table of whole images of one size; see `with_gain`.
 
     Raises:
         ValueError: it has other images, or none.
@@ -37,13 +33,9 @@ def step_options(
 
 
 def with_gain(options: tuple[BatchOption, ...], batching_gain: float) -> tuple[BatchOption, ...]:
-    """Return batches that save so many times as much against as many single images.
+    """Return batches whose saving against single images is multiplied by the gain.
 
     Larger batches never end sooner, however large the gain.
-
-    Args:
-        options: by rising batch, from 1.
-        batching_gain: 1 for what they save as they are.
     """
     single_s, changed = options[0].seconds, list[BatchOption]()
     for one in options:

@@ -1,29 +1,32 @@
-"""How many GPUs a cascade needs over a day: the fewest that keep deadlines and quality.
-
-The simulation says it, with the control loop and the dispatcher that it plans for; throughput only
-says where to begin.
-"""
+"""How many GPUs a cascade needs over a day: the fewest that keep deadlines and quality."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ray_cluster.simulator.cascade_experiment import CascadeExperiment, CascadeRow
-from ray_cluster.simulator.control_course import ControlResult, Course
-from ray_cluster.simulator.intervals import Mean, mean_of
-from ray_cluster.simulator.sizing import fewest
+from ray_cluster.errors import ConfigError
+from ray_cluster.simulator.cascade import CascadeExperiment
+from ray_cluster.simulator.control_course import Course
+from ray_cluster.simulator.control_experiment import ControlRow, TunedSettings
+from ray_cluster.simulator.control_report import control_parts
+from ray_cluster.simulator.experiment import validated
+from ray_cluster.simulator.reports import Table
+from ray_cluster.simulator.results import Mean, mean_of
+from ray_cluster.simulator.sizing import Plan, Run, fewest
 
 Binds = Literal["throughput", "deadlines", "quality"]
-"""What keeps a smaller number from being enough: GPUs that never idle would not do; too many
-requests would be late; or they would be in time, but with worse images."""
-
-Evaluate = Callable[[CascadeExperiment], Sequence[ControlResult[CascadeRow]]]
-"""Runs an experiment's only policy with all its seeds."""
+"""What keeps a smaller number from being enough."""
+_BINDS: Mapping[Binds, str] = {
+    "throughput": "throughput: fewer could not make so many light images even if they never idled",
+    "deadlines": "deadlines: with fewer too many requests would be late",
+    "quality": "quality: with fewer requests would be in time, but images worse",
+}
 
 
 class CascadeSizingTask(CascadeExperiment):
@@ -53,7 +56,7 @@ class CascadeSizingTask(CascadeExperiment):
 
     @property
     def least_gpus(self) -> int:
-        """How many have the seconds that the light images of the wanted share take, and one more.
+        """How many have the time that the light images of the wanted share take, and one more.
 
         One more, as there is a replica of each model.
         """
@@ -65,10 +68,23 @@ class CascadeSizingTask(CascadeExperiment):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What some GPUs attain."""
+    """What some GPUs attain.
+
+    Attributes:
+        at_peak: ready replicas by pool when most requests arrived, of the first seed.
+    """
 
     violations: Mean
     fid: Mean
+    at_peak: Mapping[str, int]
+
+    def is_in_time(self, task: CascadeSizingTask) -> bool:
+        """Whether few enough requests are late."""
+        return self.violations.value <= task.most_violations
+
+    def is_good(self, task: CascadeSizingTask) -> bool:
+        """Whether images are good enough."""
+        return task.most_fid is None or self.fid.value <= task.most_fid
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +94,13 @@ class CascadeSizing:
     Attributes:
         least: GPUs below which no policy can do it.
         gpus: the fewest that were seen to do it; None where no number up to the most does.
-        tried: GPUs that were simulated, with what they attained.
-        at_peak: ready replicas by pool, when most requests came, of the first seed.
+        tried: what was simulated, by number of GPUs.
     """
 
     least: int
     gpus: int | None
     binds: Binds
     tried: dict[int, Tried]
-    at_peak: tuple[tuple[str, int], ...]
 
     @property
     def shown(self) -> Tried | None:
@@ -96,43 +110,93 @@ class CascadeSizing:
         return self.tried[max(self.tried) if self.gpus is None else self.gpus]
 
 
-def size_cascade(task: CascadeSizingTask, evaluate: Evaluate) -> CascadeSizing:
+def size_cascade(
+    task: CascadeSizingTask, tuned: Sequence[TunedSettings], run: Run
+) -> CascadeSizing:
     """Find the fewest GPUs that keep deadlines and quality.
 
-    More GPUs are taken to attain more, on the same requests.
+    More GPUs are assumed to attain more, on the same requests.
     """
     tried: dict[int, Tried] = {}
-    peaks: dict[int, tuple[tuple[str, int], ...]] = {}
 
     def enough(num_gpus: int) -> bool:
-        runs = evaluate(task.with_gpus(num_gpus))
-        rows = [one.row for one in runs]
+        parts = control_parts(task.with_gpus(num_gpus), tuned)
+        rows: Sequence[ControlRow] = run(parts, f"{num_gpus} GPUs")
         tried[num_gpus] = Tried(
-            mean_of([one.violations for one in rows]), mean_of([one.fid for one in rows])
+            mean_of([one.figures["violations"] for one in rows]),
+            mean_of([one.figures["fid"] for one in rows]),
+            _at_peak(next(one.course for one in rows if one.course is not None)),
         )
-        peaks[num_gpus] = _at_peak(next(one.course for one in runs if one.course is not None))
-        return _in_time(task, tried[num_gpus]) and _is_good(task, tried[num_gpus])
+        return tried[num_gpus].is_in_time(task) and tried[num_gpus].is_good(task)
 
     least = task.least_gpus
     found = fewest(least, task.most_gpus, enough) if least <= task.most_gpus else None
     below = max(tried, default=0) if found is None else found - 1
     binds: Binds = "throughput"
     if below in tried:
-        binds = "quality" if _in_time(task, tried[below]) else "deadlines"
-    return CascadeSizing(least, found, binds, tried, peaks.get(found or below, ()))
+        binds = "quality" if tried[below].is_in_time(task) else "deadlines"
+    return CascadeSizing(least, found, binds, tried)
 
 
-def _in_time(task: CascadeSizingTask, tried: Tried) -> bool:
-    return tried.violations.value <= task.most_violations
-
-
-def _is_good(task: CascadeSizingTask, tried: Tried) -> bool:
-    return task.most_fid is None or tried.fid.value <= task.most_fid
-
-
-def _at_peak(course: Course) -> tuple[tuple[str, int], ...]:
-    """Ready replicas by pool in the round after the bin in which most requests came."""
-    totals = [sum(rates) for rates in zip(*course.per_s.values(), strict=True)]
+def _at_peak(course: Course) -> dict[str, int]:
+    """Ready replicas by pool in the round after the bin in which most requests arrived."""
+    totals = [sum(counts) for counts in zip(*course.arrived.values(), strict=True)]
     peak_s = course.bin_s * (totals.index(max(totals)) + 1)
     state = next((one for one in course.states if one.now_s >= peak_s), course.states[-1])
-    return tuple((one.pool, one.num_ready) for one in state.pools)
+    return {one.pool: one.num_ready for one in state.pools}
+
+
+def plan_cascade(content: Mapping[str, Any], path: Path, run: Run) -> Plan:
+    """Size the cascade of a file.
+
+    Raises:
+        ConfigError: the file says what is not allowed, or names a file that can't be used.
+    """
+    task = validated(CascadeSizingTask, content, f"task {path}")
+    try:
+        tuned = task.with_gpus(task.most_gpus).tuned(path.parent)
+    except ValueError as error:
+        raise ConfigError(f"the task {path}: {error}") from None
+    sizing = size_cascade(task, tuned, run)
+    shown = sizing.shown
+    at_peak = {} if shown is None else shown.at_peak
+    tried = dict(sorted(sizing.tried.items()))
+    notes = "; ".join(
+        f"{gpus}: {one.violations.as_points()} % late, FID {one.fid.value:.2f}"
+        for gpus, one in tried.items()
+    )
+    figures = {
+        "simulated": True,
+        "task": task.model_dump(mode="json"),
+        "gpus": sizing.gpus,
+        "least": sizing.least,
+        "at_peak": dict(at_peak),
+        "binds": sizing.binds,
+        "tried": {
+            str(gpus): {"violations": one.violations.as_figures(), "fid": one.fid.as_figures()}
+            for gpus, one in tried.items()
+        },
+    }
+    row = [
+        f"more than {task.most_gpus}"
+        if sizing.gpus is None
+        else f"{sizing.gpus} (at least {sizing.least})",
+        "" if shown is None else shown.violations.as_points(),
+        "" if shown is None else f"{shown.fid.value:.2f}",
+        ", ".join(f"{number} {pool}" for pool, number in at_peak.items()),
+        _BINDS[sizing.binds],
+    ]
+    columns = ["GPUs", "late, %", "FID", "at the peak", "what binds"]
+    note = f"GPUs and what they attain (simulated): {notes}"
+    return Plan(Table(_title(task), columns, [row]), [note], figures)
+
+
+def _title(task: CascadeSizingTask) -> str:
+    wanted = f"at most {task.most_violations:.1%} late"
+    if task.most_fid is not None:
+        wanted += f", FID at most {task.most_fid:g}"
+    kinds = ", ".join(dict.fromkeys(kind for one in task.profiles for kind in one.kinds))
+    return (
+        f"{task.name}: {task.low_per_s:g} to {task.high_per_s:g} requests a second within "
+        f"{task.slo_s:g} s, {wanted}, policy {task.policies[0]} (simulated, {kinds} times)"
+    )

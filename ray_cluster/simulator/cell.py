@@ -1,4 +1,7 @@
-"""A simulated cell: arrivals, replicas of several pools, and the production dispatch core."""
+"""A simulated cell: arrivals, replicas of several pools, and the production dispatch core.
+
+Refused, dropped, failed and late requests all count as missed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -21,15 +25,78 @@ from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest, ModelProfile
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.fates import CellResult, End, Fate
 from ray_cluster.simulator.noise import Device, Hardware
 from ray_cluster.simulator.replica import SimulatedReplica, StepRun
 from ray_cluster.simulator.workload import Arrival
 
 # a deadline that never matters
 _FAR_S = 1e7
-# most that can wait: a simulation shows what the policies refuse, not what a limit does
-_NUM_QUEUED = 10**7
+# of the queue: only policies refuse requests here, no limit
+NUM_QUEUED = 10**7
+
+End = Literal["finished", "refused", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of an arrival.
+
+    Attributes:
+        end_s: instant of the end.
+        num_steps: with how many it was made.
+        attempts: leases it took.
+        predicted_s: seconds from the arrival to the end, as predicted at admission.
+    """
+
+    arrival: Arrival
+    end: End
+    end_s: float
+    num_steps: int = 0
+    attempts: int = 0
+    predicted_s: float = 0.0
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it was finished in time, with no fewer steps than its client accepts."""
+        arrival = self.arrival
+        is_whole = self.num_steps >= (arrival.fewest_steps or arrival.num_steps)
+        in_time = self.end_s <= arrival.arrival_s + arrival.slo_s
+        return self.end == "finished" and is_whole and in_time
+
+
+@dataclass(slots=True)
+class CellResult:
+    """How a simulation went.
+
+    Attributes:
+        fates: one per arrival, in the workload's order.
+        busy_s_by_replica: seconds in which each device worked.
+        end_s: instant of the last end.
+        totals: number of requests by end.
+    """
+
+    fates: list[Fate]
+    busy_s_by_replica: dict[str, float]
+    end_s: float
+    totals: Counter[End]
+
+    @property
+    def attainment(self) -> float:
+        """Share of all arrivals that were finished in time; 1 if there were none."""
+        return attainment(self.fates)
+
+    def attainment_by_class(self) -> dict[str, float]:
+        """The same within each service class."""
+        classes = sorted({fate.arrival.slo_class for fate in self.fates})
+        return {
+            name: attainment([fate for fate in self.fates if fate.arrival.slo_class == name])
+            for name in classes
+        }
+
+
+def attainment(fates: Sequence[Fate]) -> float:
+    """Return the share of arrivals that were finished in time; 1 if there were none."""
+    return sum(fate.is_met for fate in fates) / len(fates) if fates else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +105,7 @@ class PoolSpec:
 
     Attributes:
         name: of the pool; begins its replicas' names.
-        told_cost: of a step, as the replicas tell the dispatcher; None if they know it exactly.
+        reported_cost: of a step, as the replicas report it; None for the true one.
         policy: what a replica does between two steps.
         mtbf_s: mean seconds between a replica's failures; infinite if they never fail.
         repair_s: seconds from a failure until the replica starts to load.
@@ -50,7 +117,7 @@ class PoolSpec:
     hardware: Hardware
     max_batch: int
     max_in_flight: int
-    told_cost: StepCost | None = None
+    reported_cost: StepCost | None = None
     policy: StepPolicy = mixed_batches
     mtbf_s: float = math.inf
     repair_s: float = 0.0
@@ -61,13 +128,13 @@ class CellSpec:
     """What is simulated.
 
     Attributes:
-        promises_deadlines: whether the dispatcher is told of deadlines, not only who counts misses.
-        when_late: whether requests are wanted though they will be late.
-        most_steps: with how many steps images are made whatever is asked for; None for all.
+        promises_deadlines: whether the dispatcher gets the requests' deadlines and priorities;
+            misses are counted by them anyway.
+        when_late: what the dispatcher does with requests that would be late.
+        most_steps: upper limit on the steps of every image; None for no limit.
         one_way_s: seconds that a message takes between a replica and the dispatcher.
         poll_s: longest time for which a poll is held.
-        steps_singly: whether replicas ask their policy at every step.
-        has_preemption: whether leased requests may give way to others.
+        has_preemption: whether a running request may be preempted.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -77,7 +144,6 @@ class CellSpec:
     most_steps: int | None = None
     one_way_s: float = 0.0
     poll_s: float = 1.0
-    steps_singly: bool = False
     has_preemption: bool = False
 
 
@@ -86,7 +152,7 @@ class SimulatedCell:
 
     Args:
         spec: what is simulated.
-        watch: told of every run of steps when it is over.
+        watch: called after every run of steps.
     """
 
     def __init__(self, spec: CellSpec, watch: Callable[[str, StepRun], None] | None = None) -> None:
@@ -100,14 +166,14 @@ class SimulatedCell:
         )
         self.core = DispatchCore(
             config=config,
-            limits=LimitsConfig(max_queued_images=_NUM_QUEUED),
+            limits=LimitsConfig(max_queued_images=NUM_QUEUED),
             epoch=1,
             configured={pool.model for pool in spec.pools},
         )
         self._dispatcher = SimulatedDispatcher(
             self.core,
             self.events,
-            keep=self._keep,
+            on_outcome=self._on_outcome,
             timeout_s=config.replica_timeout_s,
             one_way_s=spec.one_way_s,
         )
@@ -121,10 +187,10 @@ class SimulatedCell:
         self._live: dict[str, SimulatedReplica] = {}
 
     def run(self, workload: Sequence[Arrival]) -> CellResult:
-        """Let a workload arrive, and wait until all that was accepted has ended."""
+        """Let a workload arrive, and wait until all accepted requests have ended."""
         for pool in self._spec.pools:
             for number in range(pool.num_replicas):
-                self._start(pool, f"{pool.name}-{number}", loads=False)
+                self._bring_up(pool, f"{pool.name}-{number}")
         self.events.at_each(
             [one.arrival_s for one in workload],
             lambda number: self._arrive(f"{number}", workload[number]),
@@ -135,15 +201,8 @@ class SimulatedCell:
             self.events.run(until_s=self.events.now_s + 60)
         return self._result(workload)
 
-    def _start(self, pool: PoolSpec, name: str, *, loads: bool) -> None:
-        """Bring a replica up, and let it fail in its time."""
-        hardware = pool.hardware
-        if loads:
-            self.events.after(hardware.load_s, partial(self._come_up, pool, name))
-        else:
-            self._come_up(pool, name)
-
-    def _come_up(self, pool: PoolSpec, name: str) -> None:
+    def _bring_up(self, pool: PoolSpec, name: str) -> None:
+        """Register a replica that has loaded, and schedule its failure."""
         hardware = pool.hardware
         seed = [self._spec.seed, *name.encode()]
         replica = SimulatedReplica(
@@ -152,7 +211,7 @@ class SimulatedCell:
                 profile_of(pool.model),
                 pool.max_in_flight,
                 pool.max_batch,
-                pool.told_cost or hardware.cost,
+                pool.reported_cost or hardware.cost,
             ),
             Device(hardware, seed, self._arrivals.__getitem__),
             pool.policy,
@@ -160,7 +219,6 @@ class SimulatedCell:
             view_of=self._views.__getitem__,
             report=partial(self._report, name),
             watch=self._watch,
-            steps_singly=self._spec.steps_singly,
         )
         self._live[name] = replica
         self._dispatcher.register(replica)
@@ -168,20 +226,23 @@ class SimulatedCell:
             life_s = float(self._rng.exponential(pool.mtbf_s))
             self.events.after(life_s, partial(self._fail, pool, name))
 
-    def _report(self, name: str, told: Sequence[ReplicaEvent]) -> None:
-        """Pass on what a replica says, and keep the states of what it hands back."""
-        for event in told:
+    def _report(self, name: str, reported: Sequence[ReplicaEvent]) -> None:
+        """Pass on a replica's report, and note the progress of returned requests."""
+        for event in reported:
             if isinstance(event, Returned) and event.request_id in self._views:
                 view = self._views[event.request_id]
                 self._views[event.request_id] = replace(view, steps_done=event.steps_done)
-        self._dispatcher.report(name, told)
+        self._dispatcher.report(name, reported)
 
     def _fail(self, pool: PoolSpec, name: str) -> None:
         replica = self._live.pop(name)
         replica.die()
         self._busy_s[name] += replica.busy_s
         self._dispatcher.forget(name)
-        self.events.after(pool.repair_s, partial(self._start, pool, name, loads=True))
+        self.events.after(pool.repair_s, partial(self._load, pool, name))
+
+    def _load(self, pool: PoolSpec, name: str) -> None:
+        self.events.after(pool.hardware.load_s, partial(self._bring_up, pool, name))
 
     def _arrive(self, request_id: str, arrival: Arrival) -> None:
         request = _request_of(request_id, arrival, self._spec)
@@ -197,7 +258,7 @@ class SimulatedCell:
             view = self._views[request_id]
             self._views[request_id] = replace(view, num_steps=offer.num_steps[0])
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         finished = isinstance(outcome, Completed)
         self._end(outcome.request_id, "finished" if finished else "failed", outcome.attempts)
 
@@ -214,12 +275,12 @@ class SimulatedCell:
             self._busy_s[name] += replica.busy_s
         fates = [self._fates[f"{number}"] for number in range(len(workload))]
         totals: Counter[End] = Counter(fate.end for fate in fates)
-        return CellResult(fates, dict(self._busy_s), self._last_s, self.events.num_happened, totals)
+        return CellResult(fates, dict(self._busy_s), self._last_s, totals)
 
 
 def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageRequest:
-    is_told = spec.promises_deadlines
-    fewest = arrival.fewest_steps if is_told else None
+    has_deadline = spec.promises_deadlines
+    fewest = arrival.fewest_steps if has_deadline else None
     num_steps = min(arrival.num_steps, spec.most_steps or arrival.num_steps)
     return ImageRequest(
         request_id=request_id,
@@ -231,16 +292,16 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
         guidance_scale=2.0 if arrival.uses_guidance else 1.0,
         sampler="ddim",
         seed=0,
-        priority=arrival.priority if is_told else 0,
-        # all alike: they are served as they come
-        slo_s=arrival.slo_s if is_told and math.isfinite(arrival.slo_s) else _FAR_S,
-        when_late=spec.when_late if is_told else "accept",
+        priority=arrival.priority if has_deadline else 0,
+        # the same for all: requests are served in the order of arrival
+        slo_s=arrival.slo_s if has_deadline and math.isfinite(arrival.slo_s) else _FAR_S,
+        when_late=spec.when_late if has_deadline else "accept",
         terms=None if fewest is None else Terms("exact", num_steps, fewest),
     )
 
 
 def profile_of(model: str) -> ModelProfile:
-    """Return what simulated replicas say of a model: it takes everything."""
+    """Return the profile of a simulated model, which accepts every size."""
     return ModelProfile(
         model=model,
         family="simulated",

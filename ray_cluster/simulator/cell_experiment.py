@@ -1,7 +1,7 @@
-"""Experiments with requests of several sizes on replicas of one device each.
+"""Experiment files of the kind ``cell``: requests of several sizes, on replicas of one device each.
 
-The same arrivals under several policies, over loads and seeds. Refused, dropped and late requests
-are missed.
+The same arrivals are served under several policies, over loads and seeds. Refused, dropped and late
+requests count as missed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.add_ons import MixName
 from ray_cluster.simulator.cell_policies import cell_policy
-from ray_cluster.simulator.task_files import PrintedName
+from ray_cluster.simulator.experiment import MOST_REQUESTS, Experiment, PrintedName
 
-# of one run, which takes some minutes then
-MOST_REQUESTS = 2_000_000
-# below it a seed may have none at all
+# with fewer expected a seed may have none at all
 _FEWEST_REQUESTS = 5
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# what requests are like, which a trace says for each of them
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# keys that exclude each other
 _OF_DRAWN = (
     *("sizes", "rates_per_s", "duration_s", "night", "cv", "steps", "fewest_steps", "guidance"),
     "add_ons",
@@ -32,17 +30,17 @@ _OF_ONE_POOL = ("profile", "replicas", "max_batch")
 
 
 class SizeShare(BaseModel):
-    """Requests of one size; what it leaves out is the experiment's."""
+    """Requests of one size; what is absent is the experiment's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     width: int = Field(ge=8, le=16384)
     height: int = Field(ge=8, le=16384)
-    share: _Positive = Field(1.0, le=1e6)
+    share: Positive = Field(1.0, le=1e6)
     steps: int | None = Field(None, ge=1, le=1000)
     guidance: bool | None = None
-    slo_s: _Positive | None = Field(None, description="seconds to the deadline")
-    slo_times_alone: _Positive | None = Field(None, description="durations alone, instead of that")
+    slo_s: Positive | None = Field(None, description="seconds to the deadline")
+    slo_times_alone: Positive | None = Field(None, description="durations alone, instead of that")
     priority: int = Field(0, ge=-100, le=100)
     slo_class: PrintedName | None = Field(None, description="under which it is counted")
 
@@ -69,47 +67,50 @@ class CellPool(BaseModel):
     profile: str = Field(description="a latency profile, by its name or path")
     replicas: int = Field(4, ge=1, le=4096)
     max_batch: int = Field(12, ge=1, le=1024)
-    times: _Positive = Field(1.0, le=100, description="what a step takes, over the profile")
+    times: Positive = Field(1.0, le=100, description="factor on the profile's step times")
 
 
-class CellExperiment(BaseModel):
-    """What is simulated."""
+class Requests(BaseModel):
+    """Keys about requests and failures that experiments and sizing tasks share."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["cell"]
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9-]+$")
-    what: str = Field(min_length=1, description="for readers of the report")
-    profile: str | None = Field(None, description="a latency profile, by its name or path")
-    replicas: int = Field(4, ge=1, le=4096)
-    max_batch: int = Field(12, ge=1, le=1024)
-    pools: tuple[CellPool, ...] = Field((), description="instead of the three before")
     sizes: tuple[SizeShare, ...] = ()
     steps: int = Field(50, ge=1, le=1000)
-    fewest_steps: int | None = Field(
-        None, ge=1, description="with how many steps clients put up, to be in time; all if absent"
-    )
     guidance: bool = True
-    slo_times_alone: _Positive = Field(
-        5.0, description="seconds to the deadline, in units of the request's own duration alone"
-    )
-    slo_s: _Positive | None = Field(None, description="seconds to the deadline, instead of that")
-    rates_per_s: tuple[_Positive, ...] = ()
-    night: float | None = Field(
-        None, ge=0, le=1, description="of the rate, its share at night; the same all day if absent"
-    )
+    slo_s: Positive | None = Field(None, description="seconds to the deadline")
     duration_s: float = Field(300.0, gt=0, le=30 * 86400)
     cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
-    add_ons: MixName = Field("none", description="the mix of ControlNets and LoRAs")
     trace: str | None = Field(None, min_length=1, description="beside the file: replayed instead")
     model: str | None = Field(None, min_length=1, description="whose requests are replayed")
-    speeds: tuple[_Positive, ...] = Field((1.0,), min_length=1, description="of the replay")
-    kept_add_ons: int = Field(10, ge=0, le=10_000, description="of each sort by a replica")
     mtbf_s: float | None = Field(
         None, ge=10, allow_inf_nan=False, description="mean seconds between a replica's failures"
     )
     repair_s: float = Field(0.0, ge=0, le=1e6, description="from a failure until it starts to load")
     load_s: float | None = Field(None, ge=0, le=1e6, description="until it serves again")
+
+
+class CellExperiment(Requests, Experiment):
+    """What is simulated."""
+
+    kind: Literal["cell"]
+    profile: str | None = Field(None, description="a latency profile, by its name or path")
+    replicas: int = Field(4, ge=1, le=4096)
+    max_batch: int = Field(12, ge=1, le=1024)
+    pools: tuple[CellPool, ...] = Field((), description="instead of the three before")
+    fewest_steps: int | None = Field(
+        None, ge=1, description="that clients accept to be in time; all steps if absent"
+    )
+    slo_times_alone: Positive = Field(
+        5.0, description="seconds to the deadline, in units of the request's own duration alone"
+    )
+    rates_per_s: tuple[Positive, ...] = ()
+    night: float | None = Field(
+        None, ge=0, le=1, description="share of the rate at night; the same all day if absent"
+    )
+    add_ons: MixName = Field("none", description="the mix of ControlNets and LoRAs")
+    speeds: tuple[Positive, ...] = Field((1.0,), min_length=1, description="of the replay")
+    kept_add_ons: int = Field(10, ge=0, le=10_000, description="of each sort by a replica")
     one_way_s: float = Field(
         0.0,
         ge=0,
@@ -117,15 +118,12 @@ class CellExperiment(BaseModel):
         description="of a message to or from a replica; with more the dispatcher would take leases "
         "for lost",
     )
-    policies: tuple[str, ...] = Field(min_length=1)
-    first_seed: int = Field(1000, ge=0, lt=2**63)
-    num_seeds: int = Field(30, ge=1, le=1000)
-    batching_gain: _Positive = Field(
+    batching_gain: Positive = Field(
         1.0, description="factor on the part of a step that a batch shares"
     )
     step_noise: float = Field(0.0, ge=0, le=1, description="CV of equal steps")
-    told_times: _Positive = Field(
-        1.0, le=100, description="what replicas say a step takes, over the truth"
+    told_times: Positive = Field(
+        1.0, le=100, description="step times that replicas report, over the true ones"
     )
 
     @field_validator("policies")
@@ -137,36 +135,23 @@ class CellExperiment(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> CellExperiment:
-        for name in ("policies", "rates_per_s", "speeds"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} must differ from each other; given {list(values)}")
-        self._check_source()
-        self._check_devices()
-        self._check_sizes()
-        if not self.trace:
-            check_length(min(self.rates_per_s), self.duration_s)
-            check_length(max(self.rates_per_s), self.duration_s)
-        return self
-
-    def _check_source(self) -> None:
-        """A trace, or what requests are drawn from."""
         if self.trace is not None:
             self._refuse(_OF_DRAWN, "a trace says that itself: leave it out, or the trace")
-            return
-        self._refuse(_OF_TRACES, "allowed only with a trace")
-        for name in ("sizes", "rates_per_s"):
-            if not getattr(self, name):
-                raise ValueError(f"{name}: given none; at least one is needed, or a trace")
-
-    def _check_devices(self) -> None:
-        """One pool or a list of them, and failures."""
+        else:
+            self._refuse(_OF_TRACES, "allowed only with a trace")
+            for name in ("sizes", "rates_per_s"):
+                if not getattr(self, name):
+                    raise ValueError(f"{name}: given none; at least one is needed, or a trace")
         if self.pools:
             self._refuse(_OF_ONE_POOL, "each of the pools says that itself")
         elif self.profile is None:
             raise ValueError("profile: given none; a latency profile is needed, or pools")
         if self.mtbf_s is None:
             self._refuse(_OF_FAILURES, "allowed only with mtbf_s: without it no replica fails")
+        self._check_sizes()
+        for rate in self.rates_per_s:
+            check_length(rate, self.duration_s)
+        return self
 
     def _check_sizes(self) -> None:
         seen: set[tuple[object, ...]] = set()
@@ -180,11 +165,9 @@ class CellExperiment(BaseModel):
                     "height, steps, guidance, priority or slo_class"
                 )
             seen.add(like)
-        for size in self.sizes:
-            steps = size.steps or self.steps
             if (self.fewest_steps or 1) > steps:
                 raise ValueError(
-                    f"fewest_steps must be at most steps, {steps} of {size.name}; given "
+                    f"fewest_steps must be at most steps, {steps} of {one.name}; given "
                     f"{self.fewest_steps}"
                 )
 
@@ -210,7 +193,7 @@ class CellExperiment(BaseModel):
 
     @property
     def all_pools(self) -> tuple[CellPool, ...]:
-        """The pools, also where the file says only one."""
+        """The pools, also where the file has the short form of one."""
         if self.profile is None:
             return self.pools
         return (CellPool(profile=self.profile, replicas=self.replicas, max_batch=self.max_batch),)
@@ -232,6 +215,10 @@ class CellExperiment(BaseModel):
                 for policy in self.policies:
                     yield CellRun(policy, load, seed)
 
+    def shows(self, run: CellRun) -> bool:
+        """Whether a run is shown over time: the first policy's, on the first seed of each load."""
+        return (run.policy, run.seed) == (self.policies[0], self.first_seed)
+
 
 class CellRun(NamedTuple):
     """One simulation.
@@ -246,19 +233,16 @@ class CellRun(NamedTuple):
 
 
 def check_policy(name: str) -> None:
-    """Refuse a name that stands for no policy; ValueError."""
-    cell_policy(name, cost=StepCost(1.0, 1.0), examples=_some_views(), max_batch=2)
+    """Refuse a name that no policy has; ValueError."""
+    examples = [RequestView(f"{px}", "model", px, px, 1, False, 0, 0.0, 1.0) for px in (512, 768)]
+    cell_policy(name, cost=StepCost(1.0, 1.0), examples=examples, max_batch=2)
 
 
 def check_length(rate_per_s: float, duration_s: float) -> None:
-    """Refuse a simulation of hardly any requests, or of more than it could bear; ValueError."""
+    """Refuse a simulation of hardly any requests, or of far too many; ValueError."""
     number = rate_per_s * duration_s
     if not _FEWEST_REQUESTS <= number <= MOST_REQUESTS:
         raise ValueError(
             f"{rate_per_s:g} requests a second for {duration_s:g} s are {number:,.0f} a run; "
             f"allowed: {_FEWEST_REQUESTS} to {MOST_REQUESTS:,}; change the rate or the duration"
         )
-
-
-def _some_views() -> tuple[RequestView, ...]:
-    return tuple(RequestView(f"{px}", "model", px, px, 1, False, 0, 0.0, 1.0) for px in (512, 768))

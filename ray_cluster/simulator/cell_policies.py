@@ -24,20 +24,12 @@ _OWN_QUEUE = 10_000
 _MOST_WAIT_S, _MOST_STEPS = 3600.0, 1000
 _PATCH_PX = 256
 _REGRESSION_SEED = 0
-# numbers as they are said, not all that Python takes for one
+# plain numbers, not all that Python accepts as one
 _NAME = re.compile(r"[a-z-]+(/[a-z0-9.-]+)*")
 KNOWN = (
-    *("deadline", "deadline/open", "deadline/one-size", "deadline/no-preemption"),
-    *(
-        "fcfs",
-        "static/CAP",
-        "static/CAP/WAIT_S",
-        "turns",
-        "fewer/STEPS",
-        "mixed-fcfs",
-        "slack",
-        "slack/THRESHOLD",
-    ),
+    *("deadline", "deadline/open", "deadline/one-size", "deadline/no-preemption", "fcfs"),
+    *("static/CAP", "static/CAP/WAIT_S", "turns", "fewer/STEPS", "mixed-fcfs", "slack"),
+    "slack/THRESHOLD",
 )
 
 
@@ -47,11 +39,11 @@ class CellPolicy:
 
     Attributes:
         steps: what a replica does between two steps.
-        promises_deadlines: whether the dispatcher is told of deadlines.
-        when_late: whether requests are wanted though they will be late.
+        promises_deadlines: whether the dispatcher gets the requests' deadlines.
+        when_late: what the dispatcher does with requests that would be late.
         max_in_flight: requests that a replica holds; None for as many as it steps.
-        most_steps: with how many steps images are made whatever is asked for; None for all.
-        has_preemption: whether leased requests may give way to others.
+        most_steps: upper limit on the steps of every image; None for no limit.
+        has_preemption: whether a running request may be preempted.
     """
 
     steps: StepPolicy
@@ -65,18 +57,11 @@ class CellPolicy:
 def cell_policy(
     name: str, *, cost: StepCost, examples: Sequence[RequestView], max_batch: int
 ) -> CellPolicy:
-    """Return a policy by its name.
+    """Return a policy by its name; docs/simulator.md describes them.
 
     Args:
-        name: ``deadline`` (ours), ``deadline/open`` (the same without refusals),
-            ``deadline/one-size`` (the same where batches hold one size),
-            ``deadline/no-preemption`` (the same where nobody gives a place away), ``fcfs``,
-            ``static/4`` and ``static/4/2.5`` (fixed batches of so many, which wait for so many
-            seconds), ``turns``,
-            ``fewer/30`` (the same with so many steps at most, as NIRVANA is compared with in
-            PatchedServe, section 8), ``mixed-fcfs``, ``slack`` and ``slack/0.3`` (Algorithm 1, with
-            a threshold).
-        cost: of a step, for predictors to learn from.
+        name: one of `KNOWN`, with numbers for what stands there in capitals.
+        cost: of a step, from which predictors are trained.
         examples: a request of each size.
         max_batch: most rows that a replica steps together.
 
@@ -86,16 +71,14 @@ def cell_policy(
     try:
         if not _NAME.fullmatch(name):
             raise ValueError(name)
-        return _policy(name.split("/"), cost, examples, max_batch)
+        return _PLAIN.get(name) or _parametrised(name.split("/"), cost, examples, max_batch)
     except ValueError:
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(KNOWN)}") from None
 
 
-def _policy(
+def _parametrised(
     words: Sequence[str], cost: StepCost, examples: Sequence[RequestView], max_batch: int
 ) -> CellPolicy:
-    if (plain := _PLAIN.get("/".join(words))) is not None:
-        return plain
     match words:
         case ["static", cap] if int(cap) <= _OWN_QUEUE:
             return CellPolicy(FixedBatches(int(cap)), max_in_flight=int(cap))

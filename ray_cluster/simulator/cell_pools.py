@@ -1,4 +1,4 @@
-"""What the pools of an experiment cost: their profiles, fitted, and changed as its file says."""
+"""What steps cost on the pools of a cell: their profiles, fitted and changed as the file says."""
 
 from __future__ import annotations
 
@@ -41,22 +41,26 @@ def priced_pools(
 
     Args:
         experiment: what is simulated.
-        examples: a request of each sort, over which a batching gain keeps the mean.
+        examples: a request of each size, over which a batching gain keeps the mean.
 
     Raises:
         ConfigError: a profile can't be read, or profiles are of several models.
         ValueError: a profile has no steps, or the gain leaves nothing of them.
     """
-    pools = []
-    for asked, name in zip(experiment.all_pools, _names(experiment), strict=True):
+    pools, seen = [], Counter[str]()
+    for asked in experiment.all_pools:
         profile = load_profile(asked.profile)
         fitted = fit_step_cost(profile)
         cost = with_batching_gain(fitted.cost, examples, experiment.batching_gain)
-        pools.append(
-            PricedPool(
-                name, asked, profile, fitted, times(cost, asked.times), _load_s(experiment, profile)
-            )
-        )
+        load_s = experiment.load_s
+        if load_s is None:
+            load_s = next((row.seconds for row in profile.of("load")), 0.0)
+        seen[asked.profile] += 1
+        number = seen[asked.profile]
+        name = asked.profile if number == 1 else f"{asked.profile}/{number}"
+        if not experiment.pools:
+            name = "pool"
+        pools.append(PricedPool(name, asked, profile, fitted, times(cost, asked.times), load_s))
     models = {pool.profile.model for pool in pools}
     if len(models) > 1:
         raise ConfigError(
@@ -66,31 +70,11 @@ def priced_pools(
     return tuple(pools)
 
 
-def _names(experiment: CellExperiment) -> list[str]:
-    if not experiment.pools:
-        return ["pool"]
-    seen: Counter[str] = Counter()
-    names = []
-    for pool in experiment.pools:
-        seen[pool.profile] += 1
-        number = seen[pool.profile]
-        names.append(pool.profile if number == 1 else f"{pool.profile}/{number}")
-    return names
-
-
-def _load_s(experiment: CellExperiment, profile: LatencyProfile) -> float:
-    """As the experiment says, or the profile."""
-    if experiment.load_s is not None:
-        return experiment.load_s
-    rows = profile.of("load")
-    return rows[0].seconds if rows else 0.0
-
-
 def with_batching_gain(cost: StepCost, examples: Sequence[RequestView], gain: float) -> StepCost:
-    """Return a cost whose shared part is so many times as large.
+    """Return a cost whose shared part is multiplied by the gain.
 
-    What a request takes alone stays the same on average over the examples: a larger shared part
-    means that batches save more.
+    What a request takes alone stays the same on average over the examples, so that with a larger
+    shared part batches save more.
     """
     alone_s = sum(step_s(cost, work_of([one])) for one in examples) / len(examples)
     own_s = alone_s - cost.fixed_s
@@ -100,11 +84,7 @@ def with_batching_gain(cost: StepCost, examples: Sequence[RequestView], gain: fl
             f"{alone_s / cost.fixed_s:.2f} is possible here"
         )
     factor = (alone_s - gain * cost.fixed_s) / own_s
-    return replace(
-        times(cost, factor),
-        fixed_s=gain * cost.fixed_s,
-        decode_per_megapixel_s=cost.decode_per_megapixel_s,
-    )
+    return replace(times(cost, factor), fixed_s=gain * cost.fixed_s)
 
 
 def times(cost: StepCost, factor: float) -> StepCost:

@@ -1,18 +1,28 @@
-"""Tables of experiments on replicas of one device each."""
+"""Prepares and reports experiments on replicas of one device each."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ray_cluster.simulator.cell_excerpt import CellExcerpt, timeline_of, waiting_plot
 from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_plots import Rows, attainment_plot, class_mean, classes_plot
 from ray_cluster.simulator.cell_pools import PricedPool
-from ray_cluster.simulator.cell_runs import CellRow, Setting
-from ray_cluster.simulator.intervals import Mean, mean_of, paired_difference
-from ray_cluster.simulator.reports import Report, Table
+from ray_cluster.simulator.cell_runs import CellRow, Setting, run_cell
+from ray_cluster.simulator.cell_views import CellView
+from ray_cluster.simulator.experiment import ExperimentTask
+from ray_cluster.simulator.reports import (
+    Line,
+    Plot,
+    Report,
+    Table,
+    Timeline,
+    grid,
+    percent_line,
+)
+from ray_cluster.simulator.results import Mean, Rows, mean_of
 
 # policies that refuse; of them, the one that is there without refusals, too
 _REFUSING = ("deadline", "deadline/one-size")
@@ -21,32 +31,40 @@ _COMPARED, _OPEN = "deadline", "deadline/open"
 _MOST_CLASSES = 8
 
 
-def report_cells(
-    setting: Setting, found: Sequence[CellRow], excerpts: Sequence[CellExcerpt]
-) -> Report:
-    """Sum up all simulations of an experiment.
+def prepare_cells(experiment: CellExperiment, folder: Path) -> ExperimentTask:
+    """Return an experiment's simulations.
 
-    Args:
-        setting: the experiment's.
-        found: a row of each of its runs.
-        excerpts: what is shown of one run of each load.
+    Raises:
+        ConfigError: a profile or the trace can't be used.
+        ValueError: a profile has no steps, or the batching gain leaves nothing of them.
     """
-    experiment = setting.experiment
-    rows: defaultdict[tuple[str, float], list[CellRow]] = defaultdict(list)
-    for row in sorted(found, key=lambda one: one.run.seed):
-        rows[row.run.policy, row.run.load].append(row)
-    classes = _shown_classes(setting)
-    tables = [_attainment(experiment, rows)]
-    if len(experiment.policies) > 1:
-        tables.append(_differences(experiment, rows))
-    tables.append(_classes(experiment, rows, classes))
-    refusing = [one for one in experiment.policies if one in _REFUSING]
-    tables += [_refusals(experiment, rows, one) for one in refusing]
+    setting = Setting.of(experiment, folder)
+    parts = [partial(run_cell, experiment, run, folder) for run in experiment.runs()]
+    return ExperimentTask(experiment.name, parts, partial(report_cells, setting))
+
+
+def report_cells(setting: Setting, found: Sequence[CellRow]) -> Report:
+    """Sum up the rows of all simulations of an experiment."""
+    experiment, rows = setting.experiment, Rows(found)
+    loads = {f"{load:g}": load for load in experiment.loads}
+    first, *others = experiment.policies
+
+    def attained(policy: str, load: float) -> str:
+        return rows.mean("attainment", policy, [load]).as_points()
+
+    def gained(policy: str, load: float) -> str:
+        return rows.gain("attainment", first, policy, [load]).as_points()
+
+    corner, classes = experiment.load_words, _shown_classes(setting)
+    tables = [grid("Done in time, % (simulated)", corner, loads, experiment.policies, attained)]
+    if others:
+        title = f"Points that {first} gains over others, paired by seed (simulated)"
+        tables.append(grid(title, corner, loads, others, gained))
+    tables.append(_by_class(experiment, rows, classes))
+    tables += [_refusals(experiment, rows, one) for one in experiment.policies if one in _REFUSING]
     shares = _add_on_shares(setting)
     tables += [shares] if shares else []
-    plots = [attainment_plot(experiment, rows), classes_plot(experiment, rows, classes)]
-    plots.append(waiting_plot(experiment, excerpts))
-    timeline = timeline_of(experiment, excerpts)
+    views = {row.load: row.view for row in found if row.view is not None}
     figures = {
         "experiment": experiment.model_dump(mode="json"),
         "profile_kinds": list(setting.kinds),
@@ -54,16 +72,16 @@ def report_cells(
         "false_refusals": _false_figures(experiment, rows),
     }
     what = _what(setting, has_add_ons=shares is not None)
-    return Report(experiment.name, what, tables, plots, [timeline], figures)
+    plots = _plots(experiment, rows, classes, views)
+    return Report(experiment.name, what, tables, plots, _timeline(experiment, views), figures)
 
 
 def _what(setting: Setting, *, has_add_ons: bool) -> str:
     experiment, seeds = setting.experiment, setting.experiment.seeds
     pools = "; ".join(_pool_words(pool) for pool in setting.pools)
-    failures = ""
+    failures = add_ons = ""
     if experiment.mtbf_s is not None:
         failures = f" that fail every {experiment.mtbf_s:g} s on average"
-    add_ons = ""
     if has_add_ons:
         add_ons = " Add-ons cost what is published of SDXL, carried over to batches by a model."
     runs = f"seeds {seeds[0]} to {seeds[-1]}, means with 95 % intervals"
@@ -90,41 +108,34 @@ def _figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
         {
             "policy": policy,
             key: load,
-            "attainment": _mean(rows[policy, load]).as_figures(),
-            "by_class": {
-                name: class_mean(rows[policy, load], name).as_figures()
-                for name in sorted(
-                    {one for row in rows[policy, load] for one in row.attainment_by_class}
-                )
+            **{
+                name: rows.mean(name, policy, [load]).as_figures()
+                for name in ("attainment", "refused", "broken")
             },
-            "refused": mean_of([one.refused for one in rows[policy, load]]).as_figures(),
-            "broken": mean_of([one.broken for one in rows[policy, load]]).as_figures(),
-            "samples": [round(one.attainment, 5) for one in rows[policy, load]],
+            "by_class": {
+                name: mean.as_figures()
+                for name, mean in sorted(rows.class_means(policy, load, if_absent=1.0).items())
+            },
+            "samples": [round(one, 5) for one in rows.samples("attainment", policy, [load])],
         }
         for policy in experiment.policies
         for load in experiment.loads
     ]
 
 
-def _false_figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
-    if not {_COMPARED, _OPEN} <= set(experiment.policies):
-        return []
-    found = [
-        (load, *_false_refusals(rows[_COMPARED, load], rows[_OPEN, load]))
-        for load in experiment.loads
-    ]
-    return [
-        {
-            "load": load,
-            "of_arrivals": of_all.as_figures(),
-            "of_refused": of_refused.as_figures() if of_refused else None,
-        }
-        for load, of_all, of_refused in found
-    ]
+def _by_class(experiment: CellExperiment, rows: Rows, classes: Sequence[str]) -> Table:
+    body = []
+    for policy in experiment.policies[:2]:
+        for load in experiment.loads:
+            cells = [_class_mean(rows, policy, load, name).as_points() for name in classes]
+            body.append([policy, f"{load:g}", *cells])
+    return Table("By class, % (simulated)", ["policy", experiment.load_words, *classes], body)
 
 
-def _mean(rows: Sequence[CellRow]) -> Mean:
-    return mean_of([one.attainment for one in rows])
+def _class_mean(rows: Rows, policy: str, load: float, name: str) -> Mean:
+    """What a class attains; a seed in which none of it came counts as all in time."""
+    means = rows.class_means(policy, load, if_absent=1.0)
+    return means.get(name) or mean_of([1.0] * len(rows.of(policy, load)))
 
 
 def _shown_classes(setting: Setting) -> list[str]:
@@ -136,82 +147,51 @@ def _shown_classes(setting: Setting) -> list[str]:
     return [name for name in setting.source.classes if name in names]
 
 
-def _attainment(experiment: CellExperiment, rows: Rows) -> Table:
-    body = [
-        [f"{load:g}", *(_mean(rows[policy, load]).as_points() for policy in experiment.policies)]
-        for load in experiment.loads
-    ]
-    head = [experiment.load_words, *experiment.policies]
-    return Table("Done in time, % (simulated)", head, body)
-
-
-def _differences(experiment: CellExperiment, rows: Rows) -> Table:
-    first, *others = experiment.policies
-    body = [
-        [f"{load:g}", *(_gain(rows[first, load], rows[policy, load]) for policy in others)]
-        for load in experiment.loads
-    ]
-    title = f"Points that {first} gains over others, paired by seed (simulated)"
-    return Table(title, [experiment.load_words, *others], body)
-
-
-def _gain(mine: Sequence[CellRow], theirs: Sequence[CellRow]) -> str:
-    return paired_difference(
-        [one.attainment for one in mine], [one.attainment for one in theirs]
-    ).as_points()
-
-
-def _classes(experiment: CellExperiment, rows: Rows, classes: Sequence[str]) -> Table:
-    body = [
-        [
-            policy,
-            f"{load:g}",
-            *(class_mean(rows[policy, load], name).as_points() for name in classes),
-        ]
-        for policy in experiment.policies[:2]
-        for load in experiment.loads
-    ]
-    head = ["policy", experiment.load_words, *classes]
-    return Table("By class, % (simulated)", head, body)
-
-
 def _refusals(experiment: CellExperiment, rows: Rows, policy: str) -> Table:
     """What refusals cost those who would have been in time without any."""
-    head = [experiment.load_words, "refused", "let in and late"]
+    head = [experiment.load_words, "refused", "admitted and late"]
     is_compared = policy == _COMPARED and _OPEN in experiment.policies
     if is_compared:
-        head += ["refused, in time if all were let in", "the same, % of the refused"]
+        head += ["refused, in time if all were admitted", "the same, % of the refused"]
     body = []
     for load in experiment.loads:
-        mine = rows[policy, load]
-        cells = [
-            mean_of([one.refused for one in mine]).as_points(),
-            mean_of([one.broken for one in mine]).as_points(),
-        ]
+        cells = [rows.mean(name, policy, [load]).as_points() for name in ("refused", "broken")]
         if is_compared:
-            of_all, of_refused = _false_refusals(mine, rows[_OPEN, load])
+            of_all, of_refused = _false_refusals(rows, load)
             cells += [of_all.as_points(), of_refused.as_points() if of_refused else ""]
         body.append([f"{load:g}", *cells])
     return Table(f"Refusals of {policy}, % of arrivals (simulated)", head, body)
 
 
-def _false_refusals(mine: Sequence[CellRow], others: Sequence[CellRow]) -> tuple[Mean, Mean | None]:
-    """Who was refused and is in time where nobody is: of the arrivals, and of the refused."""
-    false = [(_num_false(a, b), a) for a, b in zip(mine, others, strict=True)]
-    of_all = [num / max(1, one.num_arrivals) for num, one in false]
-    # a seed that refused nobody says nothing of refusals
-    of_refused = [num / one.let_in.count("0") for num, one in false if "0" in one.let_in]
+def _false_figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
+    if not {_COMPARED, _OPEN} <= set(experiment.policies):
+        return []
+    found = [(load, *_false_refusals(rows, load)) for load in experiment.loads]
+    return [
+        {
+            "load": load,
+            "of_arrivals": of_all.as_figures(),
+            "of_refused": of_refused.as_figures() if of_refused else None,
+        }
+        for load, of_all, of_refused in found
+    ]
+
+
+def _false_refusals(rows: Rows, load: float) -> tuple[Mean, Mean | None]:
+    """Requests refused that are in time without refusals: of the arrivals, and of the refused."""
+    of_all, of_refused = [], []
+    for mine, other in zip(rows.of(_COMPARED, load), rows.of(_OPEN, load), strict=True):
+        pairs = zip(mine.admitted, other.met, strict=True)
+        num_false = sum(admitted == "0" and met == "1" for admitted, met in pairs)
+        of_all.append(num_false / max(1, len(mine.met)))
+        # a seed without refusals has no such share
+        if "0" in mine.admitted:
+            of_refused.append(num_false / mine.admitted.count("0"))
     return mean_of(of_all), mean_of(of_refused) if of_refused else None
 
 
-def _num_false(refusing: CellRow, open_row: CellRow) -> int:
-    """How many were refused that are in time where nobody is."""
-    pairs = zip(refusing.let_in, open_row.met, strict=True)
-    return sum(let_in == "0" and met == "1" for let_in, met in pairs)
-
-
 def _add_on_shares(setting: Setting) -> Table | None:
-    """How many requests have how many ControlNets and LoRAs; None if nobody has any."""
+    """How many requests have how many ControlNets and LoRAs; None if there are none."""
     experiment = setting.experiment
     workload = setting.workload(experiment.loads[0], experiment.seeds[0])
     sorts = {
@@ -221,10 +201,55 @@ def _add_on_shares(setting: Setting) -> Table | None:
     most = max((num for counts in sorts.values() for num in counts), default=0)
     if not most:
         return None
-    body = [
-        [name, *(f"{100 * counts[num] / len(workload):.1f}" for num in range(most + 1))]
-        for name, counts in sorts.items()
-    ]
-    title = f"Requests with so many add-ons, %, {experiment.load_name(experiment.loads[0])}, "
+    title = f"Requests by number of add-ons, %, {experiment.load_name(experiment.loads[0])}, "
     title += f"seed {experiment.seeds[0]}"
-    return Table(title, ["of", *(f"{num}" for num in range(most + 1))], body)
+    numbers = [f"{num}" for num in range(most + 1)]
+    return grid(
+        title,
+        "of",
+        sorts,
+        numbers,
+        lambda num, counts: f"{100 * counts[int(num)] / len(workload):.1f}",
+    )
+
+
+def _plots(
+    experiment: CellExperiment,
+    rows: Rows,
+    classes: Sequence[str],
+    views: Mapping[float, CellView],
+) -> list[Plot]:
+    """What policies and classes attain over the loads, and the queue over time."""
+    loads, first = sorted(experiment.loads), experiment.policies[0]
+    x_label = "requests per second" if experiment.trace is None else "speed of the replay"
+    if experiment.night is not None:
+        x_label += " at the peak"
+    attained = {
+        policy: percent_line(loads, [rows.mean("attainment", policy, [load]) for load in loads])
+        for policy in experiment.policies
+    }
+    by_class = {
+        name: percent_line(loads, [_class_mean(rows, first, load, name) for load in loads])
+        for name in classes
+    }
+    waiting = {
+        experiment.load_name(load): Line(views[load].times_s, views[load].waiting) for load in loads
+    }
+    name, y_label = experiment.name, "done in time, %"
+    seed = f"seed {experiment.seeds[0]} (simulated)"
+    return [
+        Plot("attainment", f"{name} (simulated)", x_label, {y_label: attained}),
+        Plot("classes", f"{name}: {first}, by class (simulated)", x_label, {y_label: by_class}),
+        Plot("waiting", f"{name}: {first}, {seed}", "seconds", {"requests waiting": waiting}),
+    ]
+
+
+def _timeline(experiment: CellExperiment, views: Mapping[float, CellView]) -> Timeline:
+    """Which replica stepped which sizes when, at the middle load."""
+    load = sorted(experiment.loads)[len(experiment.loads) // 2]
+    view = views[load]
+    title = (
+        f"{experiment.name}: {experiment.policies[0]}, {experiment.load_name(load)}, seed "
+        f"{experiment.seeds[0]} (simulated); a bar is as high as its batch is full"
+    )
+    return Timeline(title, view.replicas, view.sizes, view.bars)

@@ -3,112 +3,113 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView
 from ray_cluster.simulator.add_ons import AddOnCost, mean_step_factor
-from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
+from ray_cluster.simulator.cell import CellResult, CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun, SizeShare
 from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
 from ray_cluster.simulator.cell_pools import PricedPool, priced_pools, times
+from ray_cluster.simulator.cell_views import CellView, ViewRecorder
 from ray_cluster.simulator.cell_workload import (
     MODEL,
-    CellWorkload,
     DrawnWorkload,
+    ReplayedWorkload,
     example_of,
-    workload_of,
 )
-from ray_cluster.simulator.fates import CellResult
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.replica import StepRun
+from ray_cluster.simulator.results import Row
 from ray_cluster.simulator.workload import Arrival
 
 Watch = Callable[[str, StepRun], None]
 _HERE = Path()
 
 
-@dataclass(frozen=True)
-class CellRow:
-    """What one simulation showed.
+@dataclass(frozen=True, slots=True)
+class CellRow(Row):
+    """What one simulation found.
+
+    Its figures are `attainment` (share of the arrivals that was done in time), `refused`, and
+    `broken` (share of the admitted that was late or dropped).
 
     Attributes:
-        attainment: share of the arrivals that were done in time.
-        attainment_by_class: the same of each size.
-        refused: share that was refused.
-        broken: share of what was let in that was late or dropped.
-        met: per arrival, whether it was done in time, as a string of ``0`` and ``1``.
-        let_in: likewise, whether it was let in.
+        met: per arrival, ``1`` if it was done in time, else ``0``.
+        admitted: likewise, whether it was admitted.
+        view: how it went over time, of the runs that are shown.
     """
 
-    run: CellRun
-    num_arrivals: int
-    attainment: float
-    attainment_by_class: Mapping[str, float]
-    refused: float
-    broken: float
-    met: str
-    let_in: str
+    met: str = ""
+    admitted: str = ""
+    view: CellView | None = None
 
 
 def run_cell(experiment: CellExperiment, run: CellRun, folder: Path = _HERE) -> CellRow:
-    """Simulate one policy, load and seed.
-
-    Args:
-        experiment: what is simulated.
-        run: which of its simulations.
-        folder: of its file, beside which a trace lies.
-    """
-    return _row(run, simulate_cell(Setting.of(experiment, folder), run))
+    """Simulate one policy, load and seed; the folder is the one of the experiment's file."""
+    setting = Setting.of(experiment, folder)
+    recorder = None
+    if experiment.shows(run):
+        most_by_replica = {
+            f"{pool.name}-{number}": pool.asked.max_batch
+            for pool in setting.pools
+            for number in range(pool.asked.replicas)
+        }
+        recorder = ViewRecorder(setting.workload(run.load, run.seed), most_by_replica)
+    result = simulate_cell(setting, run, recorder)
+    fates = result.fates
+    admitted = [fate for fate in fates if fate.end != "refused"]
+    return CellRow(
+        policy=run.policy,
+        seed=run.seed,
+        load=run.load,
+        figures={
+            "attainment": result.attainment,
+            "refused": (len(fates) - len(admitted)) / max(1, len(fates)),
+            "broken": sum(not fate.is_met for fate in admitted) / max(1, len(admitted)),
+        },
+        by_class=result.attainment_by_class(),
+        met="".join("01"[fate.is_met] for fate in fates),
+        admitted="".join("01"[fate.end != "refused"] for fate in fates),
+        view=None if recorder is None else recorder.view(fates),
+    )
 
 
 def simulate_cell(setting: Setting, run: CellRun, watch: Watch | None = None) -> CellResult:
-    """Simulate one policy, load and seed; `watch` is told of every run of steps."""
+    """Simulate one policy, load and seed; `watch` is called after every run of steps."""
     workload = setting.workload(run.load, run.seed)
     return SimulatedCell(setting.spec(run.policy, run.seed, workload), watch).run(workload)
 
 
-def _row(run: CellRun, result: CellResult) -> CellRow:
-    fates = result.fates
-    let_in = [fate for fate in fates if fate.end != "refused"]
-    return CellRow(
-        run=run,
-        num_arrivals=len(fates),
-        attainment=result.attainment,
-        attainment_by_class=result.attainment_by_class(),
-        refused=(len(fates) - len(let_in)) / max(1, len(fates)),
-        broken=sum(not fate.is_met for fate in let_in) / max(1, len(let_in)),
-        met="".join("01"[fate.is_met] for fate in fates),
-        let_in="".join("01"[fate.end != "refused"] for fate in fates),
-    )
-
-
 @dataclass(frozen=True)
 class Setting:
-    """An experiment's costs, requests and cells.
+    """An experiment's requests and pools, ready to be simulated.
 
     Attributes:
-        source: what comes.
+        source: of the requests.
         pools: with what steps take there in the simulation.
         examples: a request of each size.
     """
 
     experiment: CellExperiment
-    source: CellWorkload
+    source: DrawnWorkload | ReplayedWorkload
     pools: tuple[PricedPool, ...]
     examples: tuple[RequestView, ...]
 
     @classmethod
     def of(cls, experiment: CellExperiment, folder: Path = _HERE) -> Setting:
-        """Work out a setting.
+        """Read an experiment's profiles and trace, which lies in the folder.
 
         Raises:
             ConfigError: a profile or the trace can't be used.
             ValueError: a profile has no steps, or the batching gain leaves nothing of them.
         """
-        source = workload_of(experiment, folder)
+        source: DrawnWorkload | ReplayedWorkload = DrawnWorkload(experiment)
+        if experiment.trace is not None:
+            source = ReplayedWorkload.of(experiment, folder / experiment.trace)
         examples = source.examples
         return cls(experiment, source, priced_pools(experiment, examples), examples)
 
@@ -133,7 +134,12 @@ class Setting:
 
     def spec(self, policy: str, seed: int, workload: Sequence[Arrival]) -> CellSpec:
         """Return the cell that runs a policy."""
-        policies = [self._policy(policy, pool) for pool in self.pools]
+        policies = [
+            cell_policy(
+                policy, cost=pool.cost, examples=self.examples, max_batch=pool.asked.max_batch
+            )
+            for pool in self.pools
+        ]
         return CellSpec(
             tuple(
                 self._pool(pool, own, workload)
@@ -147,13 +153,8 @@ class Setting:
             has_preemption=policies[0].has_preemption,
         )
 
-    def _policy(self, name: str, pool: PricedPool) -> CellPolicy:
-        return cell_policy(
-            name, cost=pool.cost, examples=self.examples, max_batch=pool.asked.max_batch
-        )
-
     def _pool(self, pool: PricedPool, policy: CellPolicy, workload: Sequence[Arrival]) -> PoolSpec:
-        """Return a pool whose replicas know of add-ons what their steps take on average."""
+        """Return a pool; of add-ons its replicas report only what steps take on average."""
         experiment, asked = self.experiment, pool.asked
         add_ons = AddOnCost(num_kept=experiment.kept_add_ons)
         factor = mean_step_factor(add_ons, [len(one.controlnets) for one in workload])
@@ -170,7 +171,7 @@ class Setting:
             ),
             max_batch=asked.max_batch,
             max_in_flight=policy.max_in_flight or asked.max_batch,
-            told_cost=times(pool.cost, experiment.told_times * factor),
+            reported_cost=times(pool.cost, experiment.told_times * factor),
             policy=policy.steps,
             mtbf_s=math.inf if experiment.mtbf_s is None else experiment.mtbf_s,
             repair_s=experiment.repair_s,

@@ -1,4 +1,4 @@
-"""What comes in an experiment: drawn from its sizes, or replayed from a trace."""
+"""The requests of a cell's experiment: drawn from its sizes, or replayed from a trace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.types import RequestView
 from ray_cluster.simulator.add_ons import MIXES
-from ray_cluster.simulator.arrivals import RateCurve, constant_rate, daily_rate
-from ray_cluster.simulator.cell_experiment import MOST_REQUESTS, CellExperiment, SizeShare
+from ray_cluster.simulator.arrivals import constant_rate, daily_rate
+from ray_cluster.simulator.cell_experiment import CellExperiment, SizeShare
+from ray_cluster.simulator.experiment import MOST_REQUESTS
 from ray_cluster.simulator.traces import MOST_SPAN_S, read_trace
 from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
 
@@ -47,7 +48,7 @@ class DrawnWorkload:
         return f"{experiment.duration_s:g} s of arrivals{course}{add_ons}"
 
     def kind_of(self, size: SizeShare) -> Kind:
-        """Return a size's requests; what it leaves out is the experiment's."""
+        """Return a size's requests."""
         guidance = self.experiment.guidance if size.guidance is None else size.guidance
         return Kind(
             size.share,
@@ -75,16 +76,14 @@ class DrawnWorkload:
         kinds = {self.kind_of(size): self.slo_s(size, alone_s) for size in experiment.sizes}
         add_ons = MIXES[experiment.add_ons]
         mix = Mix(tuple(kinds), kinds.__getitem__, add_ons.controlnets, add_ons.loras)
-        drawn = draw_workload(mix, self._curve(rate_per_s), seed=seed, cv=experiment.cv)
+        if experiment.night is None:
+            curve = constant_rate(rate_per_s, experiment.duration_s)
+        else:
+            curve = daily_rate(experiment.night * rate_per_s, rate_per_s, experiment.duration_s)
+        drawn = draw_workload(mix, curve, seed=seed, cv=experiment.cv)
         if experiment.fewest_steps is None:
             return drawn
         return [replace(one, fewest_steps=experiment.fewest_steps) for one in drawn]
-
-    def _curve(self, rate_per_s: float) -> RateCurve:
-        experiment = self.experiment
-        if experiment.night is None:
-            return constant_rate(rate_per_s, experiment.duration_s)
-        return daily_rate(experiment.night * rate_per_s, rate_per_s, experiment.duration_s)
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,8 @@ class ReplayedWorkload:
     def examples(self) -> tuple[RequestView, ...]:
         """A request of each size, the largest first."""
         by_size = {(one.width_px, one.height_px): one for one in self.trace}
-        return tuple(
-            example_of(by_size[size])
-            for size in sorted(by_size, key=lambda size: (-size[0] * size[1], size))
-        )
+        largest_first = sorted(by_size, key=lambda size: (-size[0] * size[1], size))
+        return tuple(example_of(by_size[size]) for size in largest_first)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -158,23 +155,8 @@ class ReplayedWorkload:
         return found
 
 
-CellWorkload = DrawnWorkload | ReplayedWorkload
-
-
-def workload_of(experiment: CellExperiment, folder: Path) -> CellWorkload:
-    """Return what comes; ConfigError if a trace can't be used.
-
-    Args:
-        experiment: what is simulated.
-        folder: of its file, beside which a trace lies.
-    """
-    if experiment.trace is None:
-        return DrawnWorkload(experiment)
-    return ReplayedWorkload.of(experiment, folder / experiment.trace)
-
-
 def example_of(one: Kind | Arrival) -> RequestView:
-    """Return a request that never is late."""
+    """Return a request without a deadline."""
     return RequestView(
         request_id=one.slo_class,
         model=MODEL,
@@ -184,5 +166,5 @@ def example_of(one: Kind | Arrival) -> RequestView:
         uses_guidance=one.uses_guidance,
         priority=0,
         arrival_s=0.0,
-        deadline_s=float("inf"),
+        deadline_s=math.inf,
     )

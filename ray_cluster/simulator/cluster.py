@@ -1,14 +1,15 @@
 """A simulated cluster behind the control loop's protocol: loads, failures, noise, cascades.
 
-Every decision is a plan's or a policy's: which images are deferred (:mod:`policies.cascade` under
-the plan's threshold), how large batches are, how many replicas there are. Requests go from stage to
-stage as the live dispatcher's do (:mod:`dispatch.stages`).
+Every decision is a plan's or a policy's: which images are deferred, how large batches are, how many
+replicas there are. Requests go through stages as in the live dispatcher (`dispatch/stages.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
+from heapq import heapreplace
 
 import numpy as np
 
@@ -32,10 +33,8 @@ from ray_cluster.policies.cluster_state import ClusterState, ModelState, Service
 from ray_cluster.policies.fleet import Fleet, ServiceSpec
 from ray_cluster.policies.plan import CascadePlan, Knobs
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import SimulatedRequest
-from ray_cluster.simulator.outcomes import Answer, Faults, SimulatedOutcome
-from ray_cluster.simulator.scaling import Scaling, Watch
-from ray_cluster.simulator.scorers import Scorers
+from ray_cluster.simulator.requests import Answer, SimulatedOutcome, SimulatedRequest
+from ray_cluster.simulator.scaling import Faults, Scaling, Watch
 from ray_cluster.simulator.serving import Serving
 
 # a plan that has not come yet defers nothing
@@ -43,11 +42,44 @@ _NO_PLAN = CascadePlan("", 0.0)
 _SCORER = "scorer"
 
 
-class SimulatedCluster:
-    """Cascades on a virtual clock, before the production dispatch core and its replicas.
+class Scorers:
+    """Replicas of a scorer: one image each at a time, first come, first served.
 
     Attributes:
-        serving: the core and what it feeds; to be looked at only.
+        num_held: images that wait for a score or are being scored.
+
+    Args:
+        num_replicas: None for infinite capacity, which takes no time.
+        image_s: seconds that a replica takes for an image.
+    """
+
+    def __init__(self, events: EventQueue, num_replicas: int | None, image_s: float) -> None:
+        self._events = events
+        self._image_s = image_s
+        self._free_at_s = None if num_replicas is None else [0.0] * num_replicas
+        self.num_held = 0
+
+    def score(self, on_scored: Callable[[], None]) -> None:
+        """Score an image; calls back when that is done."""
+        if self._free_at_s is None:
+            on_scored()
+            return
+        self.num_held += 1
+        end_s = max(self._free_at_s[0], self._events.now_s) + self._image_s
+        heapreplace(self._free_at_s, end_s)
+
+        def done() -> None:
+            self.num_held -= 1
+            on_scored()
+
+        self._events.at(end_s, done)
+
+
+class SimulatedCluster:
+    """Services and cascades on a virtual clock, served by the production dispatch core.
+
+    Attributes:
+        serving: the dispatch core and its replicas; read-only.
         outcomes: of all requests that have ended.
 
     Args:
@@ -58,7 +90,7 @@ class SimulatedCluster:
         noise_cv: of the seconds of batches and loads, lognormal.
         faults: of GPUs; None for none.
         dwell_s: age below which a replica counts as young.
-        watch: told of every batch that was made.
+        watch: called after every batch.
     """
 
     def __init__(
@@ -104,7 +136,6 @@ class SimulatedCluster:
         self._version = -1
         self._cascades: dict[str, CascadePlan] = {}
         self._num_arrived: dict[str, int] = defaultdict(int)
-        self._num_direct: dict[str, int] = defaultdict(int)
         self._num_missed: dict[str, int] = defaultdict(int)
         self._confidences: dict[str, list[float]] = defaultdict(list)
         self.outcomes: list[SimulatedOutcome] = []
@@ -129,13 +160,12 @@ class SimulatedCluster:
         return ServiceState(
             name,
             self._num_arrived[name],
-            self._num_direct[name],
-            self._num_missed[name],
-            tuple(self._confidences.pop(name, ())),
+            num_missed=self._num_missed[name],
+            confidences=tuple(self._confidences.pop(name, ())),
         )
 
     def scale(self, pool: str, num_replicas: int) -> None:
-        """Have so many replicas, soon."""
+        """Start or stop replicas until there are so many."""
         self._scaling.scale(pool, num_replicas)
 
     def turn(self, knobs: Knobs) -> None:
@@ -148,9 +178,9 @@ class SimulatedCluster:
         self._cascades = {one.service: one for one in knobs.cascades}
 
     def run_out(self) -> None:
-        """Let time pass until nothing is made any more; who waits then has nobody to wait for.
+        """Let time pass until nothing runs any more; what waits then has no replica.
 
-        Replicas never end to poll, so that the clock alone would go on for ever.
+        Replicas poll for ever, so the event queue never becomes empty.
         """
         while self.serving.num_leased or any(one.num_held for one in self._scorers.values()):
             self._events.run(self._events.now_s + 1.0)
@@ -165,71 +195,70 @@ class SimulatedCluster:
         """Requests that have not ended."""
         return len(self._stages)
 
-    def threshold_of(self, service: str) -> float:
-        """Return the confidence threshold that is in force."""
-        return self._plan_of(service).threshold
-
     def _plan_of(self, service: str) -> CascadePlan:
         return self._cascades.get(service, _NO_PLAN)
 
     # requests
 
-    def offer(self, job: SimulatedRequest) -> None:
-        """Take in a request at its arrival."""
-        name = job.service
+    def offer(self, request: SimulatedRequest) -> None:
+        """Admit a request at its arrival."""
+        name = request.service
         self._num_arrived[name] += 1
         route, direct = self._routes[name], self._direct_routes.get(name)
-        if direct and (job.is_direct or job.coin < self._plan_of(name).heavy_share):
-            self._num_direct[name] += job.is_direct
+        if direct and request.coin < self._plan_of(name).heavy_share:
             route = direct
-        self._go_on(job, RequestStages(route))
+        self._go_on(request, RequestStages(route))
 
-    def _go_on(self, job: SimulatedRequest, stages: RequestStages) -> None:
-        """Have the present stage done, or note how the request ended."""
+    def _go_on(self, request: SimulatedRequest, stages: RequestStages) -> None:
+        """Start the present stage, or note how the request ended."""
         if stages.has_ended:
-            del self._stages[job.number]
-            self._note_end(job, stages)
+            del self._stages[request.number]
+            self._note_end(request, stages)
             return
-        self._stages[job.number] = stages
+        self._stages[request.number] = stages
         if stages.present.kind == "score":
-            self._scorers[job.service].score(partial(self._on_scored, job))
+            self._scorers[request.service].score(partial(self._on_scored, request))
         else:
-            self.serving.offer(stages.present.model, job, stages.index)
+            self.serving.offer(stages.present.model, request, stages.index)
 
-    def on_made(self, model: str, job: SimulatedRequest) -> None:
-        """An image is done: it is the answer, or is to be scored."""
-        stages = self._stages[job.number]
+    def on_made(self, model: str, request: SimulatedRequest) -> None:
+        """An image is done: it is the answer, or goes to the scorer."""
+        stages = self._stages[request.number]
         assert stages.present.model == model
-        self._go_on(job, finish_image(stages, stages.index))
+        self._go_on(request, finish_image(stages, stages.index))
 
-    def _on_scored(self, job: SimulatedRequest) -> None:
+    def _on_scored(self, request: SimulatedRequest) -> None:
         """A light image has its confidence: it is the answer, or is deferred."""
-        stages, plan = self._stages[job.number], self._plan_of(job.service)
-        self._confidences[job.service].append(job.confidence)
-        if needs_slack(plan, job.confidence):
-            decision = decide_deferral(plan, job.confidence, self._slack_s(job, stages.route))
+        stages, plan = self._stages[request.number], self._plan_of(request.service)
+        self._confidences[request.service].append(request.confidence)
+        if needs_slack(plan, request.confidence):
+            decision = decide_deferral(
+                plan, request.confidence, self._slack_s(request, stages.route)
+            )
         else:
-            decision = decide_deferral(plan, job.confidence)
-        self._go_on(job, decide(stages, stages.index, decision, job.confidence))
+            decision = decide_deferral(plan, request.confidence)
+        self._go_on(request, decide(stages, stages.index, decision, request.confidence))
 
-    def on_hopeless(self, job: SimulatedRequest) -> None:
-        """An image won't come: the job gets the light answer if it has one and the plan says so."""
-        stages, left_s = self._stages[job.number], job.deadline_s - self._events.now_s
-        keeps_light = answers_with_light(self._plan_of(job.service), left_s)
-        self._go_on(job, fail(stages, stages.index, "too_late", keeps_light=keeps_light))
+    def on_hopeless(self, request: SimulatedRequest) -> None:
+        """An image can't be made in time: the answer is the light one if the plan says so."""
+        stages, left_s = self._stages[request.number], request.deadline_s - self._events.now_s
+        keeps_light = answers_with_light(self._plan_of(request.service), left_s)
+        self._go_on(request, fail(stages, stages.index, "too_late", keeps_light=keeps_light))
 
-    def _slack_s(self, job: SimulatedRequest, route: Route) -> float:
+    def _slack_s(self, request: SimulatedRequest, route: Route) -> float:
         """Seconds before the deadline that are left once the last stage is done."""
         finish_s = heavy_finish_s(self.serving.outlook(route.stages[-1].model))
-        return job.deadline_s - self._events.now_s - finish_s
+        return request.deadline_s - self._events.now_s - finish_s
 
-    def _note_end(self, job: SimulatedRequest, stages: RequestStages) -> None:
+    def _note_end(self, request: SimulatedRequest, stages: RequestStages) -> None:
         now_s, published = self._events.now_s, stages.published
-        on_time = published is not None and now_s <= job.deadline_s
-        self._num_missed[job.service] += not on_time
+        on_time = published is not None and now_s <= request.deadline_s
+        self._num_missed[request.service] += not on_time
         kept = published is not None and published.reason == "no_time"
         self.outcomes.append(
-            SimulatedOutcome(job.service, job.arrival_s, now_s, _answer_of(stages), on_time, kept)
+            SimulatedOutcome(
+                request.service, request.arrival_s, now_s, _answer_of(stages), on_time, kept
+            )
         )
 
 

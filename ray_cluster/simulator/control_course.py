@@ -1,19 +1,16 @@
-"""What one run of a control loop was like over time: its requests bin by bin, its rounds."""
+"""What a run of a control loop was like over time: requests by bin, and the state at each round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
 
 import numpy as np
 
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.simulator.arrivals import Floats
-from ray_cluster.simulator.comparison import R
-from ray_cluster.simulator.controlled import Round
-from ray_cluster.simulator.jobs import SimulatedRequest
-from ray_cluster.simulator.outcomes import SimulatedOutcome
+from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.requests import SimulatedOutcome, SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,98 +20,81 @@ class Course:
     Attributes:
         bin_s: width of a bin.
         arrived: requests [B], by service.
-        on_time: those that were in time, of all services [B].
-        answered: those that got an image, late or not [B].
+        on_time: of all services [B].
+        answered: requests that got an image, late or not [B].
         heavy: of these, the heavy model's [B].
-        states: what the loop saw, round by round; instants count from the beginning of the run.
+        states: at every round; instants count from the beginning of the run.
     """
 
     bin_s: float
-    arrived: tuple[tuple[str, Floats], ...]
+    arrived: Mapping[str, Floats]
     on_time: Floats
     answered: Floats
     heavy: Floats
     states: tuple[ClusterState, ...]
 
     @property
-    def begins_s(self) -> list[float]:
-        """Of every bin [B]."""
-        return [self.bin_s * number for number in range(len(self.on_time))]
-
-    @property
-    def per_s(self) -> dict[str, list[float]]:
-        """Requests per second [B], by service."""
-        return {service: (counts / self.bin_s).tolist() for service, counts in self.arrived}
-
-    @property
-    def times_s(self) -> list[float]:
-        """Of every round."""
-        return [state.now_s for state in self.states]
-
-    @property
-    def waiting(self) -> list[float]:
-        """Images in no batch at every round, of all models."""
-        return [float(sum(one.num_waiting for one in state.models)) for state in self.states]
-
-    @property
     def missed_shares(self) -> Floats:
         """Of the requests [B]; not a number where there were none."""
-        arrived = np.sum([counts for _, counts in self.arrived], axis=0)
-        return 1 - _shares(self.on_time, arrived)
+        return 1 - _shares(self.on_time, np.sum(list(self.arrived.values()), axis=0))
 
     @property
     def heavy_shares(self) -> Floats:
         """Of the answers [B]; not a number where there were none."""
         return _shares(self.heavy, self.answered)
 
+    def by_bin(self, values: Floats) -> Line:
+        """Return values [B] over time."""
+        begins_s = [self.bin_s * number for number in range(len(values))]
+        return Line(begins_s, values.tolist())
 
-@dataclass(frozen=True, slots=True)
-class ControlResult(Generic[R]):
-    """What one run showed; its course only if it is to be seen."""
+    def by_round(self, value: Callable[[ClusterState], float]) -> Line:
+        """Return a figure of the states over time."""
+        return Line([one.now_s for one in self.states], [value(one) for one in self.states])
 
-    row: R
-    course: Course | None
+    @property
+    def requests_per_s(self) -> dict[str, Line]:
+        """By service, over time."""
+        return {name: self.by_bin(counts / self.bin_s) for name, counts in self.arrived.items()}
+
+    @property
+    def waiting(self) -> Line:
+        """Images in no batch, of all models, over time."""
+        return self.by_round(lambda state: sum(one.num_waiting for one in state.models))
 
 
 def course_of(
-    jobs: Sequence[SimulatedRequest],
+    requests: Sequence[SimulatedRequest],
     outcomes: Sequence[SimulatedOutcome],
-    rounds: Sequence[Round],
+    states: Sequence[ClusterState],
     *,
     begin_s: float,
     bin_s: float,
 ) -> Course:
-    """Return the course of a run.
+    """Return the course of a run that began at an instant of the clock.
 
-    Args:
-        jobs: all requests, at instants of the clock.
-        outcomes: of those that have ended; others are late.
-        rounds: of the loop.
-        begin_s: instant of the clock at which the run began.
-        bin_s: width of a bin.
+    Requests without an outcome are late.
     """
-    last_s = max((job.arrival_s for job in jobs), default=begin_s)
+    last_s = max((one.arrival_s for one in requests), default=begin_s)
     num_bins = int((last_s - begin_s) // bin_s) + 1
 
-    def counts(arrivals_s: list[float]) -> Floats:
-        bins = [int((at_s - begin_s) // bin_s) for at_s in arrivals_s]
+    def counts(some: Sequence[SimulatedRequest | SimulatedOutcome]) -> Floats:
+        bins = [int((one.arrival_s - begin_s) // bin_s) for one in some]
         return np.bincount(np.array(bins, dtype=int), minlength=num_bins).astype(float)
 
     answered = [one for one in outcomes if one.answer != "dropped"]
-    services = dict.fromkeys(job.service for job in jobs)
+    services = dict.fromkeys(one.service for one in requests)
     return Course(
         bin_s,
-        tuple(
-            (one, counts([job.arrival_s for job in jobs if job.service == one])) for one in services
-        ),
-        counts([one.arrival_s for one in outcomes if one.on_time]),
-        counts([one.arrival_s for one in answered]),
-        counts([one.arrival_s for one in answered if one.answer == "heavy"]),
-        tuple(_seen(one.state, begin_s) for one in rounds),
+        {name: counts([one for one in requests if one.service == name]) for name in services},
+        counts([one for one in outcomes if one.on_time]),
+        counts(answered),
+        counts([one for one in answered if one.answer == "heavy"]),
+        tuple(_trimmed(one, begin_s) for one in states),
     )
 
 
-def _seen(state: ClusterState, begin_s: float) -> ClusterState:
+def _trimmed(state: ClusterState, begin_s: float) -> ClusterState:
     """Without confidences, of which there are many."""
     services = tuple(replace(one, confidences=()) for one in state.services)
     return replace(state, now_s=state.now_s - begin_s, services=services)

@@ -1,93 +1,89 @@
-"""Sums up experiments with a control loop: tables, plots and figures."""
+"""Prepares and reports experiments with a control loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
 
-from ray_cluster.simulator.comparison import Comparison, R
-from ray_cluster.simulator.control_choices import TunedSettings
-from ray_cluster.simulator.control_course import ControlResult, Course
-from ray_cluster.simulator.control_experiment import ControlExperiment, E
-from ray_cluster.simulator.control_timeline import gpu_timeline
-from ray_cluster.simulator.reports import Line, Plot, Report, Stack, Table
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.fleet import Fleet
+from ray_cluster.simulator.control_course import Course
+from ray_cluster.simulator.control_experiment import (
+    Column,
+    ControlExperiment,
+    ControlRow,
+    TunedSettings,
+    run_policy,
+)
+from ray_cluster.simulator.experiment import ExperimentTask
+from ray_cluster.simulator.reports import Bar, Line, Plot, Report, Table, Timeline
+from ray_cluster.simulator.results import Mean, Rows
 
-
-class Figure(NamedTuple):
-    """A figure of every run.
-
-    Attributes:
-        key: of the rows, and in JSON.
-        title: for people.
-        factor: from the rows' unit to the title's.
-        digits: behind the point.
-    """
-
-    key: str
-    title: str
-    factor: float = 1.0
-    digits: int = 1
+BROKEN = "broken"
 
 
-@dataclass(frozen=True, slots=True)
-class Form(Generic[E]):
-    """What the report of one kind of experiment says beside what all do.
+def prepare_control(experiment: ControlExperiment, folder: Path) -> ExperimentTask:
+    """Return an experiment's simulations; errors as of :meth:`ControlExperiment.tuned`."""
+    tuned = experiment.tuned(folder)
+    return ExperimentTask(
+        experiment.name,
+        control_parts(experiment, tuned),
+        partial(report_control, experiment, tuned),
+    )
 
-    Attributes:
-        words: what its figures mean.
-        figures: of every run.
-        x: figure of the horizontal axis of the plot of all policies.
-        y: figure of the other axis.
-        plot: name of the plot's file.
-        title: of the plot.
-        is_wide: whether x goes over decades.
-        bars: what the timeline's bars stand for.
-        over_time: draws the courses of some policies.
-    """
 
-    words: str
-    figures: Sequence[Figure]
-    x: Figure
-    y: Figure
-    plot: str
-    title: str
-    is_wide: bool
-    bars: str
-    over_time: Callable[[E, Mapping[str, Course]], Stack]
+def control_parts(
+    experiment: ControlExperiment, tuned: Sequence[TunedSettings]
+) -> list[Callable[[], ControlRow]]:
+    """Return every simulation of an experiment; those of one seed have equal requests."""
+    return [partial(_run_part, experiment, one, seed) for seed in experiment.seeds for one in tuned]
+
+
+def _run_part(experiment: ControlExperiment, tuned: TunedSettings, seed: int) -> ControlRow:
+    row = run_policy(experiment, tuned.policy, tuned.settings, seed)
+    return row if experiment.shows(tuned.policy, seed) else replace(row, course=None)
 
 
 def report_control(
-    experiment: E, choices: Sequence[TunedSettings], runs: Sequence[ControlResult[R]], form: Form[E]
+    experiment: ControlExperiment, tuned: Sequence[TunedSettings], found: Sequence[ControlRow]
 ) -> Report:
-    """Sum up all simulations of an experiment."""
-    found = Comparison(tuple(run.row for run in runs))
-    courses = {run.row.policy: run.course for run in runs if run.course is not None}
+    """Sum up the rows of all simulations of an experiment."""
+    rows, name = Rows(found), experiment.name
+    courses = {row.policy: row.course for row in found if row.course is not None}
     first = experiment.policies[0]
     timeline = gpu_timeline(
         courses[first],
         experiment.fleet(),
         experiment.gpus_by_type,
-        title=f"{first}: {form.bars} (simulated); seed {experiment.first_seed}",
+        title=f"{first}: {experiment.BARS} (simulated); seed {experiment.first_seed}",
+    )
+    over_time = Plot(
+        "over-time",
+        f"{name}: seed {experiment.first_seed} over time (simulated)",
+        "seconds",
+        experiment.panels(courses),
     )
     return Report(
-        experiment.name,
-        f"{_preface(experiment, found)} {form.words}",
-        _tables(found, form.figures, choices),
-        [_trade_off(experiment, found, form)],
-        [timeline],
-        _figures(experiment, found, form.figures, choices),
-        [form.over_time(experiment, courses)],
+        name,
+        f"{_preface(experiment, rows)} {experiment.WORDS}",
+        _tables(experiment, rows, tuned),
+        [_trade_off(experiment, rows), over_time],
+        timeline,
+        _figures(experiment, rows, tuned),
     )
 
 
-def _preface(experiment: ControlExperiment, found: Comparison[R]) -> str:
+def _preface(experiment: ControlExperiment, rows: Rows) -> str:
     """What was simulated, from which figures."""
     by_kinds: dict[str, list[str]] = {}
     for profile in experiment.profiles:
         by_kinds.setdefault(", ".join(profile.kinds), []).append(profile.name)
     times = " and ".join(f"{kinds} times ({', '.join(one)})" for kinds, one in by_kinds.items())
-    num_requests = found.estimates("num_requests")[experiment.policies[0]].value
+    num_requests = rows.mean("num_requests", experiment.policies[0]).value
     return (
         f"{experiment.what} Simulated, {times}; some {num_requests:,.0f} requests a run, seeds "
         f"{experiment.seeds[0]} to {experiment.seeds[-1]}, means with 95 % intervals."
@@ -95,108 +91,125 @@ def _preface(experiment: ControlExperiment, found: Comparison[R]) -> str:
 
 
 def _tables(
-    found: Comparison[R], figures: Sequence[Figure], choices: Sequence[TunedSettings]
+    experiment: ControlExperiment, rows: Rows, tuned: Sequence[TunedSettings]
 ) -> list[Table]:
-    """The means of all policies, the first's less the others', and settings."""
-    columns = [one.title for one in figures]
-    first, *others = found.policies
-    tables = [
-        Table(
-            "Means (simulated)", ["policy", *columns], _body(found.policies, _means(found, figures))
-        )
-    ]
+    """The means of all policies, the first's minus the others', and settings."""
+    first, *others = experiment.policies
+
+    def table(title: str, policies: Sequence[str], mean: Callable[[str, str], Mean]) -> Table:
+        body = [
+            [one, *(_cell(column, mean(column.key, one)) for column in columns)] for one in policies
+        ]
+        return Table(title, ["policy", *(column.title for column in columns)], body)
+
+    columns = experiment.COLUMNS
+    tables = [table("Means (simulated)", experiment.policies, rows.mean)]
     if others:
         title = f"{first} minus others, paired by seed (simulated)"
-        tables.append(
-            Table(title, ["policy", *columns], _body(others, _differences(found, figures)))
-        )
+        tables.append(table(title, others, lambda key, other: rows.gain(key, first, other)))
     settings = [
         [
             one.policy,
-            ", ".join(f"{knob} {value:g}" for knob, value in one.settings.items()),
+            ", ".join(f"{name} {value:g}" for name, value in one.settings.items()),
             one.chosen_by,
         ]
-        for one in choices
+        for one in tuned
     ]
     return [*tables, Table("Settings", ["policy", "settings", "chosen by"], settings)]
 
 
-def _means(found: Comparison[R], figures: Sequence[Figure]) -> list[Mapping[str, str]]:
-    """Cells of a table by policy, a column each."""
-    return [
-        {
-            policy: mean.times(one.factor).as_text(one.digits)
-            for policy, mean in found.estimates(one.key).items()
-        }
-        for one in figures
-    ]
+def _cell(column: Column, mean: Mean) -> str:
+    return mean.times(column.factor).as_text(column.digits)
 
 
-def _differences(found: Comparison[R], figures: Sequence[Figure]) -> list[Mapping[str, str]]:
-    return [
-        {
-            policy: mean.times(one.factor).as_text(one.digits)
-            for policy, mean in found.differences(one.key).items()
-        }
-        for one in figures
-    ]
-
-
-def _body(policies: Sequence[str], columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    return [[policy, *(one[policy] for one in columns)] for policy in policies]
-
-
-def _trade_off(experiment: ControlExperiment, found: Comparison[R], form: Form[E]) -> Plot:
+def _trade_off(experiment: ControlExperiment, rows: Rows) -> Plot:
     """A point for each policy, with the intervals of both figures."""
-    x, y = form.x, form.y
-    across, up = found.estimates(x.key), found.estimates(y.key)
+    x, y = experiment.AXES
     lines = {}
-    for policy in found.policies:
-        at, high = across[policy].times(x.factor), up[policy].times(y.factor)
+    for policy in experiment.policies:
+        at, high = (rows.mean(one.key, policy).times(one.factor) for one in (x, y))
         lines[policy] = Line([at.value], [high.value], [high.half_width], [at.half_width])
-    return Plot(
-        form.plot,
-        f"{experiment.name}: {form.title} (simulated)",
-        x.title,
-        y.title,
-        lines,
-        "symlog" if form.is_wide else "linear",
-    )
+    name, title = experiment.TRADE_OFF
+    # shares of late requests go over decades
+    is_wide = x.key == "violations"
+    return Plot(name, f"{experiment.name}: {title} (simulated)", x.title, {y.title: lines}, is_wide)
 
 
 def _figures(
-    experiment: ControlExperiment,
-    found: Comparison[R],
-    figures: Sequence[Figure],
-    choices: Sequence[TunedSettings],
+    experiment: ControlExperiment, rows: Rows, tuned: Sequence[TunedSettings]
 ) -> dict[str, Any]:
-    """Everything for machines: a sample for every seed, in their order."""
-    keys = [*(one.key for one in figures), "num_requests"]
-    differences = {key: found.differences(key) for key in keys}
+    """Everything for the JSON file: a sample for every seed, in their order."""
+    keys = [one.key for one in experiment.COLUMNS]
+    first = experiment.policies[0]
+
+    def sampled(policy: str, key: str) -> dict[str, Any]:
+        samples = [round(one, 6) for one in rows.samples(key, policy)]
+        return {**rows.mean(key, policy).as_figures(), "samples": samples}
+
     return {
         "experiment": experiment.model_dump(mode="json"),
         "profile_kinds": sorted({kind for one in experiment.profiles for kind in one.kinds}),
         "seeds": list(experiment.seeds),
         "policies": [
             {
-                "policy": choice.policy,
-                "settings": dict(choice.settings),
-                "chosen_by": choice.chosen_by,
-                **{key: _sampled(found, choice.policy, key) for key in keys},
+                "policy": one.policy,
+                "settings": dict(one.settings),
+                "chosen_by": one.chosen_by,
+                **{key: sampled(one.policy, key) for key in (*keys, "num_requests")},
             }
-            for choice in choices
+            for one in tuned
         ],
         "first_minus_others": [
-            {
-                "policy": policy,
-                **{one.key: differences[one.key][policy].as_figures() for one in figures},
-            }
-            for policy in found.policies[1:]
+            {"policy": other, **{key: rows.gain(key, first, other).as_figures() for key in keys}}
+            for other in experiment.policies[1:]
         ],
     }
 
 
-def _sampled(found: Comparison[R], policy: str, key: str) -> dict[str, Any]:
-    by_seed = found.by_seed(policy, key)
-    samples = [round(by_seed[seed], 6) for seed in sorted(by_seed)]
-    return {**found.estimates(key)[policy].as_figures(), "samples": samples}
+def gpu_timeline(
+    course: Course, fleet: Fleet, num_gpus: Mapping[str, int], *, title: str
+) -> Timeline:
+    """Return how many GPUs each pool has over time.
+
+    The loop sees numbers, not which GPU is whose: a row is the first, second, ... GPU of its type,
+    counted from the pool that the fleet names first; broken ones come last.
+    """
+    uses = [list(_uses(state, fleet, num_gpus)) for state in course.states]
+    ends_s = [state.now_s for state in course.states]
+    # the last round lasts as long as the one before it
+    ends_s.append(2 * ends_s[-1] - ends_s[-2] if len(ends_s) > 1 else ends_s[-1])
+    spans = list(pairwise(ends_s))
+    rows = [
+        f"{device.device} {number + 1}"
+        for device in fleet.devices
+        for number in range(num_gpus[device.device])
+    ]
+    bars = [
+        bar for row in range(len(rows)) for bar in _bars(row, [one[row] for one in uses], spans)
+    ]
+    labels = [label for pool in fleet.pools for label in (pool.name, f"{pool.name} loads")]
+    shown = {bar.label for bar in bars}
+    return Timeline(title, rows, [one for one in (*labels, BROKEN) if one in shown], bars)
+
+
+def _uses(state: ClusterState, fleet: Fleet, num_gpus: Mapping[str, int]) -> Iterator[str | None]:
+    """What every GPU does, type after type; None if it is free or about to be."""
+    for device in fleet.devices:
+        num = num_gpus[device.device]
+        used: list[str] = []
+        for pool in fleet.pools:
+            if pool.device == device.device:
+                seen = state.pool(pool.name)
+                used += [pool.name] * (seen.num_ready * pool.gpus_per_replica)
+                used += [f"{pool.name} loads"] * (seen.num_loading * pool.gpus_per_replica)
+        num_working = state.num_gpus(device.device)
+        free = [None] * (num_working - len(used))
+        yield from [*used, *free, *[BROKEN] * (num - num_working)]
+
+
+def _bars(row: int, uses: list[str | None], spans: list[tuple[float, float]]) -> Iterator[Bar]:
+    """Of one GPU; as long as it does the same it is one bar."""
+    for label, group in groupby(zip(uses, spans, strict=True), key=lambda one: one[0]):
+        held = [span for _, span in group]
+        if label is not None:
+            yield Bar(row, held[0][0], held[-1][1], label)

@@ -1,7 +1,7 @@
 """The live dispatch core on virtual time, with replicas that poll it as live ones do.
 
-A free replica always has a poll open, so it is answered as soon as there is something to say, and
-polls anew when that has arrived.
+A free replica always has an open poll: the core answers as soon as it has a lease, and the replica
+polls again when the answer has arrived.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ray_cluster.requests import ImageRequest
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.replica import SimulatedReplica
 
-Keep = Callable[[Outcome], None]
+OnOutcome = Callable[[Outcome], None]
 
-# once the silence is over, until the core has noticed
-_LOOK_AGAIN_S = 0.1
+# between checks whether the core has noticed a death
+_CHECK_AGAIN_S = 0.1
 
 
 class SimulatedDispatcher:
@@ -29,7 +29,7 @@ class SimulatedDispatcher:
 
     Args:
         core: the production one.
-        keep: told how every request ended.
+        on_outcome: called with how every request ended.
         timeout_s: silence after which the core takes a replica for dead.
         one_way_s: seconds that a message takes.
     """
@@ -39,13 +39,13 @@ class SimulatedDispatcher:
         core: DispatchCore,
         events: EventQueue,
         *,
-        keep: Keep,
+        on_outcome: OnOutcome,
         timeout_s: float,
         one_way_s: float = 0.0,
     ) -> None:
         self.core = core
         self._events = events
-        self._keep = keep
+        self._on_outcome = on_outcome
         self._timeout_s = timeout_s
         self._one_way_s = one_way_s
         self._replicas: dict[str, SimulatedReplica] = {}
@@ -53,7 +53,7 @@ class SimulatedDispatcher:
         self._held: dict[str, Timer] = {}
 
     def register(self, replica: SimulatedReplica) -> None:
-        """Take a replica in, and have it poll."""
+        """Register a replica, and open its poll."""
         self._replicas[replica.replica_id] = replica
         epoch = self.core.register(replica.registration, self._events.now_s)
         self._epochs[replica.replica_id] = epoch
@@ -61,57 +61,57 @@ class SimulatedDispatcher:
         self._poll(replica)
 
     def forget(self, replica_id: str) -> None:
-        """Let a replica fall silent; the core finds out by itself."""
+        """Lose a replica without notice; the core finds out by its silence."""
         del self._replicas[replica_id]
-        self._let_go(replica_id)
-        self._look_for(replica_id)
+        self._release_poll(replica_id)
+        self._check_silence(replica_id)
 
-    def _look_for(self, replica_id: str) -> None:
-        """Look after the silence that counts as death; what was on its way may put that off."""
+    def _check_silence(self, replica_id: str) -> None:
+        """Check after the silence that counts as death; messages on their way may delay that."""
         record = self.core.replicas.get(replica_id)
         if record is None or replica_id in self._replicas:
             return
         due_s = record.heard_s + self._timeout_s
         if due_s > self._events.now_s:
-            self._events.at(due_s, partial(self._look_for, replica_id))
+            self._events.at(due_s, partial(self._check_silence, replica_id))
             return
         self._expire()
         if replica_id in self.core.replicas:
-            self._events.after(_LOOK_AGAIN_S, partial(self._look_for, replica_id))
+            self._events.after(_CHECK_AGAIN_S, partial(self._check_silence, replica_id))
 
     def unregister(self, replica_id: str) -> None:
-        """Let a replica go that says so itself; the core hears it at once."""
+        """Sign a replica off; the core knows at once."""
         del self._replicas[replica_id]
-        self._let_go(replica_id)
+        self._release_poll(replica_id)
         self.core.unregister(replica_id, self._events.now_s)
         self._settle(self.core.take_outcomes())
         self._wake()
 
     def poll_anew(self, replica_id: str) -> None:
-        """Have a replica say again how much room it has; who is being answered will anyway."""
+        """Renew a replica's held poll, as its capacity has changed."""
         if replica_id in self._held:
             self._poll(self._replicas[replica_id])
 
     def offer(self, requests: Sequence[ImageRequest]) -> Offer:
-        """Offer a group, as for a job: nobody need wait for it."""
+        """Offer requests, as for a job without an attached client."""
         offer = self.core.offer(requests, self._events.now_s, client=None)
         if offer.accepted:
             self._wake()
         return offer
 
-    def report(self, replica_id: str, told: Sequence[ReplicaEvent]) -> None:
-        """Take in what a replica says, and its next poll."""
-        self._send(partial(self._hear, replica_id, told))
+    def report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> None:
+        """Deliver a replica's report, and renew its poll."""
+        self._send(partial(self._deliver_report, replica_id, events))
 
     def _send(self, act: Callable[[], None]) -> None:
-        """Have something happen when a message has arrived, which may be at once."""
+        """Call back when a message has arrived, which may be at once."""
         if self._one_way_s:
             self._events.after(self._one_way_s, act)
         else:
             act()
 
-    def _hear(self, replica_id: str, told: Sequence[ReplicaEvent]) -> None:
-        outcomes, _ = self.core.report(replica_id, told, self._events.now_s)
+    def _deliver_report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> None:
+        outcomes, _ = self.core.report(replica_id, events, self._events.now_s)
         self._settle(outcomes)
         self.poll_anew(replica_id)
 
@@ -120,7 +120,7 @@ class SimulatedDispatcher:
         name = replica.replica_id
         if self._replicas.get(name) is not replica:
             return
-        self._let_go(name)
+        self._release_poll(name)
         done = replica.steps_done_by_id()
         poll = Poll(name, self._epochs[name], replica.num_free, done)
         reply = self.core.poll(poll, self._events.now_s)
@@ -139,37 +139,37 @@ class SimulatedDispatcher:
         if self._replicas.get(replica.replica_id) is not replica:
             return
         replica.abort(reply.aborts)
-        replica.give_way(reply.preempted)
+        replica.preempt(reply.preempted)
         replica.take(reply.leases)
         self._send(partial(self._poll, replica))
 
     def _wake(self) -> None:
-        """Ask those that hold a poll, in the core's order, until nobody takes any more."""
+        """Answer held polls, in the core's order, until nothing more is leased."""
         now_s = self._events.now_s
         for name in self.core.replicas.take_alerted():
             if name in self._held:
-                self._tell(name, now_s)
+                self._answer_held(name, now_s)
         for model in self.core.queue.waiting_models:
-            while self._ask_one(model, now_s):
+            while self._lease_one(model, now_s):
                 pass
 
-    def _ask_one(self, model: str, now_s: float) -> bool:
-        """Have the first who takes something of a model take it; return whether anybody did."""
+    def _lease_one(self, model: str, now_s: float) -> bool:
+        """Answer the first replica that leases something of a model; return whether one did."""
         for name in self.core.takers(model, now_s):
-            if name in self._held and self._tell(name, now_s):
+            if name in self._held and self._answer_held(name, now_s):
                 return True
         return False
 
-    def _tell(self, replica_id: str, now_s: float) -> bool:
-        """Answer a held poll if there is anything to say; return whether there was."""
+    def _answer_held(self, replica_id: str, now_s: float) -> bool:
+        """Answer a held poll if there is something to answer; return whether there was."""
         reply = self.core.answer(replica_id, now_s)
         if not says_something(reply):
             return False
-        self._let_go(replica_id)
+        self._release_poll(replica_id)
         self._answer(self._replicas[replica_id], reply)
         return True
 
-    def _let_go(self, replica_id: str) -> None:
+    def _release_poll(self, replica_id: str) -> None:
         if (timer := self._held.pop(replica_id, None)) is not None:
             timer.call_off()
 
@@ -179,4 +179,4 @@ class SimulatedDispatcher:
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            self._keep(outcome)
+            self._on_outcome(outcome)

@@ -11,7 +11,7 @@ Act = Callable[[], None]
 
 
 class Timer:
-    """Something that will happen once, unless it is called off."""
+    """A callback that is due once, unless it is called off."""
 
     __slots__ = ("act",)
 
@@ -19,15 +19,15 @@ class Timer:
         self.act: Act | None = act
 
     def call_off(self) -> None:
-        """Have it not happen; nothing, if it has."""
+        """Cancel it; does nothing if it has happened."""
         self.act = None
 
 
 class EventQueue:
     """A virtual clock that jumps from one event to the next.
 
-    Events of one instant happen in the order in which they were asked for, so that a run depends on
-    its seeds alone.
+    Events of one instant happen in the order of their scheduling, so that a run depends on its
+    seeds alone.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class EventQueue:
         self._happened = 0
 
     def __call__(self) -> float:
-        """Return the present instant: what runs live on a clock takes the queue for one."""
+        """Return the present instant, as a live clock does."""
         return self._now_s
 
     @property
@@ -51,7 +51,7 @@ class EventQueue:
         return self._happened
 
     def at(self, at_s: float, act: Act) -> Timer:
-        """Have something happen at an instant; one that has passed already counts as now.
+        """Schedule a callback; an instant that has passed counts as now.
 
         Raises:
             ValueError: the instant is not a finite number.
@@ -64,10 +64,10 @@ class EventQueue:
         return timer
 
     def at_each(self, instants_s: Sequence[float], act: Callable[[int], None]) -> None:
-        """Have something happen at each of many instants; it is told which of them that is.
+        """Schedule a callback at each of many instants; it gets the instant's number.
 
-        As if :meth:`at` were called for one after the other, but only the next of them is kept
-        among what is to happen, so that a long workload does not slow everything down.
+        As :meth:`at` for one after the other, but only the next of them is in the heap, so that a
+        long workload does not slow everything down.
 
         Raises:
             ValueError: an instant is not a finite number.
@@ -90,11 +90,11 @@ class EventQueue:
         expect(next(order, None))
 
     def after(self, delay_s: float, act: Act) -> Timer:
-        """Have something happen after a while."""
+        """Schedule a callback after a delay."""
         return self.at(self._now_s + delay_s, act)
 
     def run(self, until_s: float = math.inf) -> None:
-        """Let everything happen that is due up to an instant, or all there is."""
+        """Run all callbacks that are due up to an instant, or all there are."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until_s:
             at_s, _, timer = pop(heap)

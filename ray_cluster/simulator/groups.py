@@ -1,8 +1,8 @@
 """One group of GPUs on a virtual clock: requests step on degrees that a planner chooses.
 
-A denoising step is the quantum. A new target counts from the request's own next step boundary on;
-what it gives up stays idle until somebody whose target waits for it takes it. Steps that nobody
-changes pass in one event: only the next change, or the last step's end, is in the queue.
+A denoising step is the quantum: a new target takes effect at the request's next step boundary, and
+GPUs that it releases stay idle until a waiting request takes them. Steps without a change pass in
+one event: only the next change, or the last step's end, is in the queue.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ class GroupTask:
     """A request as the simulator knows it.
 
     Attributes:
-        menu: what a planner is told its steps take.
-        true_step_s: what they take, by level of that menu.
-        pace: sums over the first 0, 1, ..., n of its steps of how long each takes beside the usual:
-            0, 1, ..., n without noise.
+        menu: step times that a planner gets.
+        true_step_s: real step times, by level of that menu.
+        pace: running sums of each step's time over the usual, from 0: without noise 0, 1, ..., n.
     """
 
     request_id: int
@@ -48,11 +47,11 @@ class GroupTask:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps that a request took without a change, on certain GPUs.
+    """Steps of a request without a change, on certain GPUs.
 
     Attributes:
         begin_s: instant from which it held the GPUs.
-        first_step_s: instant at which its first step began: later where a switch came before.
+        first_step_s: beginning of its first step: later than that after a switch.
         first_step: number of that step.
     """
 
@@ -70,9 +69,9 @@ class GroupOutcome:
     """How a request ended.
 
     Attributes:
-        finish_s: instant at which it was done, tail and all; None if it was dropped.
+        finish_s: instant of the end, with its tail; None if it was dropped.
         gpu_s: GPU-seconds that it held.
-        num_switches: changes of degree, and times that it was taken up again.
+        num_switches: changes of degree and resumptions.
     """
 
     task: GroupTask
@@ -118,11 +117,11 @@ class _Job:
 
 
 class SimulatedGroup:
-    """A group of GPUs that serves what it is given as its planner says.
+    """A group of GPUs that serves requests as its planner decides.
 
     Attributes:
-        stretches: what ran where and when, if that is recorded.
-        num_decisions: how often the planner was asked.
+        stretches: what ran where and when; empty if that is not recorded.
+        num_decisions: calls of the planner.
     """
 
     def __init__(
@@ -133,17 +132,16 @@ class SimulatedGroup:
         num_gpus: int,
         switch_s: float,
         on_end: Callable[[GroupOutcome], None],
-        steps_at_once: bool = True,
         records: bool = False,
     ) -> None:
         self._events, self._planner = events, planner
-        self._num_gpus, self._switch_s = num_gpus, switch_s
-        self._steps_at_once, self._on_end = steps_at_once, on_end
+        self._num_gpus, self._switch_s, self._on_end = num_gpus, switch_s, on_end
         self._jobs: dict[int, _Job] = {}
         self._free = list(range(num_gpus))
         self._look_again: Timer | None = None
         self._look_again_s = 0.0
-        self.stretches: list[Stretch] | None = [] if records else None
+        self.stretches: list[Stretch] = []
+        self._records = records
         self.num_decisions = 0
 
     @property
@@ -152,7 +150,7 @@ class SimulatedGroup:
         return len(self._jobs)
 
     def add(self, task: GroupTask) -> None:
-        """Take a request in, now."""
+        """Admit a request, now."""
         self._jobs[task.request_id] = _Job(task)
         self._decide()
 
@@ -222,7 +220,7 @@ class SimulatedGroup:
 
     def _wait(self, job: _Job, step: int) -> None:
         """Wait for the end of a step of the present stretch, or the last if nothing changes."""
-        if self._steps_at_once and job.target == len(job.gpus) and not job.is_dropped:
+        if job.target == len(job.gpus) and not job.is_dropped:
             step = job.task.num_steps
         job.timer = self._events.at(job.step_end_s(step), partial(self._at_boundary, job, step))
 
@@ -233,7 +231,7 @@ class SimulatedGroup:
             self._release(job, step)
             self._end(job, finished=step == job.task.num_steps)
         elif job.target == num_held or job.target > num_held + len(self._free):
-            # one that wants more than there is yet asks again after another step
+            # not enough free GPUs yet: try again after another step
             self._wait(job, step + 1)
         else:
             self._release(job, step)
@@ -260,7 +258,7 @@ class SimulatedGroup:
 
     def _release(self, job: _Job, step: int) -> None:
         now_s = self._events.now_s
-        if self.stretches is not None:
+        if self._records:
             self.stretches.append(
                 Stretch(
                     job.task.request_id,
@@ -278,7 +276,7 @@ class SimulatedGroup:
         job.last_gpus, job.gpus, job.level = job.gpus, (), -1
 
     def _drop(self, job: _Job) -> None:
-        """Give a request up: at once, or from its next boundary on."""
+        """Drop a request: at once, or at its next boundary."""
         job.is_dropped = True
         if job.gpus:
             self._set_timer(job)

@@ -1,4 +1,4 @@
-"""How long simulated steps really take: the cost, and luck that depends on seeds alone."""
+"""How long simulated steps really take: the cost, and noise that depends on seeds alone."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore
 from ray_cluster.simulator.arrivals import Floats
 from ray_cluster.simulator.workload import ArrivalOf
 
-# steps after which a device's luck repeats itself
+# steps after which a device's noise repeats
 _PERIOD = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a kind of device is like, which nobody in the simulation is told.
+    """The true speed of a kind of device.
 
     Attributes:
         cost: of a step, and of decoding.
-        encode_s: seconds from the lease of a request to the moment when it can step.
+        encode_s: seconds from the lease of a request until it can step.
         noise_cv: standard deviation over the mean of the seconds of equal steps.
         load_s: seconds from the start of a replica to its registration.
         add_ons: what ControlNets and LoRAs cost; None if nothing.
@@ -37,14 +37,11 @@ class Hardware:
 
 
 class Device:
-    """One device: step after step of it takes its time.
-
-    Luck is a function of the step's number, so that it does not matter how many of them are asked
-    for at once.
+    """One device. Noise is a function of the step's number, so that runs of any length agree.
 
     Args:
         hardware: its kind.
-        seed: of its luck.
+        seed: of its noise.
         arrival_of: a request, by its id; needed where add-ons cost something.
     """
 
@@ -56,12 +53,12 @@ class Device:
         if hardware.add_ons is not None and arrival_of is not None:
             self._add_ons = AddOnStore(hardware.add_ons, arrival_of)
         self._num_steps = 0
-        self._luck: Floats | None = None
+        self._noise: Floats | None = None
         if hardware.noise_cv > 0:
             # log-normal: never negative, and with a mean of 1
             variance = float(np.log1p(hardware.noise_cv**2))
             rng = np.random.default_rng(list(seed))
-            self._luck = rng.lognormal(-variance / 2, variance**0.5, _PERIOD)
+            self._noise = rng.lognormal(-variance / 2, variance**0.5, _PERIOD)
 
     def prepare_s(self, request_id: str, now_s: float) -> float:
         """Return the seconds from the lease of a request until it can step."""
@@ -75,20 +72,20 @@ class Device:
     ) -> tuple[float, ...]:
         """Return the instants at which each of the next equal steps ends, [count]."""
         each_s = self.step_s(requests)
-        if self._luck is None:
+        if self._noise is None:
             return tuple([start_s + each_s * number for number in range(1, count + 1)])
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
-        return tuple((start_s + (each_s * self._luck[places]).cumsum()).tolist())
+        return tuple((start_s + (each_s * self._noise[places]).cumsum()).tolist())
 
     def step_s(self, requests: Sequence[RequestView]) -> float:
-        """Return the seconds of a step of these requests without luck."""
+        """Return the seconds of a step of these requests without noise."""
         each_s = step_s(self.hardware.cost, work_of(requests))
         if self._add_ons is not None:
             each_s += self._add_ons.step_s(self.hardware.cost, requests)
         return each_s
 
     def took(self, num_steps: int) -> None:
-        """Note how many of these steps were taken in the end."""
+        """Count steps that were really made."""
         self._num_steps += num_steps
 
     def decode_s(self, requests: Sequence[RequestView]) -> float:

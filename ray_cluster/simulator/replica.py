@@ -1,7 +1,6 @@
-"""A simulated replica: takes leases, steps their rows as its policy says, and reports their ends.
+"""A simulated replica: leases requests, steps their rows as its policy decides, and reports ends.
 
-It speaks the lease protocol as live replicas do. What a step costs is the device's business; what
-happens next between two steps is the policy's.
+It uses the lease protocol of live replicas. The device knows what a step costs.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ class SimulatedRow:
     """A request that a replica holds.
 
     Attributes:
-        view: as the replica knew it when it last decided; :meth:`sight` brings it up to date.
+        view: as of the last decision; see :meth:`row_view`.
         steps_done: so far.
         last_round: the replica's number of steps when it was last in one, or could first have been;
             None while it is encoded.
-        gives_way: whether it is to be handed back once the step is over that it may be in.
+        is_preempted: whether it is to be returned at the next step boundary.
     """
 
     lease: Lease
     view: RequestView
     steps_done: int
     last_round: int | None = None
-    gives_way: bool = False
+    is_preempted: bool = False
 
-    def sight(self, num_rounds: int) -> RowView:
-        """What a policy may know of it, once the replica has taken so many steps."""
+    def row_view(self, num_rounds: int) -> RowView:
+        """What a policy gets, once the replica has made so many steps."""
         if self.view.steps_done != self.steps_done:
             self.view = replace(self.view, steps_done=self.steps_done)
         assert self.last_round is not None
@@ -72,13 +71,12 @@ class SimulatedReplica:
     """Steps what it is leased, on one device.
 
     Args:
-        registration: what it says of itself to the dispatcher.
-        device: how long things really take.
+        registration: for the dispatcher.
+        device: knows how long steps really take.
         policy: decides between two steps.
-        view_of: a request with its deadline as its client meant it.
+        view_of: a request with its client's deadline.
         report: sends events to the dispatcher.
-        watch: told of every run of steps when it is over.
-        steps_singly: whether to ask the policy anew at every step, as a live replica does.
+        watch: called after every run of steps.
     """
 
     def __init__(
@@ -91,7 +89,6 @@ class SimulatedReplica:
         view_of: ViewOf,
         report: Report,
         watch: Callable[[str, StepRun], None] | None = None,
-        steps_singly: bool = False,
     ) -> None:
         self.registration = registration
         self._device = device
@@ -100,10 +97,9 @@ class SimulatedReplica:
         self._view_of = view_of
         self._report = report
         self._watch = watch
-        self._steps_singly = steps_singly
         self._rows: dict[str, SimulatedRow] = {}
         self._run: StepRun | None = None
-        # what the device is busy until, and what an idle one waits for
+        # the end of what the device does, and the alarm of an idle one
         self._timer: Timer | None = None
         self._alarm: Timer | None = None
         self._num_rounds = 0
@@ -116,7 +112,7 @@ class SimulatedReplica:
 
     @property
     def num_free(self) -> int:
-        """Requests that it has room for."""
+        """Free slots."""
         return self.registration.max_in_flight - len(self._rows)
 
     def steps_done_by_id(self) -> dict[str, int]:
@@ -137,25 +133,25 @@ class SimulatedReplica:
             self._events.after(prepare_s, partial(self._ready, lease))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop rows; a step that they are in goes on without an effect on them."""
+        """Drop rows; a running step goes on without effect on them."""
         dropped = [self._rows.pop(request_id, None) for request_id in request_ids]
         if any(dropped):
             self._cut_short()
 
-    def give_way(self, request_ids: Iterable[str]) -> None:
-        """Hand rows back with what is done of them once the present step is over."""
+    def preempt(self, request_ids: Iterable[str]) -> None:
+        """Return rows with their progress at the next step boundary."""
         stepping = self._run.request_ids if self._run is not None else ()
         for row in [self._rows[one] for one in request_ids if one in self._rows]:
-            row.gives_way = True
+            row.is_preempted = True
             if row.view.request_id in stepping:
                 self._cut_short()
             elif not self._is_made(row):
-                self._hand_back([row])
+                self._return([row])
 
     def _is_made(self, row: SimulatedRow) -> bool:
         return row.steps_done == row.view.num_steps
 
-    def _hand_back(self, rows: Sequence[SimulatedRow]) -> None:
+    def _return(self, rows: Sequence[SimulatedRow]) -> None:
         for row in rows:
             del self._rows[row.view.request_id]
         self._report([_returned(row) for row in rows])
@@ -183,15 +179,12 @@ class SimulatedReplica:
         self._decide_soon()
 
     def _decide_soon(self) -> None:
-        """Decide after all else that happens at this instant, unless something is going on.
-
-        Without rows there is nothing to decide.
-        """
+        """Decide after all other events of this instant, unless the device is busy."""
         if self._timer is None and self._rows:
             self._timer = self._events.at(self._events.now_s, self._decide)
 
     def _cut_short(self) -> int:
-        """Have the present run end with the step that is being taken; return its steps."""
+        """End the present run after the running step; return its number of steps."""
         run, now_s = self._run, self._events.now_s
         if run is None or self._timer is None:
             return 0
@@ -203,11 +196,13 @@ class SimulatedReplica:
         return num_steps
 
     def _decide(self) -> None:
-        """Ask the policy, and begin what it says."""
+        """Call the policy, and begin what it decides."""
         self._timer, now_s = None, self._events.now_s
         self._call_off_alarm()
         rows = [
-            row.sight(self._num_rounds) for row in self._rows.values() if row.last_round is not None
+            row.row_view(self._num_rounds)
+            for row in self._rows.values()
+            if row.last_round is not None
         ]
         if not rows:
             return
@@ -232,9 +227,8 @@ class SimulatedReplica:
 
     def _begin(self, decision: StepDecision) -> None:
         views = [self._rows[one].view for one in decision.request_ids]
-        num_rounds = 1 if self._steps_singly else decision.num_rounds
         start_s = self._events.now_s
-        ends_s = self._device.step_ends_s(views, num_rounds, start_s=start_s)
+        ends_s = self._device.step_ends_s(views, decision.num_rounds, start_s=start_s)
         self._run = StepRun(start_s, decision.request_ids, ends_s)
         self._timer = self._events.at(ends_s[-1], self._end_run)
 
@@ -252,13 +246,13 @@ class SimulatedReplica:
             row.steps_done += num_steps
             row.last_round = self._num_rounds
         done = [row for row in stepped if self._is_made(row)]
-        if leaving := [row for row in stepped if row.gives_way and not self._is_made(row)]:
-            self._hand_back(leaving)
+        if leaving := [row for row in stepped if row.is_preempted and not self._is_made(row)]:
+            self._return(leaving)
         decode_s = self._device.decode_s([row.view for row in done])
         self.busy_s += self._events.now_s + decode_s - run.start_s
-        self._timer = self._events.after(decode_s, partial(self._hand_out, done))
+        self._timer = self._events.after(decode_s, partial(self._report_finished, done))
 
-    def _hand_out(self, done: Sequence[SimulatedRow]) -> None:
+    def _report_finished(self, done: Sequence[SimulatedRow]) -> None:
         """Report what is finished and was not aborted meanwhile, and go on."""
         self._timer = None
         ended = [row for row in done if self._rows.get(row.view.request_id) is row]
@@ -280,6 +274,6 @@ def _finished(row: SimulatedRow) -> Finished:
 
 def _dropped(row: SimulatedRow) -> Failed:
     request_id = row.view.request_id
-    # nobody wants it late: as if its client had called it off
+    # as if its client had aborted it
     failure = Failure(request_id, "aborted", "dropped: it would have been late", "denoise")
     return Failed(request_id, row.lease.fence, failure)

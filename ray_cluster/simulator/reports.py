@@ -1,10 +1,14 @@
-"""What an experiment has to say: tables, plots and timelines, before anybody draws them."""
+"""What an experiment reports: tables, plots, timelines and figures, before they are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ray_cluster.simulator.results import Mean
+
+L = TypeVar("L")
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot, with an interval around each of its points.
+    """A line of a plot.
 
     Attributes:
         half_widths: of the intervals of y.
-        x_half_widths: of those of x.
+        x_half_widths: of those of x; if given, the points are not joined.
     """
 
     x: Sequence[float]
@@ -33,59 +37,29 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over one axis.
+    """Lines over one axis, in one panel or several, one below the other.
 
     Attributes:
         name: of its file.
-        lines: by their label.
-        x_scale: ``symlog`` is linear up to 1, and a decade each from there.
-        is_ordered: whether the lines are of one quantity that grows from each to the next.
+        panels: lines by label, by the label of their y axis.
+        is_wide: whether the x axis is linear up to 1, and logarithmic from there.
     """
 
     name: str
     title: str
     x_label: str
-    y_label: str
-    lines: Mapping[str, Line]
-    x_scale: Literal["linear", "symlog"] = "linear"
-    is_ordered: bool = False
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines of one unit, in a stack.
-
-    Attributes:
-        lines: by their label.
-    """
-
-    y_label: str
-    lines: Mapping[str, Line]
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Panels one below the other, over one axis.
-
-    Attributes:
-        name: of its file.
-    """
-
-    name: str
-    title: str
-    x_label: str
-    panels: Sequence[Panel]
+    panels: Mapping[str, Mapping[str, Line]]
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Some time of one row of a timeline.
+    """A time span of one row of a timeline.
 
     Attributes:
-        row: its number.
+        row: its number, from the top.
         label: by which it is coloured.
-        low: share of the row's height at which it begins, from below.
-        high: share at which it ends.
+        low, high: shares of the row's height between which it is drawn, from below.
     """
 
     row: int
@@ -98,15 +72,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What was done where and when.
+    """What ran where and when.
 
     Attributes:
-        name: of its file.
         rows: their names, from the top.
         labels: of the bars, in the order of the legend.
     """
 
-    name: str
     title: str
     rows: Sequence[str]
     labels: Sequence[str]
@@ -120,13 +92,38 @@ class Report:
     Attributes:
         name: of the experiment.
         what: what was simulated, and from which figures.
-        figures: for machines; goes into a JSON file.
+        figures: for the JSON file.
     """
 
     name: str
     what: str
     tables: Sequence[Table]
-    plots: Sequence[Plot] = ()
-    timelines: Sequence[Timeline] = ()
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    stacks: Sequence[Stack] = ()
+    plots: Sequence[Plot]
+    timeline: Timeline
+    figures: Mapping[str, Any]
+
+
+def grid(
+    title: str,
+    corner: str,
+    loads: Mapping[str, L],
+    columns: Sequence[str],
+    cell: Callable[[str, L], str],
+) -> Table:
+    """Return a table with a row for each load.
+
+    Args:
+        title: of the table.
+        corner: head of the first column.
+        loads: by the words that stand in the first column.
+        columns: heads of the others, such as policies.
+        cell: text for a column and a load.
+    """
+    body = [[words, *(cell(column, load) for column in columns)] for words, load in loads.items()]
+    return Table(title, [corner, *columns], body)
+
+
+def percent_line(x: Sequence[float], means: Iterable[Mean]) -> Line:
+    """Return means of shares as a line of percentages with intervals."""
+    points = [one.times(100) for one in means]
+    return Line(x, [one.value for one in points], [one.half_width for one in points])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +12,75 @@ import numpy as np
 from ray_cluster.policies.cluster_state import DeviceState, PoolState
 from ray_cluster.policies.fleet import Fleet, PoolSpec
 from ray_cluster.simulator.events import EventQueue, Timer
-from ray_cluster.simulator.gpu_time import GpuPool
-from ray_cluster.simulator.outcomes import Faults
 from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.serving import Serving
 
-# of a spread that is reported: what changes less changes no plan
+# decimals of a spread that is reported: smaller changes alter no plan
 _DIGITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often GPUs fail. A replica on one is gone without notice, as with its machine.
+
+    Attributes:
+        mean_s_between: of one GPU that is held; exponentially distributed.
+        repair_s: for which it is unusable.
+    """
+
+    mean_s_between: float
+    repair_s: float
+
+
+class GpuPool:
+    """GPUs of one type. None is ever held twice at once."""
+
+    def __init__(self, num_gpus: int) -> None:
+        self._free = list(range(num_gpus))
+        self._broken: set[int] = set()
+        self._held_since: dict[int, float] = {}
+        self._num_gpus = num_gpus
+        self._held_s = 0.0
+
+    @property
+    def num_working(self) -> int:
+        """GPUs that are not broken."""
+        return self._num_gpus - len(self._broken)
+
+    @property
+    def num_free(self) -> int:
+        """GPUs that can be taken."""
+        return len(self._free)
+
+    def held_s(self, now_s: float) -> float:
+        """Return the GPU-seconds for which GPUs were held."""
+        return self._held_s + sum(now_s - since_s for since_s in self._held_since.values())
+
+    def take(self, count: int, now_s: float) -> tuple[int, ...]:
+        """Take free GPUs, of which there must be enough."""
+        assert count <= len(self._free)
+        taken = tuple(heapq.heappop(self._free) for _ in range(count))
+        for gpu in taken:
+            assert gpu not in self._held_since, f"GPU {gpu} is held twice"
+            self._held_since[gpu] = now_s
+        return taken
+
+    def release(self, gpus: tuple[int, ...], now_s: float) -> None:
+        """Make GPUs free again, except broken ones."""
+        for gpu in gpus:
+            self._held_s += now_s - self._held_since.pop(gpu)
+            if gpu not in self._broken:
+                heapq.heappush(self._free, gpu)
+
+    def break_down(self, gpu: int) -> None:
+        """Make a GPU that is held unusable once it is released."""
+        assert gpu in self._held_since
+        self._broken.add(gpu)
+
+    def repair(self, gpu: int) -> None:
+        """Make a broken GPU free."""
+        self._broken.remove(gpu)
+        heapq.heappush(self._free, gpu)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +88,7 @@ class Holder:
     """One replica, from its load to its end.
 
     Attributes:
-        name: no other replica has it or had it.
+        name: unique in a run.
         gpus: of its pool's type.
         load: going on.
     """
@@ -43,14 +106,14 @@ Watch = Callable[[Holder, StepRun], None]
 
 
 class Scaling:
-    """Has as many replicas of each pool as are wanted, as far as there are GPUs.
+    """Keeps as many replicas of each pool as are wanted, as far as there are GPUs.
 
     Args:
         num_gpus: of every type.
         rng: of failures and loads.
         noise_cv: of the seconds of loads, lognormal.
         faults: of GPUs; None for none.
-        watch: told of every batch that was made.
+        watch: called after every batch.
     """
 
     def __init__(
@@ -78,7 +141,7 @@ class Scaling:
         self._num_started = 0
 
     def scale(self, pool: str, num_replicas: int) -> None:
-        """Have so many replicas, soon."""
+        """Start or stop replicas until there are so many."""
         self._wanted[pool] = num_replicas
         staying = sorted(self._staying(pool), key=self._use)
         for holder in staying[: max(0, len(staying) - num_replicas)]:
@@ -86,7 +149,7 @@ class Scaling:
         self._start_wanted()
 
     def _use(self, holder: Holder) -> tuple[bool, bool, float, float]:
-        """Whom to do without first: who loads, then who is idle, then whoever is free first."""
+        """Sort key of what to stop first: what loads, then what is idle, then what is free soon."""
         if not holder.is_ready:
             return (False, False, 0.0, -holder.started_s)
         name = holder.name
@@ -99,11 +162,11 @@ class Scaling:
         return sum(one.held_s(self._events.now_s) for one in self._gpus.values()) / 3600
 
     def devices(self) -> tuple[DeviceState, ...]:
-        """Return the GPUs of every type that work."""
+        """Return the working GPUs of every type."""
         return tuple(DeviceState(name, one.num_working) for name, one in self._gpus.items())
 
     def pools(self, dwell_s: float) -> tuple[PoolState, ...]:
-        """Return the replicas of every pool; those count as young that are younger than that."""
+        """Return the replicas of every pool; those below this age count as young."""
         return tuple(self._pool(name, self._events.now_s - dwell_s) for name in self._specs)
 
     def _pool(self, name: str, young_s: float) -> PoolState:
@@ -135,7 +198,7 @@ class Scaling:
         holder.load = self._events.after(
             spec.load_s * self._factor(), lambda: self._bring_up(holder)
         )
-        if self._faults is not None and math.isfinite(self._faults.mean_s_between):
+        if self._faults is not None:
             lives_s = self._rng.exponential(self._faults.mean_s_between / len(gpus))
             self._events.after(lives_s, lambda: self._fail(holder))
 
@@ -175,7 +238,7 @@ class Scaling:
         device, gpu = self._gpus[holder.spec.device], holder.gpus[0]
         device.break_down(gpu)
         if holder.load is None:
-            self._serving.fail(holder.name, is_silent=self._faults.are_silent)
+            self._serving.fail(holder.name)
         else:
             holder.load.call_off()
         self._forget(holder)
@@ -189,4 +252,4 @@ class Scaling:
 
     def _forget(self, holder: Holder) -> None:
         self._holders[holder.spec.name].remove(holder)
-        self._gpus[holder.spec.device].give_back(holder.gpus, self._events.now_s)
+        self._gpus[holder.spec.device].release(holder.gpus, self._events.now_s)

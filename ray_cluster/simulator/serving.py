@@ -1,7 +1,7 @@
 """Whole images of several models: the production dispatch core, and replicas that batch them.
 
-A table of whole images says how long a batch takes, and nothing of steps. So an image is one step
-here, and all are of one size; the linear cost that replicas tell the dispatcher is a fit.
+A table of whole images has the times of batches, not of steps. So an image is one step here, and
+all are of one size; the linear cost that replicas report is a fit.
 """
 
 from __future__ import annotations
@@ -24,29 +24,27 @@ from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest
-from ray_cluster.simulator.batch_replica import BatchDevice, BatchReplica, Tells
-from ray_cluster.simulator.cell import profile_of
+from ray_cluster.simulator.batch_replica import BatchDevice, BatchReplica, Callbacks
+from ray_cluster.simulator.cell import NUM_QUEUED, profile_of
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import SimulatedRequest
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.replica import StepRun
+from ray_cluster.simulator.requests import SimulatedRequest
 
 # one megapixel, whatever it really is: tables of whole images know one size
 _PX = 1000
 _MEGAPIXELS = _PX * _PX / 1e6
-# most that can wait: a simulation shows what the policies do, not what a limit does
-_NUM_QUEUED = 10**7
 
 
 class ServingEvents(Protocol):
-    """Who hears what became of images."""
+    """Callbacks for what became of images."""
 
-    def on_made(self, model: str, job: SimulatedRequest) -> None:
+    def on_made(self, model: str, request: SimulatedRequest) -> None:
         """An image of the model is done."""
 
-    def on_hopeless(self, job: SimulatedRequest) -> None:
-        """There will be no image: it could not be in time, or too many replicas were lost."""
+    def on_hopeless(self, request: SimulatedRequest) -> None:
+        """There will be no image: it would be late, or too many replicas were lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class ServedPool:
 
     Attributes:
         extra_s: seconds that every batch takes beside its images, to score them.
-        cost: as its replicas tell it.
+        cost: as its replicas report it.
     """
 
     spec: PoolSpec
@@ -67,7 +65,7 @@ class ServedPool:
         return self.spec.batch_s(num_images) + self.extra_s
 
     def registration(self, replica_id: str) -> Registration:
-        """Return what a replica says of itself; its cap may be lower, which its polls say."""
+        """Return a replica's registration; its batches may be capped lower."""
         most = max(one.batch for one in self.spec.options)
         return Registration(replica_id, profile_of(self.spec.model), most, most, self.cost)
 
@@ -76,11 +74,11 @@ class Serving:
     """Queues, leases and batches of all models of a fleet.
 
     Attributes:
-        core: the dispatch core; to be looked at only.
+        core: the dispatch core; read-only.
 
     Args:
-        hears: of every image.
-        seed: of the luck of devices.
+        listener: called with what became of every image.
+        seed: of the noise of devices.
         noise_cv: of the seconds of batches.
     """
 
@@ -88,44 +86,44 @@ class Serving:
         self,
         fleet: Fleet,
         events: EventQueue,
-        hears: ServingEvents,
+        listener: ServingEvents,
         *,
         seed: int,
         noise_cv: float = 0.0,
     ) -> None:
         self._events = events
-        self._hears = hears
+        self._listener = listener
         self._seed = seed
         self._noise_cv = noise_cv
-        # an image is one step: it has no boundary at which it could give way
+        # an image is one step: it cannot be preempted
         config = DispatchConfig(preemption=False)
         self.core = DispatchCore(
             config=config,
-            limits=LimitsConfig(max_queued_images=_NUM_QUEUED),
+            limits=LimitsConfig(max_queued_images=NUM_QUEUED),
             epoch=1,
             configured={pool.model for pool in fleet.pools},
         )
         self._dispatcher = SimulatedDispatcher(
-            self.core, events, keep=self._keep, timeout_s=config.replica_timeout_s
+            self.core, events, on_outcome=self._on_outcome, timeout_s=config.replica_timeout_s
         )
         self._pools = {spec.name: served(spec, fleet) for spec in fleet.pools}
         self._caps = dict.fromkeys(self._pools, 1)
         self._pool_by_replica: dict[str, ServedPool] = {}
         self._live: dict[str, BatchReplica] = {}
         self._times = {name: BatchTimes() for name in self._pools}
-        self._jobs: dict[str, tuple[str, SimulatedRequest]] = {}
+        self._requests: dict[str, tuple[str, SimulatedRequest]] = {}
         self._views: dict[str, RequestView] = {}
-        # every model has been served before: requests wait for a replica instead of being refused
+        # as if every model had been served before, so that requests are queued, not refused
         for name, pool in self._pools.items():
             self.core.register(pool.registration(name), events.now_s)
             self.core.unregister(name, events.now_s)
 
     # requests
 
-    def offer(self, model: str, job: SimulatedRequest, stage_index: int = 0) -> None:
-        """Take a stage of a job in for one of the models; a free replica begins at once."""
-        request_id, now_s = stage_id(str(job.number), stage_index), self._events.now_s
-        request = ImageRequest(
+    def offer(self, model: str, request: SimulatedRequest, stage_index: int = 0) -> None:
+        """Offer a stage of a request to one of the models."""
+        request_id, now_s = stage_id(str(request.number), stage_index), self._events.now_s
+        image = ImageRequest(
             request_id=request_id,
             model=model,
             prompt="",
@@ -135,20 +133,20 @@ class Serving:
             guidance_scale=1.0,
             sampler="ddim",
             seed=0,
-            slo_s=job.deadline_s - now_s,
+            slo_s=request.deadline_s - now_s,
         )
-        self._jobs[request_id] = (model, job)
-        self._views[request_id] = request.view(arrival_s=now_s, deadline_s=job.deadline_s)
-        offer = self._dispatcher.offer([request])
+        self._requests[request_id] = (model, request)
+        self._views[request_id] = image.view(arrival_s=now_s, deadline_s=request.deadline_s)
+        offer = self._dispatcher.offer([image])
         assert offer.accepted, offer.reason
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         del self._views[outcome.request_id]
-        model, job = self._jobs.pop(outcome.request_id)
+        model, request = self._requests.pop(outcome.request_id)
         if isinstance(outcome, Completed):
-            self._hears.on_made(model, job)
+            self._listener.on_made(model, request)
         else:
-            self._hears.on_hopeless(job)
+            self._listener.on_hopeless(request)
 
     def num_waiting(self, model: str) -> int:
         """Return how many images are in no batch yet."""
@@ -164,7 +162,7 @@ class Serving:
         return sum(len(one.held) for one in self.core.replicas)
 
     def outlook(self, model: str) -> HeavyOutlook:
-        """What waits for an image that is offered now; batches as long as the slowest pool's."""
+        """Return the queue before an image offered now, with the slowest pool's batches."""
         staying = list(self._staying(model))
         pools = {self._pool_by_replica[name].spec.name for name in staying}
         caps = [(self._pools[name], self._caps[name]) for name in pools]
@@ -176,7 +174,7 @@ class Serving:
         )
 
     def _staying(self, model: str) -> Iterator[str]:
-        """Ids of the replicas that the core takes for alive, but for those that were told to go."""
+        """Ids of the replicas that the core believes alive, except draining ones."""
         for record in self.core.replicas:
             if record.model == model:
                 replica = self._live.get(record.replica_id)
@@ -212,7 +210,7 @@ class Serving:
         on_drained: Callable[[], None],
         watch: Callable[[str, StepRun], None] | None = None,
     ) -> None:
-        """Have a replica serve that has loaded, under an id that no other had."""
+        """Start a replica that has loaded, under a new id."""
         kind = self._pools[pool]
         hardware = Hardware(kind.cost, noise_cv=self._noise_cv)
         replica = BatchReplica(
@@ -221,10 +219,10 @@ class Serving:
             InTimeBatches(kind.batch_s),
             self._events,
             view_of=self._views.__getitem__,
-            tells=Tells(
+            callbacks=Callbacks(
                 report=partial(self._dispatcher.report, replica_id),
                 poll_anew=partial(self._dispatcher.poll_anew, replica_id),
-                on_drained=partial(self._let_go, replica_id, on_drained),
+                on_drained=partial(self._on_drained, replica_id, on_drained),
             ),
             cap=self._caps[pool],
             watch=partial(self._made, pool, watch),
@@ -248,25 +246,18 @@ class Serving:
         return self._times[pool].spread
 
     def drain(self, replica_id: str) -> None:
-        """Have a replica end its batch and go."""
+        """Let a replica end its batch and leave."""
         self._live[replica_id].drain()
 
-    def _let_go(self, replica_id: str, on_drained: Callable[[], None]) -> None:
+    def _on_drained(self, replica_id: str, on_drained: Callable[[], None]) -> None:
         del self._live[replica_id]
         self._dispatcher.unregister(replica_id)
         on_drained()
 
-    def fail(self, replica_id: str, *, is_silent: bool = True) -> None:
-        """Have a replica lose all that it holds, which the core leases anew once it knows.
-
-        Args:
-            is_silent: whether it is gone without a word; else it signs off.
-        """
+    def fail(self, replica_id: str) -> None:
+        """Lose a replica without notice; the core leases its requests anew once it finds out."""
         self._live.pop(replica_id).die()
-        if is_silent:
-            self._dispatcher.forget(replica_id)
-        else:
-            self._dispatcher.unregister(replica_id)
+        self._dispatcher.forget(replica_id)
 
 
 def served(spec: PoolSpec, fleet: Fleet) -> ServedPool:

@@ -1,15 +1,16 @@
 """How many replicas a workload needs: a bound from the cost model, and simulations above it.
 
-The bound says what can't be enough, whatever the policy; the simulation says what is.
+The bound is what cannot be enough, whatever the policy; simulations find what is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,32 +20,46 @@ from ray_cluster.policies.cost_model import share_cost, step_s, work_of
 from ray_cluster.policies.types import RequestView
 from ray_cluster.simulator.cell_experiment import (
     CellExperiment,
-    SizeShare,
+    Positive,
+    Requests,
     check_length,
     check_policy,
 )
-from ray_cluster.simulator.cell_runs import CellRow, Setting
+from ray_cluster.simulator.cell_runs import Setting, run_cell
 from ray_cluster.simulator.cell_workload import example_of
-from ray_cluster.simulator.intervals import Mean, mean_of
+from ray_cluster.simulator.experiment import Name, validated
+from ray_cluster.simulator.reports import Table
+from ray_cluster.simulator.results import Mean, Row, mean_of
 
 _HERE = Path()
 _ROUNDING = 1e-9
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Binds = Literal["latency", "throughput", "bursts", "batches", "peaks"]
-"""What keeps a smaller number from being enough: an image alone takes longer than its deadline
-allows; or replicas that never idle, in full batches, would not do. Where they would, it is what
-bursts cost over even arrivals, or what these cost over full batches, whichever is more; of a trace,
-that its requests come at some times more than at others, or fill no batches."""
-
-# what simulations say in the same words, and check
-_OF_EXPERIMENTS = {
-    *("sizes", "steps", "guidance", "duration_s", "slo_s", "trace", "model"),
-    *("mtbf_s", "repair_s", "load_s"),
+"""What keeps a smaller number from being enough."""
+_BINDS: Mapping[Binds, str] = {
+    "latency": "latency: an image alone takes longer than its deadline allows",
+    "throughput": "throughput: fewer could not make so many even in batches that are always full",
+    "bursts": "bursts: most beyond full batches would go if requests came evenly",
+    "batches": "batches: most beyond full batches is for batches that this policy does not fill",
+    "peaks": "peaks: fewer would do if the trace were even and filled all batches",
 }
 
-Evaluate = Callable[[CellExperiment], Sequence[CellRow]]
-"""Runs an experiment's only policy at its only rate with all its seeds."""
+Run = Callable[[Sequence[Callable[[], Any]], str], Sequence[Any]]
+"""Calls functions, in other processes or not, and returns their results; also gets a label."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a task was answered with.
+
+    Attributes:
+        notes: sentences below the table.
+        figures: for the JSON file.
+    """
+
+    table: Table
+    notes: Sequence[str]
+    figures: Mapping[str, Any]
 
 
 class Device(BaseModel):
@@ -57,31 +72,16 @@ class Device(BaseModel):
     price_per_hour: float = Field(0.0, ge=0, allow_inf_nan=False, description="of one replica")
 
 
-class SizingTask(BaseModel):
+class SizingTask(Requests):
     """What is wanted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9-]+$")
+    name: Name
     devices: tuple[Device, ...] = Field(min_length=1)
-    sizes: tuple[SizeShare, ...] = ()
-    steps: int = Field(50, ge=1, le=1000)
-    guidance: bool = True
-    rate_per_s: _Positive | None = Field(None, le=1e6, description="at the peak")
-    cv: float = Field(1.0, ge=0, le=10, description="of the gaps between arrivals")
-    trace: str | None = Field(None, min_length=1, description="beside the file: replayed instead")
-    model: str | None = Field(None, min_length=1, description="whose requests are replayed")
-    speed: _Positive = Field(1.0, description="of the replay")
-    slo_s: _Positive | None = Field(None, description="seconds to the deadline")
-    mtbf_s: float | None = Field(
-        None, ge=10, allow_inf_nan=False, description="mean seconds between a replica's failures"
-    )
-    repair_s: float = Field(0.0, ge=0, le=1e6, description="from a failure until it starts to load")
-    load_s: float | None = Field(None, ge=0, le=1e6, description="until it serves again")
+    rate_per_s: Positive | None = Field(None, le=1e6, description="at the peak")
+    speed: Positive = Field(1.0, description="of the replay")
     policy: str = Field("deadline", description="of a cell; what the service does")
     attainment: float = Field(0.99, gt=0, lt=1, description="share that must be done in time")
     most_replicas: int = Field(1024, ge=1, le=4096)
-    duration_s: float = Field(300.0, gt=0, le=30 * 86400)
     first_seed: int = Field(0, ge=0)
     num_seeds: int = Field(5, ge=1, le=100)
 
@@ -106,8 +106,9 @@ class SizingTask(BaseModel):
         return self.speed if self.rate_per_s is None else self.rate_per_s
 
     def experiment(self, device: Device, replicas: int, *, is_even: bool = False) -> CellExperiment:
-        """The simulation of so many replicas on a device, with requests in even gaps or its own."""
-        content = self.model_dump(include=self.model_fields_set & _OF_EXPERIMENTS) | {
+        """The simulation of so many replicas, with the task's arrivals or evenly spaced ones."""
+        content = self.model_dump(include=self.model_fields_set & Requests.model_fields.keys())
+        content |= {
             "kind": "cell",
             "name": self.name,
             "what": f"{replicas} replicas",
@@ -148,19 +149,17 @@ class Sizing:
     evenly: int | None = None
     tried: tuple[tuple[int, Mean], ...] = ()
 
+    @property
+    def per_hour(self) -> float | None:
+        """The price of the replicas; None without one."""
+        price = self.device.price_per_hour
+        return self.replicas * price if self.replicas is not None and price else None
 
-def size_device(
-    task: SizingTask, device: Device, evaluate: Evaluate, folder: Path = _HERE
-) -> Sizing:
+
+def size_device(task: SizingTask, device: Device, run: Run, folder: Path = _HERE) -> Sizing:
     """Find the fewest replicas of a device that attain what is wanted.
 
-    More replicas are taken to attain more, on the same arrivals.
-
-    Args:
-        task: what is wanted.
-        device: of the replicas.
-        evaluate: runs a simulation's seeds.
-        folder: of the task's file, beside which a trace lies.
+    More replicas are assumed to attain more, on the same arrivals. A trace is in the folder.
 
     Raises:
         ConfigError: the profile or the trace can't be used.
@@ -179,8 +178,10 @@ def size_device(
     tried: dict[int, Mean] = {}
 
     def attained_by(replicas: int, *, is_even: bool = False) -> Mean:
-        rows = evaluate(task.experiment(device, replicas, is_even=is_even))
-        return mean_of([row.attainment for row in rows])
+        experiment = task.experiment(device, replicas, is_even=is_even)
+        parts = [partial(run_cell, experiment, one, folder) for one in experiment.runs()]
+        rows: Sequence[Row] = run(parts, f"{replicas} x {device.profile}")
+        return mean_of([row.figures["attainment"] for row in rows])
 
     def enough(replicas: int) -> bool:
         tried[replicas] = attained_by(replicas)
@@ -226,7 +227,7 @@ def _share_late_alone(task: SizingTask, setting: Setting) -> float:
 
 
 def least_replicas(task: SizingTask, setting: Setting) -> int:
-    """Return how many replicas have the seconds that the wanted share takes in full batches."""
+    """Return how many replicas have the time that the wanted share takes in full batches."""
     (pool,) = setting.pools
     cost = share_cost(pool.cost, pool.asked.max_batch)
 
@@ -240,7 +241,7 @@ def least_replicas(task: SizingTask, setting: Setting) -> int:
         return max(1, math.ceil(task.attainment * busy))
     arrivals = setting.workload(task.speed, task.first_seed)
     works_s = sorted(image_s(example_of(one)) for one in arrivals)
-    # who is given up may be those that take longest, and the last may end at their deadlines
+    # those that may be late may be the longest ones, and the last may end at their deadlines
     num_wanted = math.ceil(task.attainment * len(works_s) - _ROUNDING)
     span_s = max(one.arrival_s + one.slo_s for one in arrivals)
     return max(1, math.ceil(sum(works_s[:num_wanted]) / span_s))
@@ -263,3 +264,77 @@ def fewest(low: int, most: int, enough: Callable[[int], bool]) -> int | None:
         else:
             below = middle
     return high
+
+
+def plan_cell(content: Mapping[str, Any], path: Path, run: Run) -> Plan:
+    """Size the task of a file on every device.
+
+    Raises:
+        ConfigError: the file says what is not allowed, or names a file that can't be used.
+    """
+    task = validated(SizingTask, content, f"task {path}")
+    sizings = [size_device(task, device, run, path.parent) for device in task.devices]
+    kinds = ", ".join(dict.fromkeys(kind for one in sizings for kind in one.kinds))
+    is_one = all(size.slo_s is None and size.slo_times_alone is None for size in task.sizes)
+    # requests of a trace have deadlines of their own
+    within = "in time" if task.trace is not None or not is_one else f"within {task.slo_s:g} s"
+    load = f"{task.load:g} requests a second"
+    if task.trace is not None:
+        load = f"the requests of {task.trace} at speed {task.speed:g}"
+    failures = "" if task.mtbf_s is None else f", replicas that fail every {task.mtbf_s:g} s"
+    title = (
+        f"{task.name}: {load}, {task.attainment:.1%} of them {within}{failures}, policy "
+        f"{task.policy} (simulated, {kinds} times)"
+    )
+    labels = [f"{one.device.profile}, batches of {one.device.max_batch}" for one in sizings]
+    cells = [_cells(one, task) for one in sizings]
+    rows = [row for row in zip(_ROWS, *cells, strict=True) if any(row[1:])]
+    share = f"{task.attainment:.1%}"
+    notes = [
+        f"Enough is where the mean over seeds reaches {share}; its 95 % interval may reach below."
+    ]
+    for label, one in zip(labels, sizings, strict=True):
+        if one.tried:
+            tried = ", ".join(f"{number}: {mean.as_points()} %" for number, mean in one.tried)
+            notes.append(f"{label}, replicas and what they attain (simulated): {tried}")
+    figures = {
+        "simulated": True,
+        "task": task.model_dump(mode="json"),
+        "devices": [_figures(one) for one in sizings],
+    }
+    return Plan(Table(title, ["", *labels], rows), notes, figures)
+
+
+_ROWS = (
+    *("replicas", "if requests came evenly", "in full batches", "per hour", "in time, %"),
+    "what binds",
+)
+
+
+def _cells(one: Sizing, task: SizingTask) -> list[str]:
+    more = f"more than {task.most_replicas}"
+    is_possible = one.binds != "latency"
+    # nothing was simulated where even full batches are too many, and a trace is as it is
+    is_known = bool(one.tried) and task.trace is None
+    return [
+        str(one.replicas or more) if is_possible else "none",
+        str(one.evenly or more) if is_known else "",
+        str(one.least) if is_possible else "",
+        "" if one.per_hour is None else f"{one.per_hour:.2f}",
+        "" if one.attainment is None else one.attainment.as_points(),
+        _BINDS[one.binds],
+    ]
+
+
+def _figures(one: Sizing) -> Mapping[str, Any]:
+    return {
+        "device": one.device.model_dump(mode="json"),
+        "profile_kinds": list(one.kinds),
+        "replicas": one.replicas,
+        "replicas_if_even": one.evenly,
+        "replicas_in_full_batches": one.least or None,
+        "per_hour": one.per_hour,
+        "attainment": None if one.attainment is None else one.attainment.as_figures(),
+        "binds": one.binds,
+        "tried": {str(number): mean.as_figures() for number, mean in one.tried},
+    }

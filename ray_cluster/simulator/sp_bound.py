@@ -1,8 +1,8 @@
-"""How many requests any scheduler could have kept on time, had it known all arrivals.
+"""An upper bound of the requests that any scheduler could have on time, knowing all arrivals.
 
-A relaxation, so an upper bound: requests are fluids that change their degree at no cost and at any
-instant. Between neighbouring arrivals and deadlines only seconds at each degree matter. Requests
-whose windows overlap form components that are solved by themselves.
+A relaxation: requests are fluids that change their degree at no cost and at any instant, so that
+between neighbouring arrivals and deadlines only seconds at each degree matter. Requests whose
+windows overlap form components that are solved separately.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class Bound:
     """How many can be on time.
 
     Attributes:
-        num_on_time: no scheduler keeps more.
-        is_proven: whether every component was solved to the end; else its relaxation stands for it.
+        is_proven: whether every component was solved to optimality, not only bounded.
     """
 
     num_on_time: int

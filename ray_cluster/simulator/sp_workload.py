@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -16,7 +16,7 @@ from ray_cluster.simulator.arrivals import constant_rate
 from ray_cluster.simulator.groups import GroupTask
 from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload
 
-# a workload of a given number is cut from one that is longer by so much and so many arrivals
+# an exact number of arrivals is cut from a workload that is longer by this factor and number
 _SPARE, _SPARE_ARRIVALS = 1.5, 100
 
 
@@ -26,7 +26,7 @@ class SizeClass:
 
     Attributes:
         slo_s: seconds from arrival to the deadline at a scale of 1.
-        tflops: of all steps of one image, which is also what skews a mix.
+        tflops: of all steps of one image.
     """
 
     side_px: int
@@ -42,18 +42,18 @@ FLUX_CLASSES = (
     SizeClass(2048, 5.0, 24965),
 )
 MixName = Literal["uniform", "skewed"]
-# latent tokens of an image by which a skewed mix weighs it: one for 16 x 16 pixels
+# a latent token stands for 16 x 16 pixels
 _TOKEN_PX = 16
 
 
-def size_mix(name: MixName, profile: LatencyProfile, classes: Sequence[SizeClass]) -> Mix:
+def size_mix(name: MixName, profile: LatencyProfile) -> Mix:
     """Return a mix in equal shares, or skewed to large images.
 
     Skewed shares grow with exp(tokens / most tokens) (TetriServe, section 6.1).
     """
-    tokens = [(one.side_px / _TOKEN_PX) ** 2 for one in classes]
+    tokens = [(one.side_px / _TOKEN_PX) ** 2 for one in FLUX_CLASSES]
     steps = {row.key.width_px: row.key.num_steps for row in profile.of("image")}
-    slo_s = {one.side_px: one.slo_s for one in classes}
+    slo_s = {one.side_px: one.slo_s for one in FLUX_CLASSES}
     kinds = tuple(
         Kind(
             1.0 if name == "uniform" else math.exp(count / max(tokens)),
@@ -64,17 +64,15 @@ def size_mix(name: MixName, profile: LatencyProfile, classes: Sequence[SizeClass
             uses_guidance=False,
             slo_class=str(one.side_px),
         )
-        for one, count in zip(classes, tokens, strict=True)
+        for one, count in zip(FLUX_CLASSES, tokens, strict=True)
     )
     return Mix(kinds, slo_s=lambda kind: slo_s[kind.width_px])
 
 
-def menus_of(
-    profile: LatencyProfile, classes: Sequence[SizeClass], *, num_gpus: int
-) -> dict[str, DegreeMenu]:
+def menus_of(profile: LatencyProfile, *, num_gpus: int) -> dict[str, DegreeMenu]:
     """Return the menus by class: seconds per step from whole images, with the decoding as tail."""
     menus = {}
-    for one in classes:
+    for one in FLUX_CLASSES:
         images = [row for row in profile.of("image") if row.key.width_px == one.side_px]
         tails = [row for row in profile.of("decode") if row.key.width_px == one.side_px]
         menus[str(one.side_px)] = menu_of(
@@ -115,27 +113,21 @@ def tasks_of(
         arrivals: with deadlines at a scale of 1.
         menus: what steps really take, by class.
         scale: of the deadlines.
-        step_noise: coefficient of variation of a step's seconds, each for itself.
-        time_error: a planner sees each class's seconds wrong by a factor; this is its standard
-            deviation, and factors are drawn once per workload.
+        step_noise: coefficient of variation of each step's seconds.
+        time_error: standard deviation of the factor, drawn once per class and workload, by which a
+            planner's step times are wrong.
         rng: of noise and error.
     """
     factors = np.maximum(0.5, 1 + time_error * rng.standard_normal(len(menus)))
-    seen = {
-        name: DegreeMenu(
-            name,
-            menu.degrees,
-            tuple(seconds * float(factor) for seconds in menu.step_s),
-            menu.tail_s,
-            menu.work,
-        )
+    believed = {
+        name: replace(menu, step_s=tuple(seconds * float(factor) for seconds in menu.step_s))
         for (name, menu), factor in zip(menus.items(), factors, strict=True)
     }
     even = {one.num_steps: tuple(map(float, range(one.num_steps + 1))) for one in arrivals}
     return [
         GroupTask(
             number,
-            seen[one.slo_class],
+            believed[one.slo_class],
             one.arrival_s,
             one.arrival_s + scale * one.slo_s,
             menus[one.slo_class].step_s,

@@ -1,7 +1,6 @@
 """Workloads in files: one request per line, as CSV with a header or as JSON lines.
 
-Columns are those of :class:`TraceRow`. ``arrival_s``, ``model``, ``width``, ``height`` and
-``steps`` must be there. In CSV an empty cell is as good as none, and several ControlNets or LoRAs
+Columns are those of :class:`TraceRow`. In CSV an empty cell means the default, and several names
 stand in one cell with ``|`` between them.
 """
 
@@ -18,12 +17,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.task_files import PrintedName
+from ray_cluster.simulator.experiment import PrintedName
 from ray_cluster.simulator.workload import Arrival
 
 _SEPARATOR = "|"
 # thirty days
 MOST_SPAN_S = 30 * 86400.0
+# columns that workloads call otherwise
+_FIELDS = {
+    "width": "width_px",
+    "height": "height_px",
+    "steps": "num_steps",
+    "guidance": "uses_guidance",
+}
 
 
 def _split(value: Any) -> Any:
@@ -67,50 +73,23 @@ class TraceRow(BaseModel):
 
     def arrival(self) -> Arrival:
         """The same as a workload's request."""
-        return Arrival(
-            arrival_s=self.arrival_s,
-            model=self.model,
-            width_px=self.width,
-            height_px=self.height,
-            num_steps=self.steps,
-            uses_guidance=self.guidance,
-            slo_s=math.inf if self.slo_s is None else self.slo_s,
-            slo_class=self.slo_class,
-            priority=self.priority,
-            controlnets=self.controlnets,
-            loras=self.loras,
-            mask_ratio=self.mask_ratio,
-            template=self.template,
-            fewest_steps=self.fewest_steps,
-        )
+        content = {_FIELDS.get(name, name): value for name, value in self}
+        content["slo_s"] = math.inf if self.slo_s is None else self.slo_s
+        return Arrival(**content)
 
     @classmethod
     def of(cls, arrival: Arrival) -> TraceRow:
-        """The row that a workload's request is written as."""
-        return cls(
-            arrival_s=arrival.arrival_s,
-            model=arrival.model,
-            width=arrival.width_px,
-            height=arrival.height_px,
-            steps=arrival.num_steps,
-            guidance=arrival.uses_guidance,
-            slo_s=None if math.isinf(arrival.slo_s) else arrival.slo_s,
-            slo_class=arrival.slo_class,
-            priority=arrival.priority,
-            controlnets=arrival.controlnets,
-            loras=arrival.loras,
-            mask_ratio=arrival.mask_ratio,
-            template=arrival.template,
-            fewest_steps=arrival.fewest_steps,
-        )
+        """The row as which a workload's request is written."""
+        content = {name: getattr(arrival, _FIELDS.get(name, name)) for name in cls.model_fields}
+        content["slo_s"] = None if math.isinf(arrival.slo_s) else arrival.slo_s
+        return cls(**content)
 
 
 def read_trace(path: Path) -> list[Arrival]:
     """Read a trace, in the order of arrival.
 
     Raises:
-        ConfigError: the file can't be read, or says something that is not allowed; the message has
-            the line, the column, what was given and what is allowed.
+        ConfigError: the file can't be read; the message has the line and what is wrong with it.
     """
     is_csv = _is_csv(path)
     arrivals = []

@@ -1,8 +1,6 @@
-"""What comes and when: requests drawn from mixes at random instants.
+"""Workloads: requests drawn from mixes at random instants, with add-ons by popularity.
 
-A mix says which kinds of requests there are and in what shares; add-ons (ControlNets, LoRAs) are
-drawn by popularity. Everything is drawn from one seed per workload, so that policies are compared
-on the same requests.
+Everything is drawn from one seed, so that policies are compared on the same requests.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ class Arrival:
         arrival_s: instant, from the workload's beginning.
         slo_s: seconds from arrival to the deadline; infinite for one without.
         slo_class: under which its outcome is counted.
-        fewest_steps: how many steps its client would put up with to have it in time; None for all.
-        mask_ratio: of an edit, the share of its latents that are made anew; None without a mask.
-        template: of an edit, which image it starts from.
+        fewest_steps: that its client accepts to have it in time; None for all.
+        mask_ratio: of an edit, the share of its latents that is made anew; None without a mask.
+        template: of an edit, the image it starts from.
     """
 
     arrival_s: float
@@ -132,11 +130,7 @@ ADAPTER_POOR = (AddOns("lora", (0.83, 0.17), 7000, 1.1),)
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Kinds of requests by share, with add-ons that are drawn for all kinds alike.
-
-    Attributes:
-        slo_s: seconds from arrival to the deadline of a kind.
-    """
+    """Kinds of requests by share, with deadlines by kind, and add-ons drawn for all kinds alike."""
 
     kinds: tuple[Kind, ...]
     slo_s: Callable[[Kind], float]
@@ -153,14 +147,8 @@ class Mix:
 def draw_workload(mix: Mix, curve: RateCurve, *, seed: int, cv: float = 1.0) -> list[Arrival]:
     """Draw a workload: arrivals at a curve's rate, each of a kind of the mix.
 
-    Instants, kinds and add-ons have generators of their own, so that a change of one leaves the
-    others as they were.
-
-    Args:
-        mix: what comes.
-        curve: how often.
-        seed: of everything.
-        cv: see :func:`draw_arrivals`.
+    Instants, kinds and add-ons have generators of their own, so that a change of one does not alter
+    the others. See :func:`draw_arrivals` for `cv`.
     """
     instants, kinds_rng, controlnets_rng, loras_rng = (
         np.random.default_rng([seed, stream]) for stream in range(4)

@@ -16,7 +16,7 @@ from benchmarks.policies.costs.rounds import CROWDS, OURS, POLICIES, Crowd, draw
 from benchmarks.policies.costs.samples import DecisionCost
 from benchmarks.policies.costs.settings import GROUP_GPUS, ClusterSize, CostSettings, quick_costs
 from ray_cluster.models.profiles import load_profile
-from ray_cluster.simulator.sp_workload import FLUX_CLASSES, menus_of
+from ray_cluster.simulator.sp_workload import menus_of
 
 
 def test_a_quick_run_measures_every_part_and_writes_what_it_found(
@@ -34,26 +34,24 @@ def test_a_quick_run_measures_every_part_and_writes_what_it_found(
     ]
     assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in decisions)
     assert {row["decision"] for row in decisions} == {
-        *("report", "poll", "offer", "offer that minds being late"),
+        *("report", "poll", "offer", "offer with a deadline"),
         *POLICIES,
         *("allocation", "planning round"),
     }
     assert all(row["cpu_s"] > 0 and row["requests"] for row in result["parts"]["hours"])
-    for title in ("Dispatch decisions", "Rounds of", "Allocations", "(simulated)", "quick run"):
+    for title in ("Dispatch decisions", "Rounds of", "Allocations", "is simulated", "quick run"):
         assert title in shown
-    plot = path.with_suffix(".png")
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    assert str(plot) in shown.replace("\n", "")
+    assert str(path) in shown.replace("\n", "")
 
 
-def test_one_part_alone_is_measured_and_drawn(tmp_path: Path) -> None:
+def test_one_part_alone_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "hours.json"
     main(["--quick", "--only", "hours", "--out", str(path)])
     # others in this process want to hear of things
     assert logging.root.manager.disable == logging.NOTSET
     (rows,) = json.loads(path.read_text())["parts"].values()
     sizes = quick_costs()
-    assert [row["gpus"] for row in rows] == [*sizes.hours, *(8 * one for one in sizes.fleets)]
+    assert [row["gpus"] for row in rows] == [*sizes.hours, *(8 * one for one in sizes.groups)]
     with pytest.raises(SystemExit):
         main(["--only", "nothing"])
 
@@ -65,7 +63,7 @@ def test_all_scales_go_from_one_to_a_thousand_and_end_where_the_aims_are() -> No
     assert settings.clusters[0].gpus == 1
     assert settings.clusters[-1] == LARGEST
     assert (settings.hours[0], settings.hours[-1]) == (1, 1024)
-    assert (settings.fleets[0], GROUP_GPUS * settings.fleets[-1]) == (1, 1024)
+    assert (settings.groups[0], GROUP_GPUS * settings.groups[-1]) == (1, 1024)
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 8])
@@ -73,7 +71,7 @@ def test_all_scales_go_from_one_to_a_thousand_and_end_where_the_aims_are() -> No
 def test_groups_that_are_timed_hold_no_more_gpus_than_there_are(
     crowd: Crowd, num_gpus: int
 ) -> None:
-    menus = menus_of(load_profile("flux-h100-a"), FLUX_CLASSES, num_gpus=num_gpus)
+    menus = menus_of(load_profile("flux-h100-a"), num_gpus=num_gpus)
     group = draw_group(crowd, menus, 20, np.random.default_rng(1), num_gpus=num_gpus)
     assert len(group.requests) == 20
     assert 0 < sum(one.degree for one in group.requests) <= num_gpus

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from benchmarks.policies import run
-from benchmarks.policies.report import headlines, write_report
+from benchmarks.policies.aims import headlines
+from benchmarks.policies.report import write_report
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.intervals import mean_of
+from ray_cluster.simulator.results import mean_of
 
 TINY = {
     "kind": "cell",

@@ -66,7 +66,7 @@ def test_a_trace_is_replayed_on_replicas_that_fail_and_the_figures_are_written(
         refused = cli("plan", path)
         assert refused.exit_code == 1
         assert said in " ".join(refused.stderr.split())
-    assert "a file in a folder" in cli("plan", path, "--out", tmp_path).stderr
+    assert "a file in an existing folder" in cli("plan", path, "--out", tmp_path).stderr
 
 
 def test_a_task_that_is_wrong_is_refused_in_a_sentence(cli: Cli, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import SimulatedRequest
-from ray_cluster.simulator.outcomes import Faults
-from ray_cluster.simulator.scaling import Watch
+from ray_cluster.simulator.requests import SimulatedRequest
+from ray_cluster.simulator.scaling import Faults, Watch
 
 FLEET = Fleet(
     (DeviceSpec("gpu"),),

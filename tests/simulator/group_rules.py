@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from ray_cluster.simulator.groups import GroupOutcome, GroupTask, Stretch
+from ray_cluster.simulator.sp_experiment import SpExperiment
 
 WITHIN_S = 1e-6
+
+
+def sp_experiment(**changes: Any) -> SpExperiment:
+    """An experiment on a group, as a file has it."""
+    content = {
+        "kind": "sequence-parallel",
+        "name": "small",
+        "what": "Eight GPUs.",
+        "profile": "flux-h100-a",
+        "mixes": ["uniform"],
+        "rates_per_min": [12],
+        "scales": [1.3],
+        "policies": ["rounds/most", "widest"],
+        "first_seed": 0,
+        "num_seeds": 2,
+    }
+    return SpExperiment.model_validate({**content, **changes})
 
 
 def check_schedule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from ray_cluster.policies.cluster_state import ClusterState, PoolState
-from ray_cluster.simulator.cascade_experiment import CascadeExperiment, CascadeRow
-from ray_cluster.simulator.cascade_sizing import CascadeSizingTask, size_cascade
-from ray_cluster.simulator.control_course import ControlResult, Course
+from ray_cluster.simulator.cascade_sizing import CascadeSizing, CascadeSizingTask, size_cascade
+from ray_cluster.simulator.control_course import Course
+from ray_cluster.simulator.control_experiment import ControlRow
 
 
 def task(**changes: Any) -> CascadeSizingTask:
@@ -21,7 +22,7 @@ def task(**changes: Any) -> CascadeSizingTask:
 
 def course(num_gpus: int) -> Course:
     """Most requests come in the second bin; the round after it sees one light replica."""
-    arrived = (("images", np.array([10.0, 30.0, 20.0])),)
+    arrived = {"images": np.array([10.0, 30.0, 20.0])}
     counts = np.array([10.0, 30.0, 20.0])
     states = tuple(
         ClusterState(
@@ -32,48 +33,48 @@ def course(num_gpus: int) -> Course:
     return Course(5.0, arrived, counts, counts, counts, states)
 
 
-def attaining(
-    violations: Callable[[int], float], fid: Callable[[int], float]
-) -> Callable[[CascadeExperiment], Sequence[ControlResult[CascadeRow]]]:
-    """Stands for the simulation."""
+def sized(
+    task: CascadeSizingTask, violations: Callable[[int], float], fid: Callable[[int], float]
+) -> CascadeSizing:
+    """Size a cascade with something that stands for the simulation."""
 
-    def evaluate(experiment: CascadeExperiment) -> Sequence[ControlResult[CascadeRow]]:
-        num = experiment.num_gpus
-        row = CascadeRow("allocation", 0, violations(num), 0.5, fid(num), fid(num), 0.0, 0, 100)
-        return [ControlResult(row, course(num)), ControlResult(row, None)]
+    def run(parts: Sequence[Any], _label: str) -> list[ControlRow]:
+        num = parts[0].args[0].num_gpus
+        figures = {"violations": violations(num), "fid": fid(num)}
+        seen = ControlRow("allocation", 0, figures, course=course(num))
+        return [seen, ControlRow("allocation", 1, figures)]
 
-    return evaluate
+    return size_cascade(task, task.tuned(Path()), run)
 
 
 def test_deadlines_or_quality_bind_and_the_number_below_says_which() -> None:
-    late = size_cascade(task(most_fid=17), attaining(lambda n: 0.2 / n, lambda _: 16.9))
+    late = sized(task(most_fid=17), lambda n: 0.2 / n, lambda _: 16.9)
     assert (late.gpus, late.binds) == (10, "deadlines")
     assert 9 in late.tried
-    assert late.at_peak == (("light", 1), ("heavy", 9))
-    poor = size_cascade(task(most_fid=17), attaining(lambda n: 0.1 / n, lambda n: 18 - 0.1 * n))
+    assert late.shown is not None
+    assert late.shown.at_peak == {"light": 1, "heavy": 9}
+    poor = sized(task(most_fid=17), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
     assert (poor.gpus, poor.binds) == (10, "quality")
     assert poor.shown is not None
     assert poor.shown.fid.value == pytest.approx(17)
-    content = size_cascade(task(), attaining(lambda n: 0.1 / n, lambda n: 18 - 0.1 * n))
+    content = sized(task(), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
     assert content.gpus == 5
 
 
 def test_throughput_binds_where_the_least_is_enough() -> None:
-    found = size_cascade(task(), attaining(lambda _: 0.0, lambda _: 16.9))
+    found = sized(task(), lambda _: 0.0, lambda _: 16.9)
     # 18/s on average of at best 48.1 ms each, less what may be late, and one for the heavy model
     assert (found.least, found.gpus, found.binds) == (2, 2, "throughput")
     busy = task(low_per_s=100, high_per_s=200)
     assert busy.least_gpus == 1 + 8
-    assert size_cascade(busy, attaining(lambda _: 0.0, lambda _: 16.9)).gpus == 9
+    assert sized(busy, lambda _: 0.0, lambda _: 16.9).gpus == 9
 
 
 def test_where_no_number_is_enough_the_most_is_shown() -> None:
-    found = size_cascade(task(most_gpus=20), attaining(lambda _: 0.5, lambda _: 16.9))
+    found = sized(task(most_gpus=20), lambda _: 0.5, lambda _: 16.9)
     assert (found.gpus, found.binds) == (None, "deadlines")
     assert found.shown is found.tried[20]
-    few = size_cascade(
-        task(most_gpus=4, low_per_s=100, high_per_s=200), attaining(lambda _: 0.0, lambda _: 16.9)
-    )
+    few = sized(task(most_gpus=4, low_per_s=100, high_per_s=200), lambda _: 0.0, lambda _: 16.9)
     assert (few.gpus, few.binds, few.shown) == (None, "throughput", None)
 
 

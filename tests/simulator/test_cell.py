@@ -112,7 +112,8 @@ def test_several_steps_in_one_event_are_what_single_steps_are(
         noisy = replace(spec.pools[0].hardware, noise_cv=0.1)
         spec = replace(spec, pools=(replace(spec.pools[0], hardware=noisy),))
     at_once, seen = simulate(spec, workload)
-    one_by_one, single = simulate(replace(spec, steps_singly=True), workload)
+    one = replace(spec.pools[0], policy=lambda view: replace(policy(view), num_rounds=1))
+    one_by_one, single = simulate(replace(spec, pools=(one,)), workload)
     assert [one.end for one in at_once.fates] == [one.end for one in one_by_one.fates]
     ends_s = [one.end_s for one in at_once.fates]
     assert ends_s == pytest.approx([one.end_s for one in one_by_one.fates])

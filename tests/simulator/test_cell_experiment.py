@@ -11,7 +11,6 @@ import yaml
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import StepCost
-from ray_cluster.simulator.cell_excerpt import excerpt_of, shown_runs
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_policies import KNOWN
 from ray_cluster.simulator.cell_pools import with_batching_gain
@@ -59,15 +58,15 @@ def test_every_policy_sees_the_same_arrivals_and_a_run_repeats_itself() -> None:
     experiment = small(rates_per_s=[6])
     rows = [run_cell(experiment, run) for run in experiment.runs()]
     assert len(rows) == 8
-    assert {(row.run.seed, row.num_arrivals) for row in rows} == {
+    assert {(row.seed, len(row.met)) for row in rows} == {
         (seed, len(Setting.of(experiment).workload(6, seed))) for seed in (0, 1)
     }
-    assert rows[0] == run_cell(experiment, rows[0].run)
+    assert rows[0] == run_cell(experiment, next(iter(experiment.runs())))
     for row in rows:
-        assert len(row.met) == len(row.let_in) == row.num_arrivals
-        assert row.met.count("1") == pytest.approx(row.attainment * row.num_arrivals)
-        late = sum(a == "1" and b == "0" for a, b in zip(row.let_in, row.met, strict=True))
-        assert late == pytest.approx(row.broken * row.let_in.count("1"))
+        assert len(row.met) == len(row.admitted)
+        assert row.met.count("1") == pytest.approx(row.figures["attainment"] * len(row.met))
+        late = sum(a == "1" and b == "0" for a, b in zip(row.admitted, row.met, strict=True))
+        assert late == pytest.approx(row.figures["broken"] * row.admitted.count("1"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_every_policy_sees_the_same_arrivals_and_a_run_repeats_itself() -> None:
 def test_every_policy_can_be_named(name: str) -> None:
     experiment = small(policies=[name], rates_per_s=[2], num_seeds=1, duration_s=4)
     (row,) = (run_cell(experiment, run) for run in experiment.runs())
-    assert 0 <= row.attainment <= 1
+    assert 0 <= row.figures["attainment"] <= 1
 
 
 NO_POLICIES = (
@@ -107,7 +106,8 @@ def test_fewer_steps_count_only_where_clients_put_up_with_them() -> None:
         for fewest in (None, 11, 10)
     )
     attained = [
-        run_cell(one, next(iter(one.runs()))).attainment for one in (unasked, strict, asked)
+        run_cell(one, next(iter(one.runs()))).figures["attainment"]
+        for one in (unasked, strict, asked)
     ]
     assert attained[:2] == [0, 0]
     assert attained[2] > 0.9
@@ -126,22 +126,18 @@ def test_the_report_says_simulated_and_compares_pairs() -> None:
     assert busy["attainment"]["value"] > alone["attainment"]["value"] + 0.3
     assert busy["refused"]["value"] > 0.1
     plot, by_class, _ = report.plots
-    assert list(plot.lines["fcfs"].x) == [2.0, 12.0]
-    assert plot.lines["fcfs"].y == pytest.approx(
+    (lines,), (class_lines,) = plot.panels.values(), by_class.panels.values()
+    assert list(lines["fcfs"].x) == [2.0, 12.0]
+    assert lines["fcfs"].y == pytest.approx(
         [100 * cells["fcfs", rate]["attainment"]["value"] for rate in (2.0, 12.0)]
     )
-    assert list(by_class.lines) == ["512x512", "1024x1024"]
-    assert by_class.lines["512x512"].y[1] == pytest.approx(
-        100 * busy["by_class"]["512x512"]["value"]
-    )
+    assert list(class_lines) == ["512x512", "1024x1024"]
+    assert class_lines["512x512"].y[1] == pytest.approx(100 * busy["by_class"]["512x512"]["value"])
 
 
 def reported(experiment: CellExperiment) -> Report:
-    setting, here = Setting.of(experiment), Path()
     rows = [run_cell(experiment, run) for run in experiment.runs()]
-    return report_cells(
-        setting, rows, [excerpt_of(experiment, run, here) for run in shown_runs(experiment)]
-    )
+    return report_cells(Setting.of(experiment), rows)
 
 
 def test_false_refusals_are_shown_as_shares_of_the_arrivals_and_of_the_refused() -> None:
@@ -181,7 +177,7 @@ def test_a_run_without_arrivals_refuses_nobody() -> None:
         update={"rates_per_s": (1e-6,)}
     )
     row = run_cell(experiment, next(iter(experiment.runs())))
-    assert (row.num_arrivals, row.attainment, row.refused, row.broken) == (0, 1.0, 0.0, 0.0)
+    assert (row.met, row.figures) == ("", {"attainment": 1.0, "refused": 0.0, "broken": 0.0})
 
 
 def written(path: Path, content: Any) -> Path:
@@ -192,9 +188,8 @@ def written(path: Path, content: Any) -> Path:
 
 def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: Path) -> None:
     job = load_experiment(written(tmp_path, SMALL))
-    # and one more part for each load, which is shown
-    assert (job.name, len(job.parts)) == ("small", 2 * 2 * 4 + 2)
-    assert len(load_experiment(written(tmp_path, SMALL), num_seeds=1).parts) == 8 + 2
+    assert (job.name, len(job.parts)) == ("small", 2 * 2 * 4)
+    assert len(load_experiment(written(tmp_path, SMALL), num_seeds=1).parts) == 8
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ray_cluster.simulator.cell_runs import Setting, run_cell
 from ray_cluster.simulator.experiments import first_workload, load_experiment
 from ray_cluster.simulator.traces import read_trace, write_trace
 from ray_cluster.simulator.workload import Arrival
+from tests.simulator.group_rules import sp_experiment
 from tests.simulator.test_cell_experiment import SMALL, small, written
 
 REPLAY: dict[str, Any] = {
@@ -146,14 +147,14 @@ def test_the_report_says_what_is_replayed(tmp_path: Path) -> None:
 def test_what_nothing_is_drawn_for_runs_once(tmp_path: Path) -> None:
     trace_of(tmp_path, Arrival(0.0, "m", 512, 512, 10), Arrival(3.0, "m", 768, 512, 10))
     job = load_experiment(written(tmp_path, {**REPLAY, "speeds": [1, 2]}))
-    assert len(job.parts) == 2 + 2
+    assert len(job.parts) == 2
     report = job.sum_up([part() for part in job.parts])
     assert "one run, as nothing is drawn" in report.what
     assert [cell["speed"] for cell in report.figures["cells"]] == [1, 2]
     assert report.plots[0].x_label == "speed of the replay"
     # devices with noise differ from seed to seed
     noisy = load_experiment(written(tmp_path, {**REPLAY, "step_noise": 0.1, "num_seeds": 3}))
-    assert len(noisy.parts) == 3 + 1
+    assert len(noisy.parts) == 3
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,8 @@ def test_the_trace_that_comes_along_is_what_its_experiment_draws() -> None:
 
 
 def test_traces_are_written_of_cells_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="kind: given sequence-parallel; traces are written of"):
-        first_workload(written(tmp_path, {"kind": "sequence-parallel"}))
+    groups = sp_experiment().model_dump(mode="json")
+    with pytest.raises(ConfigError, match="kind: given sequence-parallel; only experiments of"):
+        first_workload(written(tmp_path, groups))
     with pytest.raises(ConfigError, match="has no steps on one device"):
         first_workload(written(tmp_path, {**SMALL, "profile": "flux-h100-a"}))

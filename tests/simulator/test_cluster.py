@@ -7,7 +7,7 @@ import pytest
 from ray_cluster.policies.plan import CascadePlan, Knobs
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.outcomes import Faults
+from ray_cluster.simulator.scaling import Faults
 from tests.simulator.clusters import job, simulated
 
 

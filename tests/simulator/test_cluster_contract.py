@@ -19,14 +19,12 @@ class Harness:
     Attributes:
         wait: lets seconds pass.
         request: sends one request.
-        threshold: that is in force for the service.
     """
 
     cluster: Cluster
     clock: Clock
     wait: Callable[[float], None]
     request: Callable[[], None]
-    threshold: Callable[[], float]
 
 
 def simulation() -> Harness:
@@ -37,7 +35,6 @@ def simulation() -> Harness:
         events,
         wait=lambda seconds: events.run(events.now_s + seconds),
         request=lambda: cluster.offer(job(next(numbers), events.now_s)),
-        threshold=lambda: cluster.threshold_of("s"),
     )
 
 
@@ -116,14 +113,21 @@ def test_confidences_are_told_once(harness: Harness) -> None:
 
 
 def test_an_older_version_of_the_knobs_is_ignored(harness: Harness) -> None:
-    def knobs(version: int, threshold: float) -> Knobs:
-        return Knobs(version, (("light", 4), ("heavy", 2)), (CascadePlan("s", threshold),))
+    def defers(version: int, threshold: float) -> bool:
+        """Whether a request of confidence 0.5 waits for the heavy model, which has no replica."""
+        harness.cluster.turn(
+            Knobs(version, (("light", 4), ("heavy", 2)), (CascadePlan("s", threshold),))
+        )
+        before = harness.cluster.observe().model("h").num_waiting
+        harness.request()
+        harness.wait(10.0)
+        return harness.cluster.observe().model("h").num_waiting > before
 
-    harness.cluster.turn(knobs(5, 0.5))
-    harness.cluster.turn(knobs(4, 0.4))
-    assert harness.threshold() == 0.5
-    harness.cluster.turn(knobs(6, 0.6))
-    assert harness.threshold() == 0.6
+    harness.cluster.scale("light", 1)
+    harness.wait(60.0)
+    assert defers(5, 0.6)
+    assert defers(4, 0.4)
+    assert not defers(6, 0.4)
 
 
 def test_time_never_goes_back_and_calls_come_when_they_were_asked_for(harness: Harness) -> None:

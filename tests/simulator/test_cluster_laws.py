@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ray_cluster.policies.plan import CascadePlan, Knobs, LateAnswer
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.outcomes import Faults
+from ray_cluster.simulator.scaling import Faults
 from tests.simulator.checked_cluster import ClusterOverseer
 from tests.simulator.clusters import job, simulated
 
@@ -102,9 +102,7 @@ acts = st.one_of(
     ),
     st.builds(waits, st.sampled_from([0.0, 0.7, 3.0, 25.0])),
 )
-faults = st.sampled_from(
-    [None, Faults(40.0, 5.0), Faults(150.0, 30.0), Faults(40.0, 5.0, are_silent=False)]
-)
+faults = st.sampled_from([None, Faults(40.0, 5.0), Faults(150.0, 30.0)])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

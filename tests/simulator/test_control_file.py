@@ -14,13 +14,10 @@ import yaml
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.cluster_state import ClusterState, DeviceState, PoolState
 from ray_cluster.policies.fleet import DeviceSpec, Fleet, PoolSpec
-from ray_cluster.simulator import autoscaling_policies, cascade_policies
-from ray_cluster.simulator.cascade_experiment import CascadeExperiment
-from ray_cluster.simulator.choice_files import save_choices
-from ray_cluster.simulator.control_choices import choice_of
+from ray_cluster.simulator.autoscaling import AutoscalingExperiment
+from ray_cluster.simulator.cascade import CascadeExperiment
 from ray_cluster.simulator.control_course import Course
-from ray_cluster.simulator.control_experiment import ControlPolicy
-from ray_cluster.simulator.control_timeline import gpu_timeline
+from ray_cluster.simulator.control_report import gpu_timeline
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.reports import Bar, Report
 from tests.simulator.control_files import CASCADE, DAY
@@ -28,10 +25,7 @@ from tests.simulator.test_cell_experiment import written
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "policies"
 FILES = sorted([*FOLDER.glob("cascade*.yaml"), *FOLDER.glob("autoscaling*.yaml")])
-KNOWN: dict[str, tuple[ControlPolicy[Any], ...]] = {
-    "cascade": cascade_policies.POLICIES,
-    "autoscaling": autoscaling_policies.POLICIES,
-}
+KINDS = {"cascade": CascadeExperiment, "autoscaling": AutoscalingExperiment}
 
 
 def report_of(folder: Path, content: dict[str, Any]) -> Report:
@@ -59,7 +53,7 @@ def test_only_what_is_shown_over_time_is_kept(tmp_path: Path) -> None:
     runs = [
         part() for part in load_experiment(written(tmp_path, {**CASCADE, "duration_s": 10})).parts
     ]
-    assert [(run.row.policy, run.row.seed) for run in runs if run.course is not None] == [
+    assert [(row.policy, row.seed) for row in runs if row.course is not None] == [
         ("allocation", 0),
         ("diffserve", 0),
     ]
@@ -72,8 +66,8 @@ def test_everything_says_simulated_and_on_what_times(cascade: Report, day: Repor
     assert day.figures["profile_kinds"] == ["modelled", "published"]
     for report in (cascade, day):
         *tables, settings = report.tables
-        shown = (*tables, *report.plots, *report.stacks, *report.timelines)
-        assert len(shown) == 2 + 1 + 1 + 1
+        shown = (*tables, *report.plots, report.timeline)
+        assert len(shown) == 2 + 2 + 1
         assert all("simulated" in one.title for one in shown)
         assert settings.title == "Settings"
 
@@ -117,10 +111,10 @@ def test_a_point_of_each_policy_stands_for_both_of_its_figures(
     cascade: Report, day: Report
 ) -> None:
     for report, x, y in ((cascade, "violations", "fid"), (day, "gpu_hours", "attainment")):
-        (plot,) = report.plots
-        assert list(plot.lines) == [one["policy"] for one in report.figures["policies"]]
+        (lines,) = report.plots[0].panels.values()
+        assert list(lines) == [one["policy"] for one in report.figures["policies"]]
         for one in report.figures["policies"]:
-            line = plot.lines[one["policy"]]
+            line = lines[one["policy"]]
             across, up = (100 if key in ("violations", "attainment") else 1 for key in (x, y))
             assert line.x == [pytest.approx(across * one[x]["value"])]
             assert line.y == [pytest.approx(up * one[y]["value"])]
@@ -129,14 +123,14 @@ def test_a_point_of_each_policy_stands_for_both_of_its_figures(
 
 
 def test_two_policies_are_shown_over_time(cascade: Report, day: Report) -> None:
-    panels = {one.y_label: one.lines for one in cascade.stacks[0].panels}
+    panels = cascade.plots[1].panels
     assert list(panels) == ["requests per second", "deferred, %", "violations, %", "images waiting"]
     for name in list(panels)[1:]:
         assert list(panels[name]) == ["allocation", "diffserve"]
     (requests,) = panels["requests per second"].values()
     first = cascade.figures["policies"][0]["num_requests"]["samples"][0]
     assert sum(requests.y) * 5 == pytest.approx(first)
-    panels = {one.y_label: one.lines for one in day.stacks[0].panels}
+    panels = day.plots[1].panels
     assert list(panels["requests per second"]) == ["sd15", "sdxl"]
     assert list(panels["sdxl: ready"]) == ["allocation", "ongoing-requests"]
     assert max(panels["sd15: ready"]["ongoing-requests"].y) >= 3
@@ -166,7 +160,7 @@ def test_a_timeline_counts_gpus_and_keeps_broken_ones_apart() -> None:
         state(4.0, PoolState("light", 2), PoolState("heavy", 1), 3),
     )
     nothing = np.zeros(0)
-    course = Course(5.0, (), nothing, nothing, nothing, states)
+    course = Course(5.0, {}, nothing, nothing, nothing, states)
     timeline = gpu_timeline(course, fleet, {"A100": 4}, title="simulated")
     assert timeline.rows == ["A100 1", "A100 2", "A100 3", "A100 4"]
     assert timeline.labels == ["light", "heavy", "heavy loads", "broken"]
@@ -203,7 +197,7 @@ WRONG_CASCADES = [
     ({"heavy_profile": "sdxl-h100"}, "heavy_profile: given 'sdxl-h100', which has no whole"),
     ({"policies": ["static"], "high_per_s": 900}, "policies: given 'static': 16 GPUs can't carry"),
     ({"choices": "none.json"}, "cannot read the choices"),
-    ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*control_tune"),
+    ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*policies.tune"),
 ]
 
 
@@ -255,18 +249,19 @@ def test_what_is_wrong_with_a_day_is_said(
         load_experiment(written(tmp_path, {**DAY, **changes}))
 
 
-def test_chosen_settings_are_used_and_only_those_that_a_search_could_choose(tmp_path: Path) -> None:
-    policy = next(one for one in cascade_policies.POLICIES if one.name == "diffserve")
+def test_chosen_settings_are_used_and_must_be_those_of_the_policy(tmp_path: Path) -> None:
+    def choose(**settings: float) -> None:
+        one = {"kind": "cascade", "policy": "diffserve", "settings": settings}
+        (tmp_path / "choices.json").write_text(json.dumps([{**one, "chosen_by": "search"}]))
+
     content = {**CASCADE, "policies": ["diffserve"], "choices": "choices.json"}
-    save_choices(
-        tmp_path / "choices.json", [choice_of("cascade", policy, policy.candidates[5], "search")]
-    )
+    choose(smoothing=0.2, demand_factor=1.15)
     report = report_of(tmp_path, {**content, "num_seeds": 1})
     assert report.figures["policies"][0]["settings"] == {"smoothing": 0.2, "demand_factor": 1.15}
     assert report.figures["policies"][0]["chosen_by"] == "search"
     with pytest.raises(ConfigError, match=r"given 'proteus', for which .* no settings"):
         load_experiment(written(tmp_path, {**content, "policies": ["diffserve", "proteus"]}))
-    save_choices(tmp_path / "choices.json", [choice_of("cascade", policy, (0.5, 7.0), "search")])
+    choose(smoothing=0.2, factor=7.0)
     with pytest.raises(ConfigError, match=r"choices: given .*7.0.* for 'diffserve'; allowed"):
         load_experiment(written(tmp_path, content))
 
@@ -280,9 +275,9 @@ def test_the_files_of_the_benchmarks_can_be_run(path: Path) -> None:
 
 
 def test_the_headline_files_compare_every_policy() -> None:
-    for kind, policies in KNOWN.items():
+    for kind, experiment in KINDS.items():
         content = yaml.safe_load((FOLDER / f"{kind}.yaml").read_text())
-        assert set(content["policies"]) == {one.name for one in policies}
+        assert set(content["policies"]) == {one.name for one in experiment.POLICIES}
         assert content["policies"][0] == "allocation"
     assert len(FILES) == 7 + 6
 

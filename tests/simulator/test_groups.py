@@ -18,15 +18,9 @@ from ray_cluster.policies.sp_types import (
 )
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.groups import GroupOutcome, GroupTask, SimulatedGroup
-from ray_cluster.simulator.sp_experiment import (
-    SpCondition,
-    SpExperiment,
-    SpRun,
-    run_tasks,
-    workload_of,
-)
+from ray_cluster.simulator.sp_experiment import SpCondition, SpRun, run_tasks
 from ray_cluster.simulator.sp_policies import planner_of
-from tests.simulator.group_rules import check_schedule
+from tests.simulator.group_rules import check_schedule, sp_experiment
 
 POLICIES = (
     "rounds/most",
@@ -68,10 +62,8 @@ def scripted(*targets: tuple[float, dict[int, int]]) -> Planner:
     return plan
 
 
-def run(planner: Planner, *tasks: GroupTask, switch_s: float = 0.0, at_once: bool = True) -> SpRun:
-    done = run_tasks(
-        tasks, planner, num_gpus=4, switch_s=switch_s, steps_at_once=at_once, records=True
-    )
+def run(planner: Planner, *tasks: GroupTask, switch_s: float = 0.0) -> SpRun:
+    done = run_tasks(tasks, planner, num_gpus=4, switch_s=switch_s, records=True)
     check_schedule(tasks, done.outcomes, done.stretches, num_gpus=4, switch_s=switch_s)
     return done
 
@@ -128,8 +120,8 @@ def test_a_dropped_request_ends_at_its_boundary_and_is_a_miss() -> None:
 
 
 def test_accepted_are_finished_failed_and_running_at_any_time() -> None:
-    experiment = SpExperiment(num_arrivals=40)
-    menus, tasks = workload_of(experiment, SpCondition("skewed", 40.0, 1.2), seed=3)
+    experiment = sp_experiment(num_arrivals=40)
+    menus, tasks = experiment.menus(), experiment.tasks(SpCondition("skewed", 40.0, 1.2), seed=3)
     events = EventQueue()
     ended: list[GroupOutcome] = []
     planner = planner_of("rounds/most", menus)
@@ -142,26 +134,25 @@ def test_accepted_are_finished_failed_and_running_at_any_time() -> None:
         assert come == len(ended) + group.num_running
 
 
+def wait_for_each_step(group: SimulatedGroup, job: Any, step: int) -> None:
+    """Stands for what passes unchanged steps in one event."""
+    ends_s = job.step_end_s(step)
+    job.timer = group._events.at(ends_s, partial(group._at_boundary, job, step))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_every_policy_keeps_the_rules_and_steps_at_once_change_nothing(
-    policy: str, noise: float
+    policy: str, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = SpExperiment(num_arrivals=40, step_noise=noise, time_error=noise)
-    menus, tasks = workload_of(experiment, SpCondition("skewed", 40.0, 1.2), seed=5)
-    runs = [
-        run_tasks(
-            tasks,
-            planner_of(policy, menus),
-            num_gpus=8,
-            switch_s=0.01,
-            steps_at_once=at_once,
-            records=True,
-        )
-        for at_once in (True, False)
-    ]
-    for one in runs:
-        check_schedule(tasks, one.outcomes, one.stretches, num_gpus=8, switch_s=0.01)
+    experiment = sp_experiment(num_arrivals=40, step_noise=noise, time_error=noise)
+    tasks = experiment.tasks(SpCondition("skewed", 40.0, 1.2), seed=5)
+    runs = []
+    for _ in range(2):
+        planner = planner_of(policy, experiment.menus())
+        runs.append(run_tasks(tasks, planner, num_gpus=8, switch_s=0.01, records=True))
+        check_schedule(tasks, runs[-1].outcomes, runs[-1].stretches, num_gpus=8, switch_s=0.01)
+        monkeypatch.setattr(SimulatedGroup, "_wait", wait_for_each_step)
     assert runs[0] == runs[1]
 
 
@@ -170,8 +161,11 @@ def test_every_policy_keeps_the_rules_and_steps_at_once_change_nothing(
 def test_rules_hold_for_any_workload_and_number_of_gpus(
     seed: int, policy: str, num_gpus: int
 ) -> None:
-    experiment = SpExperiment(num_arrivals=15, num_gpus=num_gpus)
-    menus, tasks = workload_of(experiment, SpCondition("uniform", 50.0, 1.5), seed=seed)
+    experiment = sp_experiment(num_arrivals=15, num_gpus=num_gpus)
+    menus, tasks = (
+        experiment.menus(),
+        experiment.tasks(SpCondition("uniform", 50.0, 1.5), seed=seed),
+    )
     done = run_tasks(
         tasks, planner_of(policy, menus), num_gpus=num_gpus, switch_s=0.02, records=True
     )
@@ -179,8 +173,8 @@ def test_rules_hold_for_any_workload_and_number_of_gpus(
 
 
 def test_more_gpus_keep_more_requests() -> None:
-    experiment = SpExperiment(num_arrivals=150)
-    menus, tasks = workload_of(experiment, SpCondition("skewed", 24.0, 1.3), seed=2)
+    experiment = sp_experiment(num_arrivals=150)
+    menus, tasks = experiment.menus(), experiment.tasks(SpCondition("skewed", 24.0, 1.3), seed=2)
     on_time = [
         sum(
             one.is_on_time

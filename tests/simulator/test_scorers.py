@@ -9,10 +9,9 @@ import pytest
 
 from ray_cluster.policies.fleet import Fleet
 from ray_cluster.policies.plan import CascadePlan, Knobs
-from ray_cluster.simulator.cascade_experiment import CascadeExperiment
-from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.simulator.cascade import CascadeExperiment
+from ray_cluster.simulator.cluster import Scorers, SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.scorers import Scorers
 from tests.simulator.clusters import FLEET, job
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.jobs import SimulatedRequest
+from ray_cluster.simulator.requests import SimulatedRequest
 from ray_cluster.simulator.serving import Serving
 from tests.simulator.clusters import FLEET, job
 
@@ -149,16 +149,6 @@ def test_what_a_dead_replica_held_is_leased_anew_after_its_silence(desk: Desk) -
     # it was last heard of when it took its lease
     assert desk.made_s == pytest.approx({0: 6.0 + ONE_S})
     assert len(desk.serving.outlook("l").free_in_s) == 1
-    assert desk.gone == []
-
-
-def test_what_a_replica_held_that_signs_off_dead_is_leased_anew_at_once(desk: Desk) -> None:
-    desk.offer(0)
-    desk.events.run(1.0)
-    desk.bring_up("b")
-    desk.serving.fail("a", is_silent=False)
-    desk.events.run(60.0)
-    assert desk.made_s == pytest.approx({0: 1.0 + ONE_S})
     assert desk.gone == []
 
 

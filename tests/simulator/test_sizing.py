@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
-from ray_cluster.simulator.cell_runs import CellRow, run_cell
+from ray_cluster.simulator.results import Row
 from ray_cluster.simulator.sizing import SizingTask, size_device
 
 TASK: dict[str, Any] = {
@@ -31,8 +30,12 @@ def task_of(**changes: Any) -> SizingTask:
     return SizingTask.model_validate({**TASK, **changes})
 
 
-def really(experiment: CellExperiment) -> Sequence[CellRow]:
-    return [run_cell(experiment, run) for run in experiment.runs()]
+def really(parts: Sequence[Callable[[], Any]], _label: str) -> list[Any]:
+    return [part() for part in parts]
+
+
+def attained(share: float) -> list[Row]:
+    return [Row("deadline", 0, {"attainment": share})]
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2))
@@ -41,14 +44,13 @@ def test_the_fewest_that_is_enough_is_found_and_none_below_it_is_missed(
 ) -> None:
     tried: list[int] = []
 
-    def evaluate(experiment: CellExperiment) -> Sequence[CellRow]:
-        enough = needed
+    def evaluate(parts: Sequence[Any], _label: str) -> list[Row]:
+        (experiment, _, _), enough = parts[0].args, needed
         if experiment.cv == 0:
             enough -= saved_by_evenness
         else:
             tried.append(experiment.replicas)
-        share = 1.0 if experiment.replicas >= enough else 0.5
-        return [CellRow(CellRun("deadline", 1.0, 0), 9, share, {}, 0.0, 0.0, "", "")]
+        return attained(1.0 if experiment.replicas >= enough else 0.5)
 
     task = task_of(rate_per_s=0.5, most_replicas=most)
     sizing = size_device(task, task.devices[0], evaluate)
@@ -72,8 +74,7 @@ def test_the_simulation_confirms_what_is_found() -> None:
     assert sizing.attainment.value >= 0.95
     assert sizing.replicas >= sizing.least >= 2
     if sizing.replicas > sizing.least:
-        fewer = really(task.experiment(task.devices[0], sizing.replicas - 1))
-        assert sum(row.attainment for row in fewer) / len(fewer) < 0.95
+        assert dict(sizing.tried)[sizing.replicas - 1].value < 0.95
 
 
 def test_a_deadline_shorter_than_an_image_takes_is_met_by_no_number() -> None:
@@ -89,8 +90,8 @@ def test_a_deadline_shorter_than_an_image_takes_is_met_by_no_number() -> None:
 def test_more_than_there_may_be_is_said_without_a_simulation() -> None:
     task = task_of(rate_per_s=500, most_replicas=20)
 
-    def never(experiment: CellExperiment) -> Sequence[CellRow]:
-        raise AssertionError(experiment)
+    def never(_parts: Sequence[Any], label: str) -> list[Row]:
+        raise AssertionError(label)
 
     sizing = size_device(task, task.devices[0], never)
     assert (sizing.replicas, sizing.binds) == (None, "throughput")
@@ -109,9 +110,9 @@ def test_of_a_trace_the_bound_is_its_work_over_the_time_that_there_is(tmp_path: 
     task = SizingTask.model_validate({"name": "t", "devices": TASK["devices"], "trace": "t.csv"})
     tried: list[int] = []
 
-    def evaluate(experiment: CellExperiment) -> Sequence[CellRow]:
-        tried.append(experiment.replicas)
-        return [CellRow(CellRun("deadline", 1.0, 0), 9, 1.0, {}, 0.0, 0.0, "", "")]
+    def evaluate(parts: Sequence[Any], _label: str) -> list[Row]:
+        tried.append(parts[0].args[0].replicas)
+        return attained(1.0)
 
     # an image takes 2.4 s alone
     sizing = size_device(task, task.devices[0], evaluate, tmp_path)

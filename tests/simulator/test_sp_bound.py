@@ -11,8 +11,9 @@ from scipy.optimize import linprog
 from ray_cluster.policies.sp_types import menu_of
 from ray_cluster.simulator.groups import GroupTask
 from ray_cluster.simulator.sp_bound import bound_on_time, components_of
-from ray_cluster.simulator.sp_experiment import SpCondition, SpExperiment, run_tasks, workload_of
+from ray_cluster.simulator.sp_experiment import SpCondition, run_tasks
 from ray_cluster.simulator.sp_policies import planner_of
+from tests.simulator.group_rules import sp_experiment
 
 SMALL = menu_of("small", {1: 1.0, 2: 0.7, 4: 0.6}, num_gpus=4)
 LARGE = menu_of("large", {1: 6.0, 2: 3.2, 4: 1.8}, num_gpus=4)
@@ -106,11 +107,11 @@ def test_components_share_no_instant_and_leave_hopeless_requests_out() -> None:
 
 @pytest.mark.parametrize("policy", ["rounds/most", "rounds/large", "widest", "knapsack/1/events"])
 def test_no_policy_is_above_the_bound(policy: str) -> None:
-    experiment = SpExperiment(num_arrivals=60, switch_s=0.0)
+    experiment = sp_experiment(num_arrivals=60, switch_s=0.0)
     for seed, cell in enumerate(
         (SpCondition("skewed", 18.0, 1.1), SpCondition("uniform", 18.0, 1.5))
     ):
-        menus, tasks = workload_of(experiment, cell, seed)
-        run = run_tasks(tasks, planner_of(policy, menus), num_gpus=8, switch_s=0.0)
+        tasks = experiment.tasks(cell, seed)
+        run = run_tasks(tasks, planner_of(policy, experiment.menus()), num_gpus=8, switch_s=0.0)
         on_time = sum(one.is_on_time for one in run.outcomes)
         assert on_time <= bound_on_time(tasks, 8).num_on_time

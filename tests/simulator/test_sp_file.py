@@ -14,15 +14,17 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.groups import Stretch
 from ray_cluster.simulator.reports import Report
-from ray_cluster.simulator.sp_excerpt import SHOWN_S, Excerpt, excerpt_of, timeline_of
 from ray_cluster.simulator.sp_experiment import (
+    SHOWN_S,
     SpCondition,
-    SpExperiment,
-    Unit,
+    SpRow,
     run_tasks,
-    workload_of,
+    run_unit,
+    units_of,
 )
 from ray_cluster.simulator.sp_policies import planner_of
+from ray_cluster.simulator.sp_report import _timeline
+from tests.simulator.group_rules import sp_experiment
 from tests.simulator.test_cell_experiment import written
 
 FILES = sorted((Path(__file__).parents[2] / "benchmarks" / "policies").glob("sp-*.yaml"))
@@ -80,17 +82,17 @@ def table(report: Report, title: str) -> list[list[str]]:
     return [list(found.columns), *map(list, found.rows)]
 
 
-def test_parts_are_a_workload_each_and_what_is_shown_of_one(tmp_path: Path) -> None:
+def test_parts_are_a_workload_each(tmp_path: Path) -> None:
     choices(tmp_path)
     job = load_experiment(written(tmp_path, SMALL))
-    assert (job.name, len(job.parts)) == ("small", 2 * 2 * 2 + 1)
-    assert len(load_experiment(written(tmp_path, SMALL), num_seeds=1).parts) == 2 * 2 + 1
+    assert (job.name, len(job.parts)) == ("small", 2 * 2 * 2)
+    assert len(load_experiment(written(tmp_path, SMALL), num_seeds=1).parts) == 2 * 2
 
 
 def test_everything_says_simulated_and_on_what_times(report: Report) -> None:
     assert "Simulated, modelled times (flux-h100-a)" in report.what
     assert "dropped or late is missed" in report.what
-    titles = [one.title for one in (*report.tables, *report.plots, *report.timelines)]
+    titles = [one.title for one in (*report.tables, *report.plots, report.timeline)]
     assert len(titles) == 4 * 2 + (2 + 2 + 1) + 1
     assert all("simulated" in title for title in titles)
     assert report.figures["profile_kinds"] == ["modelled"]
@@ -145,18 +147,18 @@ def test_classes_are_shown_where_the_guard_and_the_static_baseline_can_be_compar
 def test_plots_go_over_scales_and_sizes_and_where_there_are_several_over_rates(
     report: Report, tmp_path: Path
 ) -> None:
-    plots = {one.name: one for one in report.plots}
+    plots = {one.name: one.panels["on time, %"] for one in report.plots}
     assert set(plots) == {
         *("uniform-12-per-min-scales", "uniform-30-per-min-scales", "uniform-rates"),
         *("uniform-12-per-min-sizes", "uniform-30-per-min-sizes"),
     }
-    rates = plots["uniform-rates"].lines["rounds/most"]
-    scales = plots["uniform-30-per-min-scales"].lines["rounds/most"]
+    rates = plots["uniform-rates"]["rounds/most"]
+    scales = plots["uniform-30-per-min-scales"]["rounds/most"]
     assert (rates.x, scales.x) == ([12.0, 30.0], [1.0, 1.5])
     # both have the larger scale and rate at their ends
     assert rates.y[-1] == scales.y[-1]
-    assert plots["uniform-rates"].lines["bound"].y >= rates.y
-    sizes = plots["uniform-12-per-min-sizes"].lines
+    assert plots["uniform-rates"]["bound"].y >= rates.y
+    sizes = plots["uniform-12-per-min-sizes"]
     assert "bound" not in sizes
     assert set(sizes["best_static"].x) <= {256, 512, 1024, 2048}
     few = report_of(tmp_path, rates_per_min=[12], policies=["widest"], num_seeds=1)
@@ -169,32 +171,32 @@ def test_plots_go_over_scales_and_sizes_and_where_there_are_several_over_rates(
 
 
 def test_the_timeline_is_the_beginning_of_the_first_policys_run() -> None:
-    experiment, cell = SpExperiment(num_arrivals=60), SpCondition("uniform", 12.0, 1.5)
-    menus, tasks = workload_of(experiment, cell, 3)
+    experiment = sp_experiment(num_arrivals=60, scales=[1.5], num_seeds=1)
+    (unit,) = units_of(experiment, Path())
+    tasks = experiment.tasks(unit.cell, unit.seed)
     assert tasks[-1].arrival_s > SHOWN_S + 60
-    whole = run_tasks(
-        tasks, planner_of("rounds/most", menus), num_gpus=8, switch_s=0.01, records=True
-    )
-    shown = excerpt_of(Unit(experiment, cell, 3, (("ours", "rounds/most"), ("widest", "widest"))))
-    early = [one for one in whole.stretches if one.end_s < SHOWN_S]
-    assert len(early) > 20
-    assert [one for one in shown.stretches if one.end_s < SHOWN_S] == early
-    assert max(one.end_s for one in shown.stretches) <= SHOWN_S
+    planner = planner_of("rounds/most", experiment.menus())
+    whole = run_tasks(tasks, planner, num_gpus=8, switch_s=0.01, records=True)
+    first, second = run_unit(unit)
+    assert first.stretches == tuple(one for one in whole.stretches if one.begin_s < SHOWN_S)
+    assert len(first.stretches) > 20
+    assert second.stretches == ()
+    timeline = _timeline(experiment, first)
+    assert max(bar.end_s for bar in timeline.bars) <= SHOWN_S
 
 
 def test_a_timelines_bars_are_who_holds_which_gpu() -> None:
-    unit = Unit(
-        SpExperiment(num_gpus=2), SpCondition("uniform", 12.0, 1.3), 7, (("ours", "widest"),)
-    )
     stretches = (Stretch(4, (0, 1), 1.0, 1.0, 2.0, 0, 5), Stretch(9, (1,), 2.0, 2.5, 4.0, 0, 5))
-    timeline = timeline_of(Excerpt(unit, stretches, {4: "2048", 9: "256"}))
+    cell = SpCondition("uniform", 12.0, 1.3)
+    row = SpRow("ours", 7, {}, cell, {}, stretches, {4: "2048", 9: "256"})
+    timeline = _timeline(sp_experiment(num_gpus=2), row)
     assert timeline.rows == ["GPU 0", "GPU 1"]
     assert [(bar.row, bar.begin_s, bar.end_s, bar.label) for bar in timeline.bars] == [
         (0, 1.0, 2.0, "2048 px"),
         (1, 1.0, 2.0, "2048 px"),
         (1, 2.0, 4.0, "256 px"),
     ]
-    assert timeline.title.startswith("ours: who holds which GPU (simulated)")
+    assert timeline.title.startswith("ours: which request has which GPU (simulated)")
     assert "seed 7" in timeline.title
 
 
@@ -217,7 +219,7 @@ def test_a_timelines_bars_are_who_holds_which_gpu() -> None:
         ({"scales": [1.0, 2.0]}, "'best_static'.*uniform, 12 per minute at a scale of 2"),
         ({"choices": None}, "'best_static', of which nothing was chosen"),
         ({"choices": "none.json"}, "cannot read the choices"),
-        ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*sp_tune"),
+        ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*policies.tune"),
         ({"profile": "h100"}, "there is no profile 'h100'"),
         ({"profile": "sdxl-h100"}, "profile: given 'sdxl-h100', .*256, 512, 1024, 2048 px"),
     ],
@@ -232,7 +234,7 @@ def test_what_is_wrong_with_a_file_is_said(
 
 def test_choices_that_are_none_are_refused_by_their_place(tmp_path: Path) -> None:
     path = choices(tmp_path, attainment="much")
-    with pytest.raises(ConfigError, match=rf"{path}: 0.attainment: .*valid number.*sp_tune"):
+    with pytest.raises(ConfigError, match=rf"{path}: 0.attainment: .*valid number.*policies.tune"):
         load_experiment(written(tmp_path, SMALL))
 
 
@@ -242,7 +244,7 @@ def test_the_files_of_the_benchmarks_can_be_run(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     cells = len(content["rates_per_min"]) * len(content["scales"]) * 2
     assert job.name == path.stem
-    assert len(job.parts) == 30 * cells + 1
+    assert len(job.parts) == 30 * cells
 
 
 def test_there_are_benchmarks() -> None:

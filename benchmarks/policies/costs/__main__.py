@@ -21,7 +21,6 @@ from benchmarks.machine import describe_run, load_now
 from benchmarks.policies.costs.allocation import measure_allocation
 from benchmarks.policies.costs.dispatch import measure_dispatch
 from benchmarks.policies.costs.hours import Hour, measure_hours
-from benchmarks.policies.costs.plots import save_cost_plot
 from benchmarks.policies.costs.report import print_costs
 from benchmarks.policies.costs.rounds import measure_rounds
 from benchmarks.policies.costs.samples import DecisionCost
@@ -42,7 +41,7 @@ _WEIGHTS = {"dispatch": 15.0, "rounds": 30.0, "allocation": 25.0, "hours": 120.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is asked for, and write tables, figures and a plot."""
+    """Measure the chosen parts, print tables, and write the figures."""
     options = _parse(arguments)
     console, started = wide_console(), datetime.now(UTC)
     settings = quick_costs() if options.quick else CostSettings()
@@ -66,14 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result |= {"load_after": load_now(), "duration_s": seconds, "parts": parts}
         path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     print_costs(console, result)
-    plot = save_cost_plot(result, path.with_suffix(".png"))
-    for file in (path, *([plot] if plot else [])):
-        console.print(f"written: {file}")
+    console.print(f"written: {path}")
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep the dispatch core from telling of every image."""
+    """Keep the dispatch core from logging every image."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -94,7 +91,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="PART",
         help=f"one of {', '.join(PARTS)}; may be given several times",
     )
-    parser.add_argument("--out", type=Path, help="JSON file; the plot is written beside it")
+    parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
     options.only = options.only or list(PARTS)
     return options

@@ -20,7 +20,7 @@ from ray_cluster.policies.cluster_state import (
 )
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.planner import AllocationPlanner
-from ray_cluster.simulator.cascade_experiment import CASCADE_DEFERRAL
+from ray_cluster.simulator.cascade import CASCADE_DEFERRAL
 
 AIM_MS = 50.0
 # seconds for which a plan is made, and between two of them

@@ -107,5 +107,5 @@ class _Crowd:
             slo_s=self._rng.uniform(1e4, 2e4),
             when_late=when_late,
         )
-        decision = "offer" if when_late == "accept" else "offer that minds being late"
+        decision = "offer" if when_late == "accept" else "offer with a deadline"
         self.samples.timed(decision, lambda: self._core.offer([request], 1.0, client=None))

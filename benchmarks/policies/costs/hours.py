@@ -1,4 +1,4 @@
-"""What an hour of simulation costs: cells of one-GPU replicas, and fleets of groups.
+"""What an hour of simulation costs: cells of one-GPU replicas, and groups beside each other.
 
 All load is in proportion to the GPUs: 1,024 of them get some 300,000 requests an hour.
 """
@@ -16,14 +16,12 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.arrivals import constant_rate
 from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
-from ray_cluster.simulator.sp_experiment import SpCondition as SpCell
-from ray_cluster.simulator.sp_experiment import SpExperiment, workload_of
-from ray_cluster.simulator.sp_fleet import run_fleet
+from ray_cluster.simulator.sp_experiment import SpCondition, SpExperiment, run_tasks
 from ray_cluster.simulator.sp_policies import planner_of
 from ray_cluster.simulator.workload import Kind, Mix, draw_workload
 
-CELL, FLEET = "one-GPU replicas", f"groups of {GROUP_GPUS}"
-AIMS_S = {CELL: 60.0, FLEET: 600.0}
+CELL, GROUPS = "one-GPU replicas", f"groups of {GROUP_GPUS}"
+AIMS_S = {CELL: 60.0, GROUPS: 600.0}
 # GPUs at which they hold
 _AIM_AT = 1024
 # a request takes 3 s of a replica alone, so that they are busy for a quarter of the time
@@ -36,10 +34,10 @@ _GROUP_SCALE = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """One simulated stretch of time, which is an hour unless the settings say otherwise.
+    """One simulation.
 
     Attributes:
-        simulated_s: how long it was.
+        simulated_s: an hour, unless the settings say otherwise.
         on_time: share of the requests.
     """
 
@@ -59,19 +57,15 @@ class Hour:
 
 
 def measure_hours(settings: CostSettings, report: Report) -> Iterator[Hour]:
-    """Simulate cells and fleets of every size."""
+    """Simulate cells and groups of every number."""
     # a group's GPU takes about half as long as a cell's
     weights = [float(one) for one in settings.hours]
-    weights += [GROUP_GPUS * one / 2 for one in settings.fleets]
-    num_cells = len(settings.hours)
-    for place, count in enumerate((*settings.hours, *settings.fleets)):
-        is_cell = place < num_cells
-        text = f"{count} {'replicas' if is_cell else FLEET}"
+    weights += [GROUP_GPUS * one / 2 for one in settings.groups]
+    for place, count in enumerate((*settings.hours, *settings.groups)):
+        is_cell = place < len(settings.hours)
+        text = f"{count} {'replicas' if is_cell else GROUPS}"
         report(sum(weights[:place]) / sum(weights), text)
-        if is_cell:
-            yield simulate_cell(count, settings.hour_s)
-        else:
-            yield simulate_fleet(count, settings.hour_s)
+        yield (simulate_cell if is_cell else simulate_groups)(count, settings.hour_s)
 
 
 def simulate_cell(replicas: int, seconds: float) -> Hour:
@@ -95,27 +89,35 @@ def simulate_cell(replicas: int, seconds: float) -> Hour:
     )
 
 
-def simulate_fleet(groups: int, seconds: float) -> Hour:
-    """Simulate groups that each decide rounds by our policy."""
-    rate_per_min = _GROUP_RATE_PER_MIN * groups
-    experiment = SpExperiment(num_arrivals=max(1, round(rate_per_min * seconds / 60)))
-    menus, tasks = workload_of(experiment, SpCell("uniform", rate_per_min, _GROUP_SCALE), seed=1000)
+def simulate_groups(count: int, seconds: float) -> Hour:
+    """Simulate groups that each decide rounds by our policy, on requests of their own."""
+    cell = SpCondition("uniform", _GROUP_RATE_PER_MIN, _GROUP_SCALE)
+    experiment = SpExperiment(
+        kind="sequence-parallel",
+        name="hour",
+        what="An hour.",
+        profile="flux-h100-a",
+        rates_per_min=(cell.rate_per_min,),
+        scales=(cell.scale,),
+        policies=(OURS[0],),
+        num_arrivals=max(1, round(_GROUP_RATE_PER_MIN * seconds / 60)),
+    )
+    workloads = [experiment.tasks(cell, seed) for seed in range(1000, 1000 + count)]
+    planner = planner_of(OURS[0], experiment.menus())
     with Stopwatch() as watch:
-        fleet = run_fleet(
-            tasks,
-            planner_of(OURS[0], menus),
-            num_groups=groups,
-            num_gpus=GROUP_GPUS,
-            switch_s=experiment.switch_s,
-        )
-    gpus = GROUP_GPUS * groups
+        runs = [
+            run_tasks(tasks, planner, num_gpus=GROUP_GPUS, switch_s=experiment.switch_s)
+            for tasks in workloads
+        ]
+    ends = [outcome.is_on_time for run in runs for outcome in run.outcomes]
+    gpus = GROUP_GPUS * count
     return Hour(
-        FLEET,
+        GROUPS,
         gpus,
-        fleet.num_requests,
+        len(ends),
         seconds,
         watch.cost.process_s,
         watch.cost.wall_s,
-        fleet.num_on_time / fleet.num_requests,
-        AIMS_S[FLEET] if gpus == _AIM_AT else None,
+        sum(ends) / len(ends),
+        AIMS_S[GROUPS] if gpus == _AIM_AT else None,
     )

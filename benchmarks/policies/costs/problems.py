@@ -13,7 +13,7 @@ from ray_cluster.policies.allocation_problem import (
     Stage,
     Supply,
 )
-from ray_cluster.simulator.cascade_experiment import CASCADE_FID
+from ray_cluster.simulator.cascade import CASCADE_FID
 
 LARGEST = ClusterSize(1024, 5, 5)
 # type, its GPUs of the largest cluster, the price of one, and how slow it is

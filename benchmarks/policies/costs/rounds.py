@@ -48,7 +48,7 @@ CROWDS = (
     Crowd("small, half given up", (256, 512), 1.5),
     Crowd("large, most given up", (1024, 2048), 1.5),
     Crowd("all sizes, few given up", (256, 512, 1024, 2048), 10.0),
-    Crowd("all sizes, nobody given up", (256, 512, 1024, 2048), 30.0),
+    Crowd("all sizes, none given up", (256, 512, 1024, 2048), 30.0),
 )
 
 
@@ -64,7 +64,7 @@ def measure_rounds(settings: CostSettings, report: Report) -> Iterator[DecisionC
     for place, (policy, crowd, gpus, requests) in enumerate(cases):
         report(place / len(cases), f"{policy}, {requests} requests on {gpus} GPUs")
         samples = Samples()
-        menus = menus_of(load_profile("flux-h100-a"), FLUX_CLASSES, num_gpus=gpus)
+        menus = menus_of(load_profile("flux-h100-a"), num_gpus=gpus)
         planner = planner_of(policy, menus)
         rng = np.random.default_rng(_SEED)
         for _ in range(settings.rounds):

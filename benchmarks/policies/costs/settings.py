@@ -39,7 +39,7 @@ class CostSettings:
         clusters: that are planned for.
         problems: allocations of each.
         hours: one-GPU replicas of each cell that is simulated.
-        fleets: groups of each fleet that is simulated.
+        groups: numbers of groups that are simulated.
         hour_s: simulated seconds.
     """
 
@@ -61,7 +61,7 @@ class CostSettings:
     )
     problems: int = 100
     hours: tuple[int, ...] = (1, 8, 64, 256, 1024)
-    fleets: tuple[int, ...] = (1, 8, 32, 128)
+    groups: tuple[int, ...] = (1, 8, 32, 128)
     hour_s: float = 3600.0
 
 
@@ -75,6 +75,6 @@ def quick_costs() -> CostSettings:
         clusters=(ClusterSize(1, 0, 1), ClusterSize(16, 1, 1)),
         problems=2,
         hours=(1, 4),
-        fleets=(1, 2),
+        groups=(1, 2),
         hour_s=60.0,
     )

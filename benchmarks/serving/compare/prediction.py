@@ -10,10 +10,10 @@ import yaml
 
 from benchmarks.serving.compare.traces import Trace
 from ray_cluster.config.yaml_files import read_mapping
+from ray_cluster.simulator.cell import attainment
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import Setting, simulate_cell
-from ray_cluster.simulator.fates import attainment
-from ray_cluster.simulator.task_files import validated
+from ray_cluster.simulator.experiment import validated
 from ray_cluster.simulator.traces import write_trace
 
 
@@ -50,7 +50,8 @@ def predict(
     files.mkdir(exist_ok=True)
     for trace in traces:
         path = _write(files, trace, loads, simulated)
-        experiment = validated(CellExperiment, read_mapping(path, "experiment"), path, "experiment")
+        content = read_mapping(path, "experiment")
+        experiment = validated(CellExperiment, content, f"experiment {path}")
         setting = Setting.of(experiment, files)
         for run in experiment.runs():
             fates = simulate_cell(setting, run).fates
