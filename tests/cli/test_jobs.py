@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,10 +54,8 @@ def test_jobs_are_listed_the_newest_first(cli: Cli, served: Served) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [*reversed(waiting), done]
-    assert re.match(
-        rf"{waiting[2]}  queued, step 0 of 10, in the queue: 2 before it, done", lines[0]
-    )
-    assert lines[3] == f"{done}  completed: 1 image(s)"
+    assert re.match(rf"{waiting[2]}  queued +[\d:]{{8}}  0/10 +number 2", lines[0])
+    assert re.match(rf"{done}  completed  [\d:]{{8}}  10/10 +a \[red\]cir", lines[3])
     of_state = cli("jobs", "list", "--state", "queued", "--limit", 2, *here(served))
     assert [line.split()[0] for line in of_state.stdout.splitlines()] == waiting[:0:-1]
     as_json = json.loads(cli("jobs", "list", "--json", *here(served)).stdout)
@@ -65,12 +64,32 @@ def test_jobs_are_listed_the_newest_first(cli: Cli, served: Served) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_terminal_gets_a_table(cli: Cli, served: Served) -> None:
+def test_a_terminal_gets_a_table(cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = served.create("a [red]circle\x1b[31m\nand more")
     served.ended(job_id)
-    lines = plain(cli("jobs", "list", *here(served)).stdout).splitlines()
-    assert len([line for line in lines if line.strip()]) == 3, "heading, rule and one job"
-    assert re.search(rf"{job_id} +completed +[\d:]+ +shapes +1 +10/10 +a \[red\]circle", lines[3])
+    heading, line = plain(cli("jobs", "list", *here(served)).stdout).splitlines()
+    assert heading.split() == ["job", "state", "created", "model", "images", "steps", "prompt"]
+    assert re.search(rf"{job_id} +completed +[\d:]+ +shapes +1 +10/10 +a \[red\]circle", line)
+    monkeypatch.setenv("COLUMNS", "80")
+    heading, line = plain(cli("jobs", "list", *here(served)).stdout).splitlines()
+    assert heading.split() == ["job", "state", "created", "steps", "prompt"]
+    assert re.search(rf"{job_id}  completed  [\d:]+  10/10  a \[red\]", line)
+    assert len(line) <= 80
+
+
+def test_a_line_fits_80_columns_however_old_the_job_is(
+    cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for prompt in ("a very long prompt, longer than any line, with 水 and more", "short"):
+        served.ended(served.create(prompt, num_inference_steps=100))
+    for now_s in (time.time(), time.time() + 1e6):
+        monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
+        lines = cli("jobs", "list", *here(served)).stdout.splitlines()
+        assert len(lines) == 2
+        assert all(len(line) <= 80 for line in lines)
+        assert lines[1].startswith(served.jobs()[1]["id"])
+        assert "a very l" in lines[1]
 
 
 def test_more_jobs_than_a_page_holds(cli: Cli, served: Served) -> None:
@@ -124,8 +143,8 @@ def test_watching_on_a_terminal_to_the_end(cli: Cli, served: Served) -> None:
     assert result.exit_code == 0, result.output
     shown = plain(result.stdout)
     assert "running" in shown
-    last = [line for line in shown.splitlines() if line.startswith(f"  {job_id}")][-1]
-    assert re.search(r"completed +━{16} +30/30 +- +[\d:]+ +1 *$", last)
+    last = [line for line in shown.splitlines() if line.startswith(job_id)][-1]
+    assert re.search(r"completed +━{16} +30/30 +- +[\d:]+ *$", last)
 
 
 def test_watching_goes_on_over_a_restart(cli: Cli, served: Served) -> None:
