@@ -19,13 +19,7 @@ from tests.cli.served import PATIENCE_S, Served
 
 UNKNOWN = "job-" + "0" * 32
 # one call of each command that asks for a job
-COMMANDS = {
-    "list": ["list"],
-    "show": ["show", UNKNOWN],
-    "watch": ["watch", UNKNOWN],
-    "cancel": ["cancel", UNKNOWN],
-    "fetch": ["fetch", UNKNOWN],
-}
+COMMANDS = (("list",), *((name, UNKNOWN) for name in ("show", "watch", "cancel", "fetch")))
 
 
 @pytest.fixture
@@ -81,8 +75,10 @@ def test_a_line_fits_80_columns_however_old_the_job_is(
     cli: Cli, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+    served.pause()
     for prompt in ("a very long prompt, longer than any line, with 水 and more", "short"):
-        served.ended(served.create(prompt, num_inference_steps=100))
+        served.create(prompt, num_inference_steps=100)
+    assert cli("jobs", "cancel", served.jobs()[1]["id"], *here(served)).exit_code == 0
     for now_s in (time.time(), time.time() + 1e6):
         monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
         lines = cli("jobs", "list", *here(served)).stdout.splitlines()
@@ -242,28 +238,25 @@ def test_fetching_what_is_not_done_or_forgotten(cli: Cli, served: Served, tmp_pa
     assert not (tmp_path / "a.png").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "list"])
-def test_an_unknown_id_is_said_by_the_service(cli: Cli, served: Served, name: str) -> None:
-    result = cli("jobs", *COMMANDS[name], *here(served))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: There is no job '{UNKNOWN}'")
+def test_an_unknown_id_and_a_wrong_key_are_refused_by_the_service(cli: Cli, served: Served) -> None:
+    for command in COMMANDS:
+        if UNKNOWN in command:
+            result = cli("jobs", *command, *here(served))
+            assert (result.exit_code, result.stdout) == (1, ""), command
+            assert result.stderr.startswith(f"error: There is no job '{UNKNOWN}'"), command
+        result = cli("jobs", *command, "--url", served.url, "--api-key", "wrong")
+        assert result.exit_code == 1, command
+        assert result.stderr.startswith("error: The API key is not valid"), command
+        assert len(result.stderr.splitlines()) == 1, command
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_wrong_key_is_refused(cli: Cli, served: Served, name: str) -> None:
-    result = cli("jobs", *COMMANDS[name], "--url", served.url, "--api-key", "wrong")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: The API key is not valid")
-    assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_service_that_is_away_is_an_error_at_once(cli: Cli, free_port: int, name: str) -> None:
-    result = cli("jobs", *COMMANDS[name], "--url", f"http://127.0.0.1:{free_port}")
-    assert result.exit_code == 1
-    assert "cannot be reached" in result.stderr
-    assert "ray-cluster serve" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+def test_a_service_that_is_away_is_an_error_at_once(cli: Cli, free_port: int) -> None:
+    for command in COMMANDS:
+        result = cli("jobs", *command, "--url", f"http://127.0.0.1:{free_port}")
+        assert result.exit_code == 1, command
+        assert "cannot be reached" in result.stderr, command
+        assert "ray-cluster serve" in result.stderr, command
+        assert len(result.stderr.splitlines()) == 1, command
 
 
 def test_jobs_are_those_of_the_own_key(

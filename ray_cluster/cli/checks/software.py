@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from ray_cluster.cli.checks import Finding, ok, problem, warning
 
 _PACKAGE = "ray-cluster"
-# newer ones are not excluded, but nobody has tried
+# newer ones are not excluded, but not tested
 _TRIED_PYTHONS = ((3, 11), (3, 12))
 _IMPORT_ERRORS = (ImportError, RuntimeError, OSError, AttributeError)
 
@@ -76,7 +76,7 @@ def _ray() -> Finding:
 
 
 def _requirements() -> Finding:
-    """Compare what is installed with what every package of ours asks for, like ``pip check``."""
+    """Compare what is installed with what our packages require, like ``pip check``."""
     try:
         distribution(_PACKAGE)
     except PackageNotFoundError:
