@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 
 from ray_cluster.config.arguments import (
     FrontArguments,
@@ -22,9 +22,9 @@ from ray_cluster.config.arguments import (
     worker_arguments,
 )
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.sections import Section
+from ray_cluster.config.sections import LogsConfig, Section
 from ray_cluster.config.validation_errors import describe
-from ray_cluster.deployments.actor_logs import serve_logging
+from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
 from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, WORKER
 from ray_cluster.deployments.dispatcher import Dispatcher
@@ -33,7 +33,7 @@ from ray_cluster.deployments.links import DISPATCHER
 from ray_cluster.deployments.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.errors import ConfigError
 
-# a replica hands its rows back at a step boundary, well within this
+# a replica releases its leases at a step boundary, well within this
 _SHUTDOWN_S = 30.0
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -103,25 +103,10 @@ def _validated(kind: type[SectionT], given: object) -> SectionT:
 def _front(
     arguments: FrontArguments, config: ClusterConfig | None, num_gateways: int
 ) -> Application:
-    dispatcher = serve.deployment(
-        name=DISPATCHER,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
-        max_ongoing_requests=_UNBOUNDED,
-        logging_config=serve_logging(arguments.logs),
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=5.0,
-    )(Dispatcher)
-    gateway = serve.deployment(
-        name=GATEWAY,
-        num_replicas=num_gateways,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}},
-        max_ongoing_requests=_UNBOUNDED,
-        logging_config=serve_logging(arguments.logs),
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=_SHUTDOWN_S,
-    )(Gateway)
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    logs = arguments.logs
+    dispatcher = _deployment(Dispatcher, DISPATCHER, 1, options, logs, shutdown_s=5.0)
+    gateway = _deployment(Gateway, GATEWAY, num_gateways, options, logs)
     # the dispatcher is bound into the gateway so that both are one application; calls go
     # through a handle by name, which outlives a dispatcher
     return gateway.bind(arguments, dispatcher.bind(arguments, config))
@@ -129,18 +114,30 @@ def _front(
 
 def _pool(arguments: WorkerArguments, num_replicas: int) -> Application:
     pool = arguments.pool
-    deployment = serve.deployment(
-        name=WORKER,
+    options = {
+        "num_cpus": pool.num_cpus,
+        "num_gpus": pool.num_gpus,
+        "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
+    }
+    return _deployment(BaseModel, WORKER, num_replicas, options, arguments.logs).bind(arguments)
+
+
+def _deployment(
+    kind: type,
+    name: str,
+    num_replicas: int,
+    options: dict[str, Any],
+    logs: LogsConfig,
+    *,
+    shutdown_s: float = _SHUTDOWN_S,
+) -> Deployment:
+    return serve.deployment(
+        name=name,
         num_replicas=num_replicas,
-        ray_actor_options={
-            "num_cpus": pool.num_cpus,
-            "num_gpus": pool.num_gpus,
-            "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
-        },
+        ray_actor_options=options,
         max_ongoing_requests=_UNBOUNDED,
-        logging_config=serve_logging(arguments.logs),
+        logging_config=serve_logging(logs),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=_SHUTDOWN_S,
-    )(BaseModel)
-    return deployment.bind(arguments)
+        graceful_shutdown_timeout_s=shutdown_s,
+    )(kind)

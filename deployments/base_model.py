@@ -1,9 +1,9 @@
 """The BaseModel deployment: n replicas of one model.
 
-Duties: ask for the settings, load the model and measure a step; run the replica agent on the event
-loop; report health by the step thread's heartbeat; pass metrics on to Ray; hand every row back when
-Serve takes the replica away, or SIGTERM its process. No Serve call is ever in flight on it: it
-pulls its work from the dispatcher.
+Duties: fetch the settings, load the model and measure a step; run the replica agent on the event
+loop; report health by the step thread's heartbeat; pass metrics on to Ray; release all leases when
+Serve stops the replica, or on SIGTERM. No Serve call is ever in flight on it: it pulls its work
+from the dispatcher.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from ray_cluster.config.arguments import WorkerArguments
-from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.actors import RayMetrics, refuse_local_storage, set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.node_watch import refuse_local_storage
-from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.process.gc_freeze import uncollected
@@ -58,15 +56,15 @@ class BaseModel:
         self._notice = TerminationNotice(self._on_sigterm)
 
     def _on_sigterm(self) -> None:
-        logger.warning("SIGTERM: this replica hands back what it has, and ends")
+        logger.warning("SIGTERM: this replica releases its leases, and ends")
         self._leave().add_done_callback(_exit)
 
     def _leave(self) -> asyncio.Task[None]:
         if self._leaving is None:
-            self._leaving = asyncio.create_task(self._hand_back())
+            self._leaving = asyncio.create_task(self._release())
         return self._leaving
 
-    async def _hand_back(self) -> None:
+    async def _release(self) -> None:
         await self._agent.drain()
         self._coder.close()
 
@@ -78,7 +76,7 @@ class BaseModel:
         self._agent.check_alive()
 
     async def __del__(self) -> None:
-        """Hand all leases back; Serve calls and awaits this on scale-down and shutdown."""
+        """Release all leases; Serve calls and awaits this on scale-down and shutdown."""
         if hasattr(self, "_notice"):
             await self._leave()
 

@@ -1,8 +1,7 @@
 """A configuration as Ray Serve's own config file, for ``serve deploy`` and KubeRay.
 
-Its arguments hold no settings, so that deploying it again after a change of settings alone replaces
-nothing. Numbers of processes stand beside the arguments: a change of one starts or stops processes
-and replaces none.
+Its arguments hold no settings, so that a deployment after a change of settings replaces nothing.
+Nor do they hold numbers of processes: a change of one starts or stops some and replaces none.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[s
         "name": FRONT,
         "route_prefix": "/",
         "import_path": _BUILDER,
-        # keys of this environment are for no file
+        # API keys of this environment belong in no file
         "args": {"front": arguments.model_dump(mode="json", exclude={"api_keys"})},
         "deployments": [{"name": GATEWAY, "num_replicas": config.http.num_gateways}],
     }
@@ -61,7 +60,7 @@ def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
         "name": name,
         "route_prefix": None,
         "import_path": _BUILDER,
-        # whoever plans sets replica counts, from outside Serve
+        # the controller sets replica counts, from outside Serve
         "external_scaler_enabled": True,
         "args": {"worker": worker_arguments(config, name).model_dump(mode="json")},
         "deployments": [{"name": WORKER, "num_replicas": config.pool(name).replicas}],

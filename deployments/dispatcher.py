@@ -1,10 +1,9 @@
 """The Dispatcher deployment: exactly one per cell.
 
-Duties: own the dispatch and job services on its event loop; read the settings, watch their file
-and apply what changes; take up the jobs that are open; delete the states that no replica deletes,
-and the inputs that no request uses; let gateways and replicas call it, without Serve in between;
-pass its metrics on to Ray; say whether it is well, and whether its files are where the other nodes
-find them.
+Duties: own the dispatch and job services on its event loop; watch the settings' file and apply
+changes; restore open jobs; delete the states that no replica deletes, and the inputs that no
+request uses; serve gateways and replicas without Serve in between; pass metrics on to Ray; report
+its health, and storage that other nodes cannot reach.
 """
 
 from __future__ import annotations
@@ -20,10 +19,13 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import StorageArguments
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.actors import (
+    NodeWatch,
+    RayMetrics,
+    refuse_local_storage,
+    set_up_actor_logs,
+)
 from ray_cluster.deployments.live_settings import LiveSettings, SettingsReport
-from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
-from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
@@ -39,12 +41,12 @@ from ray_cluster.protocol.rpc import RpcAddress, RpcServer
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 
-# of a process that tells its metrics every few seconds
+# of a process that reports its metrics every few seconds
 _SILENCE_S = 30.0
 
 
 class Dispatcher:
-    """Holds the services of a cell, and lets others call them.
+    """Owns the services of a cell.
 
     Args:
         config: the settings, where no file is watched for them.
@@ -94,7 +96,7 @@ class Dispatcher:
             notices=self._settings.warnings,
         )
         self._ray_metrics = RayMetrics(cell.own_metrics)
-        await self._settings.start(self._go_by)
+        await self._settings.start(self._apply)
         await self._jobs.start()
         # not before the open jobs are known
         self._states.start()
@@ -126,7 +128,7 @@ class Dispatcher:
             wall_clock=time.time,
         )
 
-    def _go_by(self, settings: Settings) -> None:
+    def _apply(self, settings: Settings) -> None:
         self._service.apply(settings)
         self._jobs.apply(settings)
 
@@ -150,7 +152,7 @@ class Dispatcher:
         return await self._service.snapshot()
 
     async def settings_report(self) -> SettingsReport:
-        """Return the settings in force, and who goes by which."""
+        """Return the settings in force, and the version of each process."""
         return self._settings.report()
 
     async def write_settings(self, text: str) -> str:

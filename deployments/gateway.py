@@ -13,11 +13,14 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.config.arguments import FrontArguments
-from ray_cluster.deployments.actor_logs import set_up_actor_logs
+from ray_cluster.deployments.actors import (
+    NodeWatch,
+    RayMetrics,
+    refuse_local_storage,
+    set_up_actor_logs,
+)
 from ray_cluster.deployments.early_body import EarlyBodyReader
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.node_watch import NodeWatch, refuse_local_storage
-from ray_cluster.deployments.ray_metrics import RayMetrics
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.storage.blob_store import BlobStore
 

@@ -25,6 +25,16 @@ _GRACE_S = 30.0
 DISPATCHER = "Dispatcher"
 
 
+def ask_dispatcher(method: str, *args: object, timeout_s: float) -> Any:
+    """Call the dispatcher through Serve, from a process that has no event loop.
+
+    Raises:
+        RayError, RayServeException, TimeoutError: it does not answer, or the call failed.
+    """
+    handle = serve.get_deployment_handle(DISPATCHER, FRONT)
+    return getattr(handle, method).remote(*args).result(timeout_s=timeout_s)
+
+
 class DispatcherHandle:
     """Calls the cell's dispatcher; a call that gets no answer raises DispatcherUnavailable.
 

@@ -24,7 +24,7 @@ _NOT_WATCHED = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica, and the settings that it goes by."""
+    """A replica, and the settings that it has applied."""
 
     replica_id: str
     pool: str
@@ -40,18 +40,16 @@ class SettingsReport:
     Attributes:
         settings: those in force; API keys are digests.
         path: of the watched file; None if none is watched.
-        obstacle: why the file cannot be written, if so.
         problem: what is wrong with the file as it is, if anything.
         front: what dispatcher and gateways were started with, without API keys.
         pools: what the pools of live replicas were started with.
-        version_by_gateway: what each live gateway goes by.
+        version_by_gateway: version of each live gateway.
         num_images_by_model: images that wait or are being made.
     """
 
     version: str
     settings: Settings
     path: str | None
-    obstacle: str
     problem: str
     front: FrontArguments
     pools: dict[str, PoolArguments]
@@ -129,7 +127,6 @@ class LiveSettings:
             version=settings.version,
             settings=settings,
             path=self._arguments.settings,
-            obstacle=_NOT_WATCHED if self._file is None else self._file.obstacle,
             problem="" if self._watch is None else self._watch.problem,
             front=self._arguments.model_copy(update={"api_keys": ()}),
             pools=self._pools(),

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.schema import ApplicationStatusOverview
 
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import RayConfig
-from ray_cluster.deployments.actor_logs import serve_logging
+from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_pool
 from ray_cluster.deployments.deploy_file import FRONT
 from ray_cluster.errors import RayClusterError
@@ -24,7 +25,7 @@ from ray_cluster.errors import RayClusterError
 _POLL_S = 0.2
 _DELETE_S = 40.0
 
-# what a process has started, and so ends: the applications alone, or more
+# what a process has started, and so stops: the applications alone, or more
 Owned = Literal["applications", "serve", "ray"]
 
 
@@ -34,15 +35,29 @@ class StartFailed(RayClusterError):
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
-    """One application on its way up.
+    """One application as Serve sees it.
 
     Attributes:
         message: what Serve says of it, if anything.
+        details: that, and what it says of its deployments.
+        num_running: running replicas by deployment.
+        num_replicas: replicas in any state.
     """
 
     name: str
-    state: Literal["starting", "running", "failed"]
-    message: str
+    state: Literal["starting", "running", "failed"] = "starting"
+    message: str = ""
+    details: str = ""
+    num_running: Mapping[str, int] = field(default_factory=dict)
+    num_replicas: int = 0
+
+    @property
+    def words(self) -> str:
+        """The state, and how many replicas run already."""
+        if self.state == "running" or not self.num_replicas:
+            return self.state
+        running = sum(self.num_running.values())
+        return f"{self.state}, {running} of {self.num_replicas} replicas"
 
 
 def start_ray(config: RayConfig) -> bool:
@@ -87,13 +102,6 @@ def add_pools(config: ClusterConfig, names: Collection[str]) -> None:
     _run({name: build_pool(config, name) for name in names})
 
 
-def remove_pools(
-    names: Collection[str], on_change: Callable[[str, str], None] = lambda _name, _state: None
-) -> None:
-    """Have pools hand back what they have, and take their applications down."""
-    _delete(names, on_change)
-
-
 def _run(applications: Mapping[str, Application]) -> None:
     targets = [
         serve.RunTarget(
@@ -111,18 +119,32 @@ def _run(applications: Mapping[str, Application]) -> None:
 
 
 def application_states(config: ClusterConfig) -> list[ApplicationState]:
-    """Return where each application of the configuration stands."""
+    """Return the state of each application of the configuration."""
     known = serve.status().applications
-    rows = []
-    for name in (FRONT, *(pool.name for pool in config.pools)):
-        status = known.get(name)
-        state: Literal["starting", "running", "failed"] = "starting"
-        if status is not None and status.status == "RUNNING":
-            state = "running"
-        elif status is not None and status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
-            state = "failed"
-        rows.append(ApplicationState(name, state, status.message if status else ""))
-    return rows
+    names = (FRONT, *(pool.name for pool in config.pools))
+    return [
+        _state_of(name, known[name]) if name in known else ApplicationState(name) for name in names
+    ]
+
+
+def _state_of(name: str, status: ApplicationStatusOverview) -> ApplicationState:
+    state: Literal["starting", "running", "failed"] = "starting"
+    if status.status == "RUNNING":
+        state = "running"
+    elif status.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+        state = "failed"
+    deployments = status.deployments
+    return ApplicationState(
+        name,
+        state,
+        status.message,
+        details="\n".join([status.message, *(one.message for one in deployments.values())]),
+        num_running={
+            deployment: sum(n for state, n in one.replica_states.items() if state == "RUNNING")
+            for deployment, one in deployments.items()
+        },
+        num_replicas=sum(sum(one.replica_states.values()) for one in deployments.values()),
+    )
 
 
 def wait_running(
@@ -159,27 +181,29 @@ def stop(
 ) -> None:
     """Take the applications down, and what else was started here with them.
 
-    Pools go first: their replicas hand rows back to a dispatcher that still lives, and the API
-    still says why it takes no more. ``front`` goes last; a Ray of our own ends with it still up, so
-    that no caller ever meets a proxy without an application.
+    Pools go first: their replicas release leases to a dispatcher that is still there, and the API
+    still says why it accepts no more. ``front`` goes last; with a Ray of our own it ends with that,
+    so that no caller ever meets a proxy without an application.
 
     Args:
         owned: the outermost of what was started here.
-        on_change: hears the name and the state of each thing that stops.
+        on_change: called with name and state of each thing that stops.
     """
-    _delete([pool.name for pool in config.pools], on_change)
+    take_down([pool.name for pool in config.pools], on_change)
     if owned == "ray":
         # not serve.shutdown: the controller would die in its own call, which Ray reports as failed
         on_change("Ray", "stopping")
         ray.shutdown()
         return
-    _delete([FRONT], on_change)
+    take_down([FRONT], on_change)
     if owned == "serve":
         serve.shutdown()
 
 
-def _delete(names: Collection[str], on_change: Callable[[str, str], None]) -> None:
-    """Have Serve stop applications, and wait until they are gone, but not for ever."""
+def take_down(
+    names: Collection[str], on_change: Callable[[str, str], None] = lambda _name, _state: None
+) -> None:
+    """Take applications down; wait for that, but not for ever."""
     for name in names:
         serve.delete(name, _blocking=False)
     deadline_s = time.monotonic() + _DELETE_S
@@ -188,7 +212,7 @@ def _delete(names: Collection[str], on_change: Callable[[str, str], None]) -> No
         known = serve.status().applications
         for name in names:
             if name in known:
-                on_change(name, "its replicas hand back what they have")
+                on_change(name, "its replicas release their leases")
             elif name in left:
                 left.remove(name)
                 on_change(name, "stopped")

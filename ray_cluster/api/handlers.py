@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ray_cluster.api.errors import ApiError, from_invalid, from_unavailable
 from ray_cluster.api.request_id import HEADER, HeaderWriter, request_id_of
 from ray_cluster.api.validate import describe
-from ray_cluster.config.pydantic_messages import must_be
+from ray_cluster.config.validation_errors import must_be
 from ray_cluster.errors import InvalidRequest, Unavailable
 
 logger = logging.getLogger(__name__)

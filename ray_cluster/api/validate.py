@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ray_cluster.api.body import is_text
 from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
-from ray_cluster.config.pydantic_messages import must_be
+from ray_cluster.config.validation_errors import must_be
 from ray_cluster.errors import InvalidRequest
 
 MAX_PROBLEMS = 5

@@ -42,30 +42,27 @@ app.command()(plan)
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(f"ray-cluster {_version()}")
+    try:
+        found = package_version("ray-cluster")
+    except PackageNotFoundError:
+        found = "(run from a folder that was not installed)"
+    typer.echo(f"ray-cluster {found}")
 
 
-def _leave(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         version()
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    _show_version: Annotated[
+    _version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version and leave.", callback=_leave, is_eager=True
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
     # the option acts by itself
     return
-
-
-def _version() -> str:
-    try:
-        return package_version("ray-cluster")
-    except PackageNotFoundError:
-        return "(run from a folder that was not installed)"

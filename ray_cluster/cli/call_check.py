@@ -22,10 +22,10 @@ _ANY = LocalModel(ModelSizes(1, 1, 1 << 30, 1, 1), (*SAMPLER_NAMES, *FLOW_SAMPLE
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A call whose parameters are right, as far as can be said without the model's libraries.
+    """A call whose parameters are valid, as far as is known without the model's libraries.
 
     Attributes:
-        pool: the configuration's, or one that was made for a model of its own.
+        pool: of the configuration, or made for a model that has none.
     """
 
     fields: ImageGenerationRequest
@@ -35,11 +35,11 @@ class CheckedCall:
 def check_call(
     body: Mapping[str, Any], config: ClusterConfig, pool_name: str | None
 ) -> CheckedCall:
-    """Say what is wrong with a call, in a fraction of the time that the imports take.
+    """Validate a call, in a fraction of the time that the imports take.
 
     Args:
         body: the parameters of the call, by the API's names.
-        pool_name: the configured pool to take; None finds it by the body's model.
+        pool_name: pool of the configuration; None chooses it by the body's model.
 
     Raises:
         InvalidRequest: a parameter is wrong.
@@ -54,15 +54,14 @@ def check_call(
                 name,
             )
     pool = choose_pool(config, fields.model, pool_name)
-    # the requests themselves are made once the model is there
-    # its steps by fidelity hang on defaults that only its files tell
+    # without fidelity: its steps depend on defaults that only the model's files have
     without = fields.model_copy(update={"fidelity": None})
     resolve(without, _profile(pool), pool.defaults, config.limits)
     return CheckedCall(fields, pool)
 
 
 def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None) -> PoolConfig:
-    """Return the pool to take: by name, by the model it serves, or made for a model of its own.
+    """Return the pool: by name, by the model it serves, or made for a model that has none.
 
     Raises:
         InvalidRequest: no pool serves such a model, and it is no model itself.
@@ -93,7 +92,7 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
 
 
 def _profile(pool: PoolConfig) -> ModelProfile:
-    """Return what the model accepts, or a little more where only its libraries can tell."""
+    """Return what the model accepts, or a little more where only its libraries know."""
     found = local_model(pool) or _ANY
     sizes, defaults = found.sizes, pool.defaults
     return ModelProfile(

@@ -1,4 +1,4 @@
-"""``ray-cluster config``: what a configuration comes to, and all keys that there are."""
+"""``ray-cluster config``: checks a configuration, and prints it or the reference of all keys."""
 
 from __future__ import annotations
 
@@ -15,29 +15,27 @@ def config(
     path: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="YAML file; without it the built-in configs/local.yaml."
+            metavar="[FILE]", help="Configuration file. Default: the built-in configs/local.yaml."
         ),
     ] = None,
     with_reference: Annotated[
-        bool, typer.Option("--reference", help="Write what every key means, as Markdown.")
+        bool, typer.Option("--reference", help="Print what every key means, as Markdown.")
     ] = False,
     serve_deploy: Annotated[
         bool,
         typer.Option(
-            "--serve-deploy", help="Write the file that 'serve deploy' and KubeRay take instead."
+            "--serve-deploy", help="Print the file for 'serve deploy' and KubeRay instead."
         ),
     ] = False,
     settings_path: Annotated[
         Path | None,
-        typer.Option(
-            help="With --serve-deploy: where the dispatcher finds FILE, which it watches."
-        ),
+        typer.Option(help="With --serve-deploy: path at which the dispatcher watches FILE."),
     ] = None,
 ) -> None:
-    """Check a configuration, and write it with all defaults filled in; nothing is started.
+    """Check a configuration, and print it with all defaults; nothing is started.
 
-    Sizes and samplers are checked against models that are built in or in folders of this machine.
-    API keys are not shown. Leaves with code 1 when something is wrong with it.
+    Sizes and samplers are checked for built-in models and for folders on this machine. API keys
+    are not shown. Exits with 1 when the configuration is wrong.
 
     [bold]Examples[/bold]
 
@@ -70,7 +68,7 @@ def config(
 def _serve_deploy(
     config: ClusterConfig, path: Path | None, settings_path: Path | None
 ) -> dict[str, Any]:
-    """Return Serve's own config file; its arguments depend on this folder only where they must."""
+    """Return Serve's config file; it names this folder only if paths of storage are relative."""
     from ray_cluster.config.loading import load_config
     from ray_cluster.deployments.deploy_file import serve_config
     from ray_cluster.errors import ConfigError

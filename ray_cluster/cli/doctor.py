@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ray_cluster.cli.checks.finding import Finding
+    from ray_cluster.cli.checks import Finding
 
 
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Argument(help="YAML file; without it the built-in configs/local.yaml."),
+        typer.Argument(help="Configuration file. Default: the built-in configs/local.yaml."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check whether this machine can run a configuration; nothing is started or downloaded.
 
-    Leaves with code 1 when it cannot.
+    Exits with 1 when it cannot.
 
     [bold]Examples[/bold]
 
@@ -28,7 +28,7 @@ def doctor(
 
       ray-cluster doctor my.yaml --json
     """
-    findings = examine(config)
+    findings = _findings(config)
     if as_json:
         import json
         from dataclasses import asdict
@@ -40,13 +40,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(path: Path | None) -> list[Finding]:
-    """Return the findings of all checks; without a usable configuration, those that need none."""
-    from ray_cluster.cli.checks.finding import ok, problem
-    from ray_cluster.cli.checks.gpus import check_gpus
-    from ray_cluster.cli.checks.machine import check_machine
-    from ray_cluster.cli.checks.model_cache import check_model_cache
-    from ray_cluster.cli.checks.processor import check_processor
+def _findings(path: Path | None) -> list[Finding]:
+    """Run all checks; without a usable configuration, those that need none."""
+    from ray_cluster.cli.checks import machine, ok, problem
     from ray_cluster.cli.checks.service import check_service
     from ray_cluster.cli.checks.software import check_software
     from ray_cluster.config.loading import default_config_path, load_config
@@ -57,13 +53,13 @@ def examine(path: Path | None) -> list[Finding]:
     try:
         config = load_config(path)
     except ConfigError as error:
-        findings += [problem("configuration", str(error), "")]
-        return [*findings, *check_machine(RayConfig()), *check_gpus(()), *check_model_cache()]
+        findings += [problem("configuration", str(error)), *machine.check_machine(RayConfig())]
+        return [*findings, *machine.check_gpus(()), *machine.check_model_cache()]
     findings += [ok("configuration", str(path or default_config_path()))]
-    findings += check_machine(config.ray)
+    findings += machine.check_machine(config.ray)
     pools = config.pools if config.ray.address is None else ()
-    findings += [*check_processor(pools), *check_gpus(pools), *check_model_cache()]
-    return [*findings, *check_service(config)]
+    findings += [*machine.check_processor(pools), *machine.check_gpus(pools)]
+    return [*findings, *machine.check_model_cache(), *check_service(config)]
 
 
 def _print(findings: list[Finding]) -> None:
@@ -79,8 +75,8 @@ def _print(findings: list[Finding]) -> None:
         found = Text(finding.found)
         if finding.advice:
             found.append(f"\n→ {finding.advice}", style="bold")
-        style = styles[finding.level]
-        table.add_row(Text(finding.level, style=style), Text(finding.subject), found)
+        level = Text(finding.level, style=styles[finding.level])
+        table.add_row(level, Text(finding.subject), found)
     console = stdout()
     print_table(console, table)
     counts = {level: sum(item.level == level for item in findings) for level in styles}

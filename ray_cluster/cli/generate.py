@@ -3,42 +3,124 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ray_cluster.cli import generate_options as option
+import typer
+
+from ray_cluster.policies.fidelity import Fidelity
+from ray_cluster.requests import ImageFormat, SamplerName
+
+
+def _image(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="The image")
+
+
+def _file(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Files")
+
+
+def _where(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="Where it is made")
+
+
+_Prompt = Annotated[
+    str | None, typer.Argument(help="What the image shows. Not needed with --like.")
+]
+_Output = Annotated[Path, _file("File to write. Several images get -1, -2, ...", "--output", "-o")]
+_Force = Annotated[bool, _file("Overwrite existing files.", "--force", "-f")]
+_ImageFormat = Annotated[
+    ImageFormat | None, _file("File format. Default: by the file's suffix.", "--format")
+]
+_Compression = Annotated[int | None, _file("Quality of jpeg and webp, 0 to 100.")]
+_Metadata = Annotated[
+    bool | None,
+    _file("Whether a png contains its recipe, for --like.", "--metadata/--no-metadata"),
+]
+_Previews = Annotated[
+    int | None, _file("Write up to 3 previews while the image is made, beside its file.")
+]
+_Like = Annotated[
+    Path | None, _image("Repeat the recipe in a png of this service. Options override it.")
+]
+_NegativePrompt = Annotated[str | None, _image("What the image must not show.")]
+_Seed = Annotated[int | None, _image("Seed; further images take the next ones. Default: random.")]
+_NumImages = Annotated[int | None, _image("Number of images. Default: 1.", "--n", "-n")]
+_Size = Annotated[str | None, _image("WIDTHxHEIGHT in pixels, or auto.")]
+_Steps = Annotated[int | None, _image("Denoising steps.")]
+_Fidelity = Annotated[
+    Fidelity | None,
+    _image(
+        "exact (default), or fewer steps: balanced and fast, as measured for the model.",
+        "--fidelity",
+    ),
+]
+_Allow = Annotated[
+    list[str] | None,
+    _image(
+        "With --url, what may be reduced to meet the deadline: fidelity, or steps (down to "
+        "--min-steps). Repeatable."
+    ),
+]
+_MinSteps = Annotated[int | None, _image("With --allow steps: fewest denoising steps.")]
+_Guidance = Annotated[float | None, _image("Guidance scale. 1 or less turns it off.")]
+_Sampler = Annotated[SamplerName | None, _image("Sampler.")]
+_Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
+_Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
+_Model = Annotated[
+    str | None,
+    _where("Model by its served name; without --url also a built-in one, a folder or a hub id."),
+]
+_Url = Annotated[
+    str | None,
+    _where("Running service, such as http://127.0.0.1:8000. Default: this process."),
+]
+_ApiKey = Annotated[
+    str | None,
+    _where("API key for --url. Default: the configuration's, for a service on this machine."),
+]
+_Timeout = Annotated[
+    float | None,
+    _where("With --url: seconds to wait, 600 by default. The job goes on afterwards."),
+]
+_Config = Annotated[
+    Path | None, _where("Configuration file. Default: the built-in configs/local.yaml.")
+]
+_Pool = Annotated[
+    str | None, _where("Without --url: pool of the configuration. Default: by --model.")
+]
 
 
 def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer declares them
-    prompt: option.Prompt = None,
-    output: option.Output = Path("out.png"),
-    force: option.Force = False,
-    image_format: option.Format = None,
-    compression: option.Compression = None,
-    metadata: option.Metadata = None,
-    previews: option.Previews = None,
-    like: option.Like = None,
-    negative_prompt: option.NegativePrompt = None,
-    seed: option.Seed = None,
-    num_images: option.NumImages = None,
-    size: option.Size = None,
-    steps: option.Steps = None,
-    fidelity: option.FidelityMode = None,
-    allow: option.Allow = None,
-    min_steps: option.MinSteps = None,
-    guidance: option.Guidance = None,
-    sampler: option.Sampler = None,
-    slo: option.Slo = None,
-    priority: option.Priority = None,
-    model: option.Model = None,
-    url: option.Url = None,
-    api_key: option.ApiKey = None,
-    timeout: option.Timeout = None,
-    config: option.Config = None,
-    pool: option.Pool = None,
+    prompt: _Prompt = None,
+    output: _Output = Path("out.png"),
+    force: _Force = False,
+    image_format: _ImageFormat = None,
+    compression: _Compression = None,
+    metadata: _Metadata = None,
+    previews: _Previews = None,
+    like: _Like = None,
+    negative_prompt: _NegativePrompt = None,
+    seed: _Seed = None,
+    num_images: _NumImages = None,
+    size: _Size = None,
+    steps: _Steps = None,
+    fidelity: _Fidelity = None,
+    allow: _Allow = None,
+    min_steps: _MinSteps = None,
+    guidance: _Guidance = None,
+    sampler: _Sampler = None,
+    slo: _Slo = None,
+    priority: _Priority = None,
+    model: _Model = None,
+    url: _Url = None,
+    api_key: _ApiKey = None,
+    timeout: _Timeout = None,
+    config: _Config = None,
+    pool: _Pool = None,
 ) -> None:
     """Make images from a text, and write them to files.
 
-    With --url they are a job of that service, which a lost connection does not end; Ctrl-C does.
+    With --url they are a job of that service. A lost connection does not end it; Ctrl-C does.
 
     [bold]Examples[/bold]
 
@@ -62,7 +144,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     values |= {"output_compression": compression, "metadata": metadata}
     values |= {"partial_images": previews}
     with plain_errors():
-        from ray_cluster.cli.generate_run import Files, Place, run
+        from ray_cluster.cli.generate_run import Files, Target, run
 
-        files = Files(output, image_format, like, force=force)
-        run(values, files, Place(url, api_key, timeout, config, pool))
+        files = Files(output, image_format, like, force)
+        run(values, files, Target(url, api_key, timeout, config, pool))

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ray_cluster.cli.call_body import call_body
-from ray_cluster.cli.image_files import check_writable, format_of, output_paths
-from ray_cluster.cli.made import MadeImages
+from ray_cluster.cli.image_files import (
+    GeneratedImages,
+    PreviewFiles,
+    check_writable,
+    format_of,
+    output_paths,
+)
 from ray_cluster.cli.output import stderr
-from ray_cluster.cli.preview_files import PreviewFiles
-from ray_cluster.cli.saving import save
 from ray_cluster.config.loading import load_config
-from ray_cluster.errors import ConfigError
+from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.requests import ImageFormat
 
 _TIMEOUT_S = 600.0
+# how the text of a recipe becomes a value of the API
+_VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
+    "model": str,
+    "prompt": str,
+    "negative_prompt": str,
+    "size": str,
+    "num_inference_steps": int,
+    "guidance_scale": float,
+    "sampler": str,
+    "seed": int,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Files to write and to read.
-
-    Attributes:
-        like: a png whose recipe is repeated.
-    """
+class Files(NamedTuple):
+    """Files to write, and the png whose recipe is repeated (``like``)."""
 
     output: Path
     image_format: ImageFormat | None
@@ -34,9 +41,8 @@ class Files:
     force: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the images are made: at a URL, or here, from a configuration's pool."""
+class Target(NamedTuple):
+    """Where the images are made: at a URL, or in this process from a pool of a configuration."""
 
     url: str | None
     api_key: str | None
@@ -44,54 +50,86 @@ class Place:
     config: Path | None
     pool: str | None
 
-    def check(self) -> None:
-        """Raise :class:`ConfigError` for an option that would change nothing."""
-        if self.url is not None and self.pool is not None:
-            raise ConfigError(
-                "--pool changes nothing with --url: the service chooses; give --model instead"
-            )
-        for name, value in {"--api-key": self.api_key, "--timeout": self.timeout_s}.items():
-            if self.url is None and value is not None:
-                raise ConfigError(f"{name} changes nothing without --url; leave it out")
 
-
-def run(options: Mapping[str, Any], files: Files, place: Place) -> None:
+def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     """Make the images and write them.
 
     Args:
-        options: parameters of the API by its names; None leaves one open.
+        options: parameters of the API by name; None leaves one open.
 
     Raises:
         RayClusterError: a wrong option, a file that is in the way, or no image.
     """
-    place.check()
+    _check_options(target)
     image_format = format_of(files.output, files.image_format)
-    body = call_body({**options, "output_format": image_format}, files.like)
-    # before any work; what is wrong with `n` itself is said by those who make the images
+    given = {**options, "output_format": image_format}
+    body = {name: value for name, value in given.items() if value is not None}
+    if files.like is not None:
+        body = _recipe(files.like) | body
+    # before any work; what is wrong with `n` itself is reported by those who make the images
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
     check_writable(paths, force=files.force)
     previews = PreviewFiles(paths, force=files.force)
     try:
-        made = _make(body, place, previews)
+        images = _generate(body, target, previews)
     finally:
         previews.remove()
-    save(made, paths, force=files.force)
+    images.save(paths, force=files.force)
 
 
-def _make(body: Mapping[str, Any], place: Place, previews: PreviewFiles) -> MadeImages:
-    config = load_config(place.config)
-    if place.url is None:
+def _check_options(target: Target) -> None:
+    """Refuse options that would change nothing."""
+    if target.url is not None and target.pool is not None:
+        raise ConfigError(
+            "--pool changes nothing with --url: the service chooses; give --model instead"
+        )
+    for name, value in {"--api-key": target.api_key, "--timeout": target.timeout_s}.items():
+        if target.url is None and value is not None:
+            raise ConfigError(f"{name} changes nothing without --url; leave it out")
+
+
+def _recipe(path: Path) -> dict[str, Any]:
+    """Return the recipe in a png of this service as parameters of the API."""
+    from ray_cluster.imaging.encoder import read_recipe
+
+    def unusable(reason: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{path}: the recipe cannot be used: {reason}. Give its values as options instead.",
+            "image",
+            "no_recipe",
+        )
+
+    try:
+        recipe = read_recipe(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}", "image", error.code) from error
+    values = {}
+    for name, text in recipe.items():
+        if name not in _VALUE_BY_NAME:
+            raise unusable(f"there is no parameter {name!r} in this version")
+        try:
+            values[name] = _VALUE_BY_NAME[name](text)
+        except ValueError:
+            raise unusable(f"{name} is {text!r}") from None
+    return values
+
+
+def _generate(body: Mapping[str, Any], target: Target, previews: PreviewFiles) -> GeneratedImages:
+    config = load_config(target.config)
+    if target.url is None:
         from ray_cluster.cli.call_check import check_call
 
-        call = check_call(body, config, place.pool)
+        call = check_call(body, config, target.pool)
         # torch and diffusers take seconds to import
         from ray_cluster.cli.local_images import generate_here
 
         return generate_here(call, config, previews, stderr())
-    from ray_cluster.cli.remote_images import generate_there
+    from ray_cluster.cli.remote_jobs import generate_there
     from ray_cluster.cli.remote_service import RemoteService
 
-    timeout_s = _TIMEOUT_S if place.timeout_s is None else place.timeout_s
-    with RemoteService.at(place.url, place.api_key, config, answer_s=timeout_s) as service:
+    timeout_s = _TIMEOUT_S if target.timeout_s is None else target.timeout_s
+    with RemoteService.at(target.url, target.api_key, config, answer_s=timeout_s) as service:
         return generate_there(service, body, timeout_s, previews, stderr())

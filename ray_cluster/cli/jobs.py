@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ray_cluster.cli.commands import DEFAULT_URL
-from ray_cluster.cli.output import plain_errors
+from ray_cluster.cli.output import DEFAULT_URL, plain_errors
 from ray_cluster.protocol.jobs import JobState
 
 jobs = typer.Typer(
@@ -16,31 +15,31 @@ jobs = typer.Typer(
 )
 
 _Id = Annotated[str, typer.Argument(help="The id of a job, as 'jobs list' shows it.")]
-_Url = Annotated[str, typer.Option(help="The service.")]
+_Url = Annotated[str, typer.Option(help="Address of the service.")]
 _ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="If absent and the service is on this machine, the configuration's. "
-        "Only the jobs of the same key are seen."
+        help="API key: only its own jobs are visible. Default: the configuration's, for a service "
+        "on this machine."
     ),
 ]
 _Config = Annotated[
     Path | None,
-    typer.Option(help="YAML file with the key; without it the built-in configs/local.yaml."),
+    typer.Option(help="Configuration file with the key. Default: the built-in configs/local.yaml."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Write what the API says, as JSON.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")]
 
 
 @jobs.command("list")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="List at most so many, the newest.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="How many jobs at most.")] = 20,
     as_json: _Json = False,
     url: _Url = DEFAULT_URL,
     api_key: _ApiKey = None,
     config: _Config = None,
 ) -> None:
-    """List your jobs, the newest first.
+    """List your jobs, the newest first, a line each.
 
     [bold]Examples[/bold]
 
@@ -62,7 +61,7 @@ def show(
     api_key: _ApiKey = None,
     config: _Config = None,
 ) -> None:
-    """Show all that is known of a job.
+    """Show everything that is known about a job.
 
     [bold]Examples[/bold]
 
@@ -77,15 +76,15 @@ def show(
 @jobs.command()
 def watch(
     job_ids: Annotated[
-        list[str] | None, typer.Argument(help="Jobs; without any, all that have not ended.")
+        list[str] | None, typer.Argument(help="Ids of jobs. Default: all that have not ended.")
     ] = None,
     url: _Url = DEFAULT_URL,
     api_key: _ApiKey = None,
     config: _Config = None,
 ) -> None:
-    """Follow jobs until all of them have ended; Ctrl-C leaves them to go on.
+    """Follow jobs until all of them have ended. Ctrl-C ends the watching, not the jobs.
 
-    Leaves with code 1 when one of them failed or was cancelled.
+    Exits with 1 when one of them failed or was cancelled.
 
     [bold]Examples[/bold]
 
@@ -101,12 +100,12 @@ def watch(
 
 @jobs.command()
 def cancel(
-    job_ids: Annotated[list[str], typer.Argument(help="Jobs.")],
+    job_ids: Annotated[list[str], typer.Argument(help="Ids of jobs.")],
     url: _Url = DEFAULT_URL,
     api_key: _ApiKey = None,
     config: _Config = None,
 ) -> None:
-    """End jobs now; those that have ended stay as they are.
+    """Cancel jobs; those that have ended stay as they are.
 
     [bold]Examples[/bold]
 
@@ -122,16 +121,16 @@ def cancel(
 def fetch(
     job_id: _Id,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File; several images get -1, -2, ...")
+        Path, typer.Option("--output", "-o", help="File to write. Several images get -1, -2, ...")
     ] = Path("out"),
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite files.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
     url: _Url = DEFAULT_URL,
     api_key: _ApiKey = None,
     config: _Config = None,
 ) -> None:
     """Write the images of a completed job to files.
 
-    Without a suffix the files are named as the images are coded.
+    Without a suffix in --output, the files get that of the images' format.
 
     [bold]Examples[/bold]
 

@@ -9,15 +9,11 @@ from pathlib import Path
 import typer
 
 from ray_cluster.api.replies import JobResponse
-from ray_cluster.cli.commands import jobs_command
 from ray_cluster.cli.image_files import check_writable, format_of, output_paths
-from ray_cluster.cli.job_images import check_completed, images_of
-from ray_cluster.cli.job_screen import JobScreen
-from ray_cluster.cli.job_text import job_details, job_words, jobs_table
-from ray_cluster.cli.job_watch import follow, open_job_ids
-from ray_cluster.cli.output import complain, print_table, stderr, stdout
+from ray_cluster.cli.job_view import JobScreen, job_details, job_words, jobs_table
+from ray_cluster.cli.output import complain, jobs_command, stderr, stdout
+from ray_cluster.cli.remote_jobs import check_completed, follow, images_of, open_job_ids
 from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
-from ray_cluster.cli.saving import save
 from ray_cluster.config.loading import load_config
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.protocol.jobs import JobState
@@ -29,17 +25,14 @@ def service_at(url: str, api_key: str | None, config: Path | None) -> RemoteServ
 
 
 def list_all(service: RemoteService, state: JobState | None, limit: int, *, as_json: bool) -> None:
-    """Print the newest jobs: as a table, as lines where nobody looks, or as JSON."""
+    """Print the newest jobs: a line each, or as JSON."""
     found, console = service.jobs(state, limit), stdout()
     if as_json:
         typer.echo(json.dumps([job.model_dump() for job in found], indent=2))
-    elif not found:
-        stderr().print("no jobs" if state is None else f"no jobs that are {state}")
-    elif console.is_terminal:
-        print_table(console, jobs_table(found))
+    elif found:
+        console.print(jobs_table(found, console), soft_wrap=False)
     else:
-        for job in found:
-            console.print(f"{job.id}  {job_words(job)}", markup=False)
+        stderr().print("no jobs" if state is None else f"no jobs that are {state}")
 
 
 def show_one(service: RemoteService, job_id: str, *, as_json: bool) -> None:
@@ -100,7 +93,7 @@ def fetch_images(service: RemoteService, job_id: str, output: Path, *, force: bo
             f"'{jobs_command('watch', job.id, service.base)}' waits for it"
         )
     check_completed(job)
-    # all images of a job are coded alike
+    # all images of a job have one format
     image_format = format_of(Path(job.data[0].url), None)
     assert image_format is not None
     if named_as not in {None, image_format}:
@@ -110,4 +103,4 @@ def fetch_images(service: RemoteService, job_id: str, output: Path, *, force: bo
         )
     paths = output_paths(output, image_format, job.n)
     check_writable(paths, force=force)
-    save(images_of(job, lambda image: service.file(image.url)), paths, force=force)
+    images_of(job, lambda image: service.file(image.url)).save(paths, force=force)

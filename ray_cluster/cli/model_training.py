@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_cluster.cli.commands import command
-from ray_cluster.cli.output import stdout
+from ray_cluster.cli.output import command, stdout
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import BUILTIN_MODELS, builtin_folder, builtin_kinds, weights_folder
 
@@ -23,31 +21,26 @@ _PAUSE = "PAUSE"
 _FIRST_MODEL = "shapes-sd"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """What ``models train`` was asked for.
+def train_model(
+    name: str,
+    out: Path | None,
+    *,
+    minutes: float | None,
+    seed: int | None,
+    only: Collection[str],
+    base: Path | None,
+    device: str,
+    export_to: Path | None,
+) -> str:
+    """Start or continue a training run; return what to do next.
 
-    Attributes:
-        out: the run's working folder; None takes the usual one.
+    Args:
+        out: the run's working folder; None for ``.runs/NAME``.
         minutes: time after which each stage's final decay begins.
-        stages: empty for all.
+        only: names of stages; empty for all.
         base: a finished model's folder, for what the run has not trained itself.
         device: where to train, as torch names it.
-        export: where to write a diffusers folder when all is done.
-    """
-
-    name: str
-    out: Path | None
-    minutes: float | None
-    seed: int | None
-    stages: tuple[str, ...]
-    base: Path | None
-    device: str
-    export: Path | None
-
-
-def train_model(options: TrainingOptions) -> str:
-    """Train, or go on with, a run; return what to do next.
+        export_to: where to write a diffusers folder at the end.
 
     Raises:
         ConfigError: there is no such model or stage, or a stage lacks the one before it.
@@ -56,39 +49,32 @@ def train_model(options: TrainingOptions) -> str:
     from ray_cluster.training.runs import is_run, open_run
     from ray_cluster.training.stages import MODEL_STAGES, train
 
-    folder = run_folder(options.name, options.out)
-    stages = _stages(options.stages, MODEL_STAGES[options.name])
-    if options.export is not None and options.export.is_file():
-        raise ConfigError(f"--export {options.export} is a file; give a folder")
-    # a run that goes on has the base that it began with
-    base = options.base or (None if is_run(folder) else _usual_base(options.name))
-    run = open_run(folder, seed=options.seed, base=base, device=_device(options.device))
+    folder = _run_folder(name, out)
+    stages = _stages(only, MODEL_STAGES[name])
+    if export_to is not None and export_to.is_file():
+        raise ConfigError(f"--export {export_to} is a file; give a folder")
+    # all models but the first of the family build on it; a run that goes on has its base already
+    if base is None and name != _FIRST_MODEL and not is_run(folder):
+        base = builtin_folder(_FIRST_MODEL)
+    run = open_run(folder, seed=seed, base=base, device=_device(device))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
-        is_finished = train(run, stages, minutes=options.minutes)
-        if is_finished and options.export is not None:
-            export(options.name, run, options.export)
+        is_finished = train(run, stages, minutes=minutes)
+        if is_finished and export_to is not None:
+            export(name, run, export_to)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
     if not is_finished:
         return f"stopped; the same command goes on from the checkpoint in {folder}"
-    if options.export is None or options.name not in BUILTIN_MODELS:
-        return f"finished: {options.export or folder}"
-    model = shlex.quote(str(options.export.absolute()))
+    if export_to is None or name not in BUILTIN_MODELS:
+        return f"finished: {export_to or folder}"
+    model = shlex.quote(str(export_to.absolute()))
     return f'finished: {command()} generate "a red circle" --model {model}'
 
 
-def steer(name: str, out: Path | None, *, wait: bool) -> str:
-    """Make a run wait, or let it go on; return what was done.
-
-    Raises:
-        ConfigError: there is no such model, or no run in the folder.
-    """
-    from ray_cluster.training.runs import is_run
-
-    run = run_folder(name, out)
-    if not is_run(run):
-        raise ConfigError(f"there is no run in {run}; give its folder with --out")
+def pause_run(name: str, out: Path | None, *, wait: bool) -> str:
+    """Pause a run or let it go on; return what was done. ConfigError if there is no such run."""
+    run = _existing_run(name, out, "--out")
     pause = run / _PAUSE
     if wait:
         pause.touch()
@@ -98,19 +84,16 @@ def steer(name: str, out: Path | None, *, wait: bool) -> str:
 
 
 def publish_model(name: str, run: Path | None, target: Path | None) -> None:
-    """Write a run's weights and cards into the package or a folder, and print what was measured.
+    """Write a run's weights and cards into the package or a folder, and print the measurements.
 
     Raises:
         ConfigError: there is no such model, or no finished run in the folder.
     """
     from ray_cluster.training.publish import publish
-    from ray_cluster.training.runs import is_run, open_run
+    from ray_cluster.training.runs import open_run
 
-    folder = run_folder(name, run)
-    if not is_run(folder):
-        raise ConfigError(f"there is no run in {folder}; give its folder with --run")
     try:
-        publish(name, open_run(folder), target).show()
+        publish(name, open_run(_existing_run(name, run, "--run")), target).show()
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
 
@@ -141,8 +124,7 @@ def evaluate_model(name: str, options: Mapping[str, Any], report: Path | None) -
         stdout().print(f"written to {report}", markup=False)
 
 
-def run_folder(name: str, out: Path | None) -> Path:
-    """Return the working folder of a run; ConfigError if the model cannot be trained."""
+def _run_folder(name: str, out: Path | None) -> Path:
     from ray_cluster.training.stages import MODEL_STAGES
 
     if name not in MODEL_STAGES:
@@ -150,9 +132,13 @@ def run_folder(name: str, out: Path | None) -> Path:
     return out if out is not None else Path(".runs") / name
 
 
-def _usual_base(name: str) -> Path | None:
-    """All models but the first of the family build on it."""
-    return None if name == _FIRST_MODEL else builtin_folder(_FIRST_MODEL)
+def _existing_run(name: str, given: Path | None, option: str) -> Path:
+    from ray_cluster.training.runs import is_run
+
+    folder = _run_folder(name, given)
+    if not is_run(folder):
+        raise ConfigError(f"there is no run in {folder}; give its folder with {option}")
+    return folder
 
 
 def _device(name: str) -> torch.device:
@@ -166,7 +152,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _stages(given: tuple[str, ...], known: tuple[Stage, ...]) -> tuple[Stage, ...]:
+def _stages(given: Collection[str], known: tuple[Stage, ...]) -> tuple[Stage, ...]:
     names = [stage.name for stage in known]
     unknown = sorted(set(given) - set(names))
     if unknown:

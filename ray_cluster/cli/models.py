@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ray_cluster.cli.calibrate import calibrate
-from ray_cluster.cli.output import fail, plain_errors, print_table, stdout
+from ray_cluster.cli.output import fail, plain_errors, stdout
 
 models = typer.Typer(
-    help="The models: list and calibrate them; train a built-in one, publish and measure it."
+    help="List and calibrate models; train, publish and measure the built-in ones."
 )
 models.command()(calibrate)
 
@@ -21,9 +21,9 @@ _Name = Annotated[str, typer.Argument(help="A built-in model, such as shapes-sd.
 @models.command("list")
 def list_models(
     url: Annotated[
-        str | None, typer.Option(help="Also list what a running service serves.")
+        str | None, typer.Option(help="Also list the models of a running service.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="For --url.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key for --url.")] = None,
 ) -> None:
     """List the built-in models, and those that a service at --url has ready.
 
@@ -33,46 +33,42 @@ def list_models(
 
       ray-cluster models list --url http://127.0.0.1:8000
     """
-    from ray_cluster.cli.model_tables import builtin_table, served_table
+    from ray_cluster.cli.model_list import print_builtin, print_served
 
     with plain_errors():
         if api_key is not None and url is None:
             fail("--api-key changes nothing without --url; leave it out")
-        print_table(stdout(), builtin_table())
+        print_builtin(stdout())
         if url is not None:
-            print_table(stdout(), served_table(url, api_key))
+            print_served(stdout(), url, api_key)
 
 
 @models.command()
 def train(  # noqa: PLR0913, PLR0917 - one argument per option is how typer declares them
     name: _Name,
-    out: Annotated[Path | None, typer.Option(help="Working folder; .runs/NAME if absent.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Working folder. Default: .runs/NAME.")] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Begin each stage's final decay after this time."),
+        typer.Option(min=0.0, help="Begin the final decay of each stage after this time."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Another seed than the recipe's, for a new run.")
+        int | None, typer.Option(min=0, help="Seed of a new run. Default: the recipe's.")
     ] = None,
-    stage: Annotated[
-        list[str] | None, typer.Option(help="Only this stage; may be given several times.")
-    ] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage. Repeatable.")] = None,
     base: Annotated[
         Path | None,
-        typer.Option(help="A finished model to take from what this run has not trained itself."),
+        typer.Option(help="Finished model, for the parts that this run has not trained."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
     export: Annotated[
-        Path | None, typer.Option(help="When done, write a diffusers folder here.")
+        Path | None, typer.Option(help="Folder to write in diffusers' layout at the end.")
     ] = None,
-    pause: Annotated[
-        bool, typer.Option("--pause", help="Make the run that works in --out wait.")
-    ] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Pause the run in --out.")] = False,
     resume_run: Annotated[
-        bool, typer.Option("--resume-run", help="Let a run that waits go on.")
+        bool, typer.Option("--resume-run", help="Let a paused run go on.")
     ] = False,
 ) -> None:
-    """Train a built-in model; an interrupted run goes on where it was.
+    """Train a built-in model, or continue an interrupted run.
 
     Ctrl-C writes a checkpoint and stops.
 
@@ -84,31 +80,38 @@ def train(  # noqa: PLR0913, PLR0917 - one argument per option is how typer decl
 
       ray-cluster models train shapes-sd --pause
     """
-    from ray_cluster.cli.model_training import TrainingOptions, steer, train_model
+    from ray_cluster.cli.model_training import pause_run, train_model
 
     with plain_errors():
         if pause and resume_run:
             fail("--pause and --resume-run contradict each other; give one of them")
         if pause or resume_run:
-            stdout().print(steer(name, out, wait=pause), markup=False)
-            return
-        options = TrainingOptions(
-            name, out, minutes, seed, tuple(stage or ()), base, device, export
-        )
-        stdout().print(train_model(options), markup=False)
+            said = pause_run(name, out, wait=pause)
+        else:
+            said = train_model(
+                name,
+                out,
+                minutes=minutes,
+                seed=seed,
+                only=stage or (),
+                base=base,
+                device=device,
+                export_to=export,
+            )
+        stdout().print(said, markup=False)
 
 
 @models.command()
 def publish(
     name: _Name,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of a finished run; .runs/NAME if absent.")
+        Path | None, typer.Option(help="Folder of a finished run. Default: .runs/NAME.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write; the package's own if absent.")
+        Path | None, typer.Option(help="Folder to write. Default: the package's own.")
     ] = None,
 ) -> None:
-    """Replace a built-in model by a run: export it, measure it, and write the model cards.
+    """Replace a built-in model by a finished run, measure it, and write its model card.
 
     [bold]Examples[/bold]
 
@@ -124,20 +127,18 @@ def publish(
 
 @models.command()
 def evaluate(  # noqa: PLR0913, PLR0917 - as above
-    name: Annotated[
-        str, typer.Argument(help="Anything that is built in, or a model's diffusers folder.")
-    ],
+    name: Annotated[str, typer.Argument(help="A built-in model or part, or a diffusers folder.")],
     prompts: Annotated[
-        int | None, typer.Option(min=1, help="Easy and hard prompts at 64 x 64, each so many.")
+        int | None, typer.Option(min=1, help="Number of easy, and of hard prompts at 64 x 64.")
     ] = None,
     other_prompts: Annotated[
-        int | None, typer.Option(min=0, help="Prompts at 128 x 128, and at sizes not square.")
+        int | None, typer.Option(min=0, help="Number of prompts at 128 x 128, and at other ratios.")
     ] = None,
     bare_prompts: Annotated[
-        int | None, typer.Option(min=0, help='Prompts such as "a red circle".')
+        int | None, typer.Option(min=0, help='Number of prompts such as "a red circle".')
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="Pictures of each prompt at 64 x 64.")
+        int | None, typer.Option(min=1, help="Images of each prompt at 64 x 64.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of prompts and noise.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None,
@@ -146,10 +147,9 @@ def evaluate(  # noqa: PLR0913, PLR0917 - as above
         Path | None, typer.Option(help="Folder for evaluation.json and contact-sheet.png.")
     ] = None,
 ) -> None:
-    """Measure how often a model draws what the prompt says, with a classifier of our own.
+    """Measure how often a model draws what the prompt says, with the built-in classifier.
 
-    What is not given is what the card of what is built in was measured with; for a folder, what
-    that of shapes-sd was.
+    The defaults are those that the model's card was measured with; for a folder, shapes-sd's.
 
     [bold]Examples[/bold]
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -13,8 +18,9 @@ from rich.text import Text
 
 from ray_cluster.errors import InvalidRequest, RayClusterError
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 # where the command's option is not called as the API's parameter
-OPTION_BY_PARAM: Mapping[str, str] = {
+_OPTION_BY_PARAM: Mapping[str, str] = {
     "num_inference_steps": "--steps",
     "partial_images": "--previews",
     "min_inference_steps": "--min-steps",
@@ -63,10 +69,10 @@ def complain(message: str) -> None:
     stderr().print(Text.assemble(("error:", "bold red"), " ", message))
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
-    """Write an error to stderr and leave with ``code``."""
+def fail(message: str) -> NoReturn:
+    """Write an error to stderr and exit with code 1."""
     complain(message)
-    raise typer.Exit(code)
+    raise typer.Exit(1)
 
 
 @contextmanager
@@ -80,7 +86,8 @@ def plain_errors() -> Iterator[None]:
             raise
         fail(f"this {needs_extra(module)}")
     except InvalidRequest as error:
-        fail(with_option(error.message, error.param))
+        option = _OPTION_BY_PARAM.get(error.param or "")
+        fail(error.message if option is None else f"{error.message} (option {option})")
     except RayClusterError as error:
         fail(str(error))
 
@@ -90,7 +97,20 @@ def needs_extra(module: str) -> str:
     return f"needs {module}: pip install 'ray-cluster[{EXTRA_BY_MODULE[module]}]'"
 
 
-def with_option(message: str, param: str | None) -> str:
-    """Return the message with the option that sets the API's parameter, if its name differs."""
-    option = OPTION_BY_PARAM.get(param or "")
-    return message if option is None else f"{message} (option {option})"
+def command(name: str = "ray-cluster") -> str:
+    """Return the command by its name alone where PATH finds ours, else by its path."""
+    ours = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not ours.is_file() or (found is not None and Path(found).samefile(ours)):
+        return name
+    near = os.path.relpath(ours)
+    if near.startswith(os.pardir):
+        return shlex.quote(str(ours))
+    # a shell looks for a bare name in PATH only
+    return shlex.quote(near if os.sep in near else os.path.join(os.curdir, near))
+
+
+def jobs_command(action: str, job_id: str, base: str) -> str:
+    """Return a command on a job of the service at ``base``."""
+    text = f"{command()} jobs {action} {shlex.quote(job_id)}"
+    return text if base == DEFAULT_URL else f"{text} --url {shlex.quote(base)}"

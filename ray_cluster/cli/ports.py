@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 
+from ray_cluster.cli.report import base_url, url_of
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import ConfigError
 
 # a raylet's command line has thousands
 _SHOWN_CHARS = 200
+_ANSWER_S = 3.0
+# as the API's own description and Ray's page name themselves
+_API_TITLE = "ray-cluster"
+_DASHBOARD_TITLE = "<title>Ray Dashboard</title>"
+_RAY_METRIC = "\nray_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +29,13 @@ class Listener:
     """An address that the service wants to listen on.
 
     Attributes:
-        purpose: what it is for.
-        key: where the configuration sets the port.
-        option: the option of ``serve`` that sets it, if there is one.
+        change: the option and the key that set the port.
     """
 
     purpose: str
     host: str
     port: int
-    key: str
-    option: str | None = None
-
-    @property
-    def change(self) -> str:
-        """What to change for another port."""
-        return f"{self.option} or {self.key}" if self.option else self.key
+    change: str
 
 
 def wanted_listeners(config: ClusterConfig) -> Iterator[Listener]:
@@ -44,15 +43,10 @@ def wanted_listeners(config: ClusterConfig) -> Iterator[Listener]:
     if config.ray.address is not None:
         return
     http, ray = config.http, config.ray
-    yield Listener("the API", http.host, http.port, "http.port", "--port")
+    yield Listener("the API", http.host, http.port, "--port or http.port")
     if ray.include_dashboard:
-        yield Listener(
-            "Ray's dashboard",
-            ray.dashboard_host,
-            ray.dashboard_port,
-            "ray.dashboard_port",
-            "--dashboard-port",
-        )
+        change = "--dashboard-port or ray.dashboard_port"
+        yield Listener("Ray's dashboard", ray.dashboard_host, ray.dashboard_port, change)
     if ray.metrics_port is not None:
         # Ray binds it on every address of the machine
         yield Listener("Ray's metrics", "0.0.0.0", ray.metrics_port, "ray.metrics_port")
@@ -75,8 +69,7 @@ def check_ports(config: ClusterConfig) -> None:
 
 def port_problem(listener: Listener) -> str | None:
     """Return why nothing can listen there, with what to change; None if it can."""
-    where = f"{listener.host}:{listener.port}"
-    change = listener.change
+    cannot = f"{listener.purpose} cannot listen on {listener.host}:{listener.port}"
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             listener.host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -89,18 +82,15 @@ def port_problem(listener: Listener) -> str | None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return (
-                f"{listener.purpose} cannot listen on {where}: the port is taken by "
-                f"{_holder(listener.port)}; stop that, or choose another port with {change}"
+                f"{cannot}: the port is taken by {_holder(listener.port)}; stop that, or choose "
+                f"another port with {listener.change}"
             )
         if error.errno == errno.EACCES:
             return (
-                f"{listener.purpose} cannot listen on {where}: ports below 1024 need the "
-                f"administrator; choose another with {change}"
+                f"{cannot}: ports below 1024 need the administrator; choose another with "
+                f"{listener.change}"
             )
-        return (
-            f"{listener.purpose} cannot listen on {where} ({error.strerror}): "
-            "give an address of this machine, such as 127.0.0.1"
-        )
+        return f"{cannot} ({error.strerror}): give an address of this machine, such as 127.0.0.1"
     return None
 
 
@@ -123,10 +113,41 @@ def _named(process: psutil.Process) -> str:
     for one in (process, *process.parents()):
         if any(Path(word).name == "ray-cluster" for word in one.cmdline()[:2]):
             return f"a running ray-cluster (process {one.pid})"
-    return f"process {process.pid} ({_shown(process.cmdline()) or process.name()})"
+    # without the blanks that Ray pads its own with
+    text = " ".join(" ".join(process.cmdline()).split())
+    if len(text) > _SHOWN_CHARS:
+        text = f"{text[: _SHOWN_CHARS - 4]} ..."
+    return f"process {process.pid} ({text or process.name()})"
 
 
-def _shown(command: Sequence[str]) -> str:
-    """Return a command line without the blanks that Ray pads its own with, or its beginning."""
-    text = " ".join(" ".join(command).split())
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 4]} ..."
+def running_ports(config: ClusterConfig) -> set[int]:
+    """Return those of the configuration's ports at which a running ray-cluster answers."""
+    api = _get(f"{base_url(config.http)}/openapi.json")
+    if api is None or not _is_ours(api):
+        return set()
+    ports = {config.http.port}
+    # a dashboard alone may be another Ray's
+    page = _get(f"{url_of(config.ray.dashboard_host, config.ray.dashboard_port)}/")
+    if page is not None and _DASHBOARD_TITLE in page.text:
+        ports.add(config.ray.dashboard_port)
+    metrics_port = config.ray.metrics_port
+    if metrics_port is not None:
+        page = _get(f"{url_of('127.0.0.1', metrics_port)}/metrics")
+        if page is not None and _RAY_METRIC in page.text:
+            ports.add(metrics_port)
+    return ports
+
+
+def _is_ours(reply: httpx.Response) -> bool:
+    try:
+        return bool(reply.json()["info"]["title"] == _API_TITLE)
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _get(url: str) -> httpx.Response | None:
+    try:
+        # not through the proxy that the environment may name
+        return httpx.get(url, timeout=_ANSWER_S, trust_env=False)
+    except httpx.HTTPError:
+        return None

@@ -12,33 +12,34 @@ from ray_cluster.cli.output import plain_errors
 
 def profile(  # noqa: PLR0917 - one argument per option is how typer declares them
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The profile, a .yaml file; it is replaced.")
+        Path, typer.Option("--out", "-o", help="Profile to write, a .yaml file.")
     ] = Path("profile.yaml"),
     model: Annotated[
         str | None, typer.Option(help="A built-in model, a diffusers folder or a hub id.")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file; without it the built-in configs/local.yaml."),
+        typer.Option(help="Configuration file. Default: the built-in configs/local.yaml."),
     ] = None,
     pool: Annotated[
-        str | None, typer.Option(help="The pool to take; the first, or the model's, if absent.")
+        str | None,
+        typer.Option(help="Pool to measure. Default: by --model, or the first."),
     ] = None,
     sizes: Annotated[
         str | None,
         typer.Option(
-            help="Such as 512x512,1024x768; the model's default size and half of it if absent. "
-            "Several are also measured together in one step."
+            help="Sizes, such as 512x512,1024x768; several are also measured in one step. "
+            "Default: the model's default size and half of it."
         ),
     ] = None,
-    batches: Annotated[str, typer.Option(help="Images in a batch, of each size.")] = "1,2,4,8",
+    batches: Annotated[str, typer.Option(help="Numbers of images in a batch.")] = "1,2,4,8",
     repeats: Annotated[
-        int, typer.Option(min=2, max=900, help="How often each operation is counted.")
+        int, typer.Option(min=2, max=900, help="Measurements of each operation.")
     ] = 10,
 ) -> None:
     """Measure how long encoding, steps and decoding of a model take on this machine.
 
-    The file tells the simulator and the planner how fast this device is. Leave the machine alone
+    The profile tells the simulator and the planner how fast this device is. Run nothing else
     meanwhile.
 
     [bold]Examples[/bold]
@@ -50,6 +51,9 @@ def profile(  # noqa: PLR0917 - one argument per option is how typer declares th
       ray-cluster profile --config my.yaml --pool sdxl --sizes 1024x1024
     """
     with plain_errors():
-        from ray_cluster.cli.profile_run import ProfileOptions, run_profile
+        from ray_cluster.cli.call_check import choose_pool
+        from ray_cluster.cli.profile_run import run_profile
+        from ray_cluster.config.loading import load_config
 
-        run_profile(ProfileOptions(out, model, config, pool, sizes, batches, repeats))
+        chosen = choose_pool(load_config(config), model, pool)
+        run_profile(out, chosen, sizes=sizes, batches=batches, repeats=repeats)

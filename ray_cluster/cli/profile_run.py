@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +12,8 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ray_cluster.cli.call_check import choose_pool
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.plans import profile_of
-from ray_cluster.config.loading import load_config
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.profiling import ProfilingPlan, describe_key, measure_rows
@@ -29,46 +25,39 @@ from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKe
 from ray_cluster.requests import ModelProfile
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
-_MOST_BATCH = 1024
+_MAX_BATCH = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileOptions:
-    """What ``profile`` was asked for; sizes and batches as they were written."""
-
-    out: Path
-    model: str | None
-    config: Path | None
-    pool: str | None
-    sizes: str | None
-    batches: str
-    repeats: int
-
-
-def run_profile(options: ProfileOptions) -> None:
-    """Measure a model and write its profile.
+def run_profile(
+    out: Path, pool: PoolConfig, *, sizes: str | None, batches: str, repeats: int
+) -> None:
+    """Measure a pool's model and write its profile; sizes and batches as they were typed.
 
     Raises:
         ConfigError: an option can't be used, or the model can't be loaded.
-        InvalidRequest: nothing serves such a model.
     """
-    out = options.out
     check_name(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}")
-    batches = _numbers(options.batches)
-    pool = choose_pool(load_config(options.config), options.model, options.pool)
+    numbers = _numbers(batches)
     prepare_threads(pool.num_threads)
-    # what is wrong is said before the weights are loaded
-    sizes = _sizes(options.sizes, profile_of(pool))
-    profile = _measure(pool, ProfilingPlan(sizes, batches, options.repeats))
+    # errors are raised before the weights are loaded
+    plan = ProfilingPlan(_sizes(sizes, profile_of(pool)), numbers, repeats)
+    profile = _measure(pool, plan)
     save_profile(out, profile)
-    print_table(stdout(), _table(profile))
+    table = Table("operation", "ms", "CV, %", "ms an image", title=f"{profile.model}, measured")
+    for row in profile.rows:
+        milliseconds = 1e3 * row.seconds
+        spread = f"{100 * row.cv:.1f}" if row.cv else "-"
+        alone = f"{milliseconds / row.key.num_images:.2f}"
+        table.add_row(describe_key(row.key), f"{milliseconds:.2f}", spread, alone)
+    print_table(stdout(), table)
     stdout().print(f"written: {out}", markup=False)
 
 
 def _measure(pool: PoolConfig, plan: ProfilingPlan) -> LatencyProfile:
-    source = _source(pool)
+    device = device_name(torch.device(pool.device))
+    source = _source(pool, device)
     console = stderr()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(
@@ -77,9 +66,8 @@ def _measure(pool: PoolConfig, plan: ProfilingPlan) -> LatencyProfile:
         task = progress.add_task(f"loading {pool.model}", total=None)
         started_s = time.monotonic()
         model = load_model(pool)
-        load = LatencyRow(
-            OperationKey("load"), time.monotonic() - started_s, "measured", f"{source}; once"
-        )
+        load_s = time.monotonic() - started_s
+        load = LatencyRow(OperationKey("load"), load_s, "measured", f"{source}; once")
         rows = measure_rows(
             model,
             plan,
@@ -89,17 +77,13 @@ def _measure(pool: PoolConfig, plan: ProfilingPlan) -> LatencyProfile:
                 task, completed=done, total=total, description=text
             ),
         )
-    return LatencyProfile("here", pool.model_name, _device(pool), (*rows, load))
+    return LatencyProfile("here", pool.model_name, device, (*rows, load))
 
 
-def _device(pool: PoolConfig) -> str:
-    return device_name(torch.device(pool.device))
-
-
-def _source(pool: PoolConfig) -> str:
+def _source(pool: PoolConfig, device: str) -> str:
     threads = f"{pool.num_threads} thread(s), " if pool.device == "cpu" else ""
     software = ", ".join(f"{name} {version(name)}" for name in ("ray-cluster", "torch"))
-    return f"{_device(pool)}, {threads}{pool.dtype}; {software}; {datetime.now(UTC):%Y-%m-%d}"
+    return f"{device}, {threads}{pool.dtype}; {software}; {datetime.now(UTC):%Y-%m-%d}"
 
 
 def _sizes(text: str | None, known: ModelProfile) -> tuple[SizePx, ...]:
@@ -126,21 +110,8 @@ def _sizes(text: str | None, known: ModelProfile) -> tuple[SizePx, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= _MOST_BATCH for part in parts):
+    if not all(part.isdecimal() and 1 <= int(part) <= _MAX_BATCH for part in parts):
         raise ConfigError(
-            f"--batches {text}: write whole numbers from 1 to {_MOST_BATCH} with commas between"
+            f"--batches {text}: write whole numbers from 1 to {_MAX_BATCH} with commas between"
         )
     return tuple(sorted({int(part) for part in parts}))
-
-
-def _table(profile: LatencyProfile) -> Table:
-    table = Table("operation", "ms", "CV, %", "ms an image", title=f"{profile.model}, measured")
-    for row in profile.rows:
-        table.add_row(describe_key(row.key), *_figures(row))
-    return table
-
-
-def _figures(row: LatencyRow) -> Sequence[str]:
-    milliseconds = 1e3 * row.seconds
-    spread = f"{100 * row.cv:.1f}" if row.cv else "-"
-    return (f"{milliseconds:.2f}", spread, f"{milliseconds / row.key.num_images:.2f}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
+from rich.console import Console
 
 from ray_cluster.api.call import IDEMPOTENCY_KEY
 from ray_cluster.api.replies import (
@@ -19,7 +21,7 @@ from ray_cluster.api.replies import (
     ModelCard,
     ModelList,
 )
-from ray_cluster.cli.commands import command
+from ray_cluster.cli.output import command, warn
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
 from ray_cluster.protocol.jobs import JobState
@@ -50,7 +52,7 @@ class NoAnswer(ServiceFailed):
 
 
 class RemoteService:
-    """A service at a URL. Every call raises what :func:`error_of` makes of the service's answer.
+    """A service at a URL. A call raises InvalidRequest, NoAnswer or ServiceFailed.
 
     Args:
         url: as ``serve`` prints it, with or without ``/v1``.
@@ -59,11 +61,10 @@ class RemoteService:
 
     Attributes:
         base: its address, without the API's path.
-        headers: sent with every call.
     """
 
     def __init__(self, url: str, api_key: str | None, answer_s: float = _ANSWER_S) -> None:
-        self.base = base_of(url)
+        self.base = _base_of(url)
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(min(answer_s, _ANSWER_S), connect=_CONNECT_S)
         self._http = httpx.Client(headers=self.headers, timeout=timeout)
@@ -74,7 +75,7 @@ class RemoteService:
     ) -> RemoteService:
         """Return the service at a URL; the configuration's own key goes to this machine only."""
         keys = config.http.api_keys
-        if api_key is None and keys and is_this_machine(url):
+        if api_key is None and keys and httpx.URL(_base_of(url)).host in _LOOPBACK:
             api_key = keys[0].get_secret_value()
         return cls(url, api_key, answer_s)
 
@@ -145,12 +146,12 @@ class RemoteService:
             why = str(error) or type(error).__name__
             raise NoAnswer(f"the connection to {self.base} was lost ({why})", "lost") from error
         if not reply.is_success:
-            raise error_of(reply)
+            raise _error_of(reply)
         return reply
 
 
-def base_of(url: str) -> str:
-    """Return the service's address without the API's path; ConfigError if it is none."""
+def _base_of(url: str) -> str:
+    """Return the service's address without the API's path."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(base)
@@ -161,13 +162,8 @@ def base_of(url: str) -> str:
     return base
 
 
-def is_this_machine(url: str) -> bool:
-    """Whether a URL leads to this machine."""
-    return httpx.URL(base_of(url)).host in _LOOPBACK
-
-
-def error_of(reply: httpx.Response) -> RayClusterError:
-    """Return what an answer other than success says, in OpenAI's form or not."""
+def _error_of(reply: httpx.Response) -> RayClusterError:
+    """Return an answer other than success, in OpenAI's form or not, as one of our errors."""
     try:
         error = ErrorResponse.model_validate_json(reply.content).error
     except ValueError:
@@ -200,3 +196,40 @@ def _not_ours(reply: httpx.Response) -> str:
 
 def _job_path(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+AnswerT = TypeVar("AnswerT")
+
+_AGAIN_S = 0.5
+
+
+def ask_again(
+    call: Callable[[], AnswerT], *, until_s: float, console: Console, is_known: bool = True
+) -> AnswerT:
+    """Repeat a call while there is no answer, and say so once; return the answer.
+
+    Args:
+        until_s: when to give up, by ``time.monotonic``.
+        console: where a lost connection is reported.
+        is_known: whether the service has answered before. Until it has been reached, a service
+            that is not there, or that refuses for now, is not waited for.
+
+    Raises:
+        NoAnswer: until then, or from an unknown service.
+    """
+    has_warned = False
+    while True:
+        try:
+            answer = call()
+        except NoAnswer as error:
+            is_known = is_known or error.kind == "lost"
+            if not is_known or time.monotonic() + _AGAIN_S > until_s:
+                raise
+            if not has_warned:
+                warn(f"{error}; trying again", console)
+            has_warned = True
+        else:
+            if has_warned:
+                console.print("the service answers again")
+            return answer
+        time.sleep(_AGAIN_S)

@@ -9,8 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ray_cluster.cli.commands import command
-from ray_cluster.cli.output import print_table
+from ray_cluster.cli.output import command, print_table
 from ray_cluster.cli.plans import PlannedModel
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,10 @@ from ray._private import services
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from ray_cluster.cli.failure_text import short_reason
-from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.deployments.deploy_file import FRONT
-from ray_cluster.deployments.links import DISPATCHER
+from ray_cluster.cli.ray_messages import short_reason
+from ray_cluster.deployments.links import ask_dispatcher
 from ray_cluster.deployments.live_settings import SettingsReport
-from ray_cluster.deployments.service import add_pools, remove_pools
+from ray_cluster.deployments.service import add_pools, take_down
 from ray_cluster.errors import ConfigError, RayClusterError
 
 _ANSWER_S = 10.0
@@ -32,9 +30,13 @@ class NoService(RayClusterError):
 class RunningCell:
     """The service of a Ray cluster that this process is connected to."""
 
+    # deploy the applications of new pools, and take those of removed ones down
+    add = staticmethod(add_pools)
+    remove = staticmethod(take_down)
+
     def report(self) -> SettingsReport:
-        """Return the settings in force, and who goes by which."""
-        report: SettingsReport = self._ask("settings_report")
+        """Return the settings in force, and the version of each process."""
+        report: SettingsReport = _ask("settings_report")
         return report
 
     def write(self, text: str) -> str:
@@ -43,50 +45,63 @@ class RunningCell:
         Raises:
             ConfigError: it cannot be written, or is no valid configuration.
         """
-        return str(self._ask("write_settings", text))
+        return str(_ask("write_settings", text))
 
     def state_by_application(self) -> dict[str, str]:
         """Return Serve's word for the state of each application that it has."""
-        return {name: str(one.status.value) for name, one in self._status().applications.items()}
+        return {name: str(one.status.value) for name, one in _applications().items()}
 
     def message_of(self, application: str) -> str:
         """Return what Serve says of an application."""
-        found = self._status().applications.get(application)
-        return "" if found is None else found.message
+        found = _applications().get(application)
+        return "" if found is None else str(found.message)
 
-    @staticmethod
-    def add(config: ClusterConfig, names: Collection[str]) -> None:
-        """Deploy the applications of new pools."""
-        add_pools(config, names)
 
-    @staticmethod
-    def remove(names: Collection[str], on_change: Callable[[str, str], None]) -> None:
-        """Take the applications of pools down."""
-        remove_pools(names, on_change)
+def _applications() -> dict[str, Any]:
+    try:
+        return dict(serve.status().applications)
+    except (RayError, RayServeException) as error:
+        raise NoService(f"Ray Serve does not answer ({short_reason(str(error))})") from error
 
-    @staticmethod
-    def _status() -> Any:
-        try:
-            return serve.status()
-        except (RayError, RayServeException) as error:
-            raise NoService(f"Ray Serve does not answer ({short_reason(str(error))})") from error
 
-    @staticmethod
-    def _ask(method: str, *args: object) -> Any:
-        try:
-            handle = serve.get_deployment_handle(DISPATCHER, FRONT)
-            return getattr(handle, method).remote(*args).result(timeout_s=_ANSWER_S)
-        except RayError as error:
-            # Serve raises a type of its own that is also the dispatcher's
-            if isinstance(error, ConfigError):
-                raise ConfigError(str(error.args[-1] if error.args else error)) from None
-            raise NoService(
-                f"the dispatcher does not answer ({short_reason(str(error))})"
-            ) from error
-        except (RayServeException, TimeoutError) as error:
-            raise NoService(
-                f"the dispatcher does not answer ({short_reason(str(error))})"
-            ) from error
+def _ask(method: str, *args: object) -> Any:
+    try:
+        return ask_dispatcher(method, *args, timeout_s=_ANSWER_S)
+    except (RayError, RayServeException, TimeoutError) as error:
+        # Serve raises a type of its own that is also the dispatcher's
+        if isinstance(error, ConfigError):
+            raise ConfigError(str(error.args[-1] if error.args else error)) from None
+        raise NoService(f"the dispatcher does not answer ({short_reason(str(error))})") from error
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[RunningCell]:
+    """Connect to a Ray cluster for as long as the block lasts.
+
+    Args:
+        address: of its head; None for the one that runs on this machine.
+
+    Raises:
+        NoService: there is none, there are several, or it has no service.
+    """
+    if address is not None:
+        _check_listens(address)
+    else:
+        _check_is_one()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+    # ray.init raises Exception itself where a cluster cannot be joined
+    except Exception as error:
+        raise NoService(
+            f"no running Ray is reached ({address or 'on this machine'}): "
+            f"{short_reason(str(error))}; 'ray-cluster serve' says the address of its own, "
+            "--address takes it"
+        ) from error
+    try:
+        yield RunningCell()
+    finally:
+        ray.shutdown()
 
 
 def _check_is_one() -> None:
@@ -98,36 +113,6 @@ def _check_is_one() -> None:
             f"{len(addresses)} Rays run on this machine: {', '.join(addresses)}; say with "
             "--address which one is meant ('ray-cluster serve' says the address of its own)"
         )
-
-
-@contextmanager
-def connected(address: str | None) -> Iterator[RunningCell]:
-    """Connect to a Ray cluster for as long as the block lasts.
-
-    Args:
-        address: of its head; None for the one that runs on this machine.
-
-    Raises:
-        NoService: there is none, or it has no service.
-    """
-    if address is not None:
-        _check_listens(address)
-    else:
-        _check_is_one()
-    where = address or "on this machine"
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-    # ray.init raises Exception itself where a cluster cannot be joined
-    except Exception as error:
-        raise NoService(
-            f"no running Ray is reached ({where}): {short_reason(str(error))}; 'ray-cluster serve' "
-            "says the address of its own, --address takes it"
-        ) from error
-    try:
-        yield RunningCell()
-    finally:
-        ray.shutdown()
 
 
 def _check_listens(address: str) -> None:

@@ -11,27 +11,29 @@ import typer
 def serve(
     config: Annotated[
         Path | None,
-        typer.Argument(help="YAML file; without it the built-in configs/local.yaml."),
+        typer.Argument(
+            metavar="[FILE]", help="Configuration file. Default: the built-in configs/local.yaml."
+        ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on instead of http.host.")
+        str | None, typer.Option(help="Address to listen on. Default: http.host.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the API instead of http.port.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API. Default: http.port.")] = None,
     dashboard_port: Annotated[
-        int | None, typer.Option(help="Port of Ray's dashboard instead of ray.dashboard_port.")
+        int | None, typer.Option(help="Port of Ray's dashboard. Default: ray.dashboard_port.")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(help="Replicas of the first pool, instead of its own number.")
+        int | None, typer.Option(help="Replicas of the first pool. Default: its own.")
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Write warnings and errors only.")
+        bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")
     ] = False,
 ) -> None:
-    """Start the service, say what runs where, and run until Ctrl-C or SIGTERM.
+    """Start the service, print what runs where, and run until Ctrl-C or SIGTERM.
 
-    The settings in FILE (limits, API keys, caps and the like) are applied whenever it changes;
-    options stay in force whatever it says. Without FILE a copy of the built-in configuration is
-    watched: .ray-cluster/local.yaml, written anew at every start.
+    FILE is watched: changed settings (limits, API keys, batch sizes, ...) are applied at once.
+    Options override it. Without FILE, a copy of the built-in configuration is written to
+    .ray-cluster/local.yaml at every start, and watched.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""The file that a service on this machine is started from, and what options say instead of it."""
+"""The file that a service on this machine is started from, and the options that override it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServedFile:
     """A configuration file with options on top. No option is a setting: the file has all of those.
 
     Attributes:
-        changes: what options say, by section and key; None for options that are not given.
+        changes: options by section and key; None for those that are not given.
         replicas: for the first pool.
     """
 
@@ -28,7 +28,7 @@ class ServedFile:
     replicas: int | None = None
 
     def load(self) -> ClusterConfig:
-        """Return what the service is to be like; ConfigError if that is not valid."""
+        """Return the configuration with the options; ConfigError if that is not valid."""
         return with_options(load_config(self.path), self.changes, self.replicas)
 
     def front(self, config: ClusterConfig) -> FrontArguments:
@@ -45,12 +45,7 @@ class ServedFile:
 def with_options(
     config: ClusterConfig, changes: Mapping[str, Mapping[str, Any]], replicas: int | None
 ) -> ClusterConfig:
-    """Return the configuration with what the options say, validated like a file.
-
-    Args:
-        changes: new values by section and key; None leaves a value alone.
-        replicas: for the first pool.
-    """
+    """Return a configuration with options, as of :class:`ServedFile`, validated like a file."""
     content = config.model_dump()
     for section, values in changes.items():
         content[section].update({key: value for key, value in values.items() if value is not None})
@@ -60,11 +55,7 @@ def with_options(
 
 
 def builtin_copy() -> Path:
-    """Write the built-in configuration where it can be changed, and return the path.
-
-    Raises:
-        ConfigError: it cannot be written there.
-    """
+    """Write the built-in configuration where it can be edited; return the path."""
     try:
         _COPY.parent.mkdir(exist_ok=True)
         _COPY.write_bytes(default_config_path().read_bytes())

@@ -1,24 +1,22 @@
-"""One life of the service: check, start, report, watch, stop."""
+"""One life of the service: check, start, report, watch, drain, stop."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
 
-from ray_cluster.cli.drain import drain
 from ray_cluster.cli.output import stderr, stdout, warn
 from ray_cluster.cli.plans import PlannedModel, PlansInBackground
 from ray_cluster.cli.ports import check_ports
+from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.cli.signals import StopSignals
-from ray_cluster.cli.state_screen import StateScreen
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.deployments.ray_environment import apply_ray_environment
 from ray_cluster.engine.folders import resolve_folder
@@ -28,15 +26,11 @@ if TYPE_CHECKING:
 
 _READY_S = 30.0
 _WATCH_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What is run, and how much is said of it."""
-
-    config: ClusterConfig
-    served: ServedFile
-    quiet: bool
+# for images that are being made when a signal comes
+_DRAIN_S = 10.0
+_POLL_S = 0.2
+# in which gateways pass on the end of their calls
+_ANSWER_S = 1.0
 
 
 def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> None:
@@ -56,27 +50,37 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
         StopSignals() as signals,
         suppress(KeyboardInterrupt),
         StateScreen(stderr(), quiet=quiet) as screen,
-        _closing(_Run(config, served, quiet), screen, signals) as service,
     ):
-        planned = _start(service, screen, signals)
-        screen.stop()
-        if not quiet:
-            _report(service, planned)
-        with redirect_stdout(RayMessages()):
-            _watch(service)
+        screen.show("program", "importing")
+        from ray_cluster.cli.ray_service import RayService
+
+        screen.show("program", "imported", is_done=True)
+        signals.arm()
+        service = RayService(config, served)
+        with _closing(service, screen, signals, quiet=quiet):
+            planned = _start(service, screen, signals)
+            screen.stop()
+            if not quiet:
+                print_report(
+                    stdout(),
+                    service.config,
+                    planned,
+                    service.replica_counts(),
+                    dashboard_url=service.dashboard_url,
+                    ray_address=service.address,
+                    logs=service.log_folder,
+                )
+            with redirect_stdout(RayMessages()):
+                _watch(service)
 
 
 @contextmanager
-def _closing(run: _Run, screen: StateScreen, signals: StopSignals) -> Iterator[RayService]:
-    screen.show("program", "importing")
-    from ray_cluster.cli.ray_service import RayService
-
-    screen.show("program", "imported", is_done=True)
-    signals.arm()
-    service = RayService(run.config, run.served)
-    stopping = StateScreen(stderr(), quiet=run.quiet)
+def _closing(
+    service: RayService, screen: StateScreen, signals: StopSignals, *, quiet: bool
+) -> Iterator[None]:
+    stopping = StateScreen(stderr(), quiet=quiet)
     try:
-        yield service
+        yield
     except KeyboardInterrupt:
         screen.stop()
         stopping.start()
@@ -133,25 +137,55 @@ def _wait_ready(config: ClusterConfig) -> None:
     warn(f"{url} does not say that it is ready, after {_READY_S:.0f} s of trying")
 
 
-def _report(service: RayService, planned: Sequence[PlannedModel]) -> None:
-    print_report(
-        stdout(),
-        service.config,
-        planned,
-        service.replica_counts(),
-        dashboard_url=service.dashboard_url,
-        ray_address=service.address,
-        logs=service.log_folder,
-    )
-
-
 def _watch(service: RayService) -> None:
-    """Say when an application fails or recovers, until a signal comes."""
-    known: dict[str, str] = {}
+    """Report when an application fails or recovers, until a signal comes."""
+    known: dict[str, str] = {row.name: "running" for row in service.application_states()}
     while True:
-        service.refresh()
         for row in service.application_states():
-            if known.get(row.name, "running") != row.state:
+            # what the file names, but nobody has deployed yet
+            is_new = row.name not in known and row.state == "starting"
+            if not is_new and known.get(row.name, "running") != row.state:
                 warn(f"{row.name} is {row.state}: {row.message}".strip(": "))
-            known[row.name] = row.state
+            if not is_new:
+                known[row.name] = row.state
         time.sleep(_WATCH_S)
+        service.refresh()
+
+
+def drain(service: RayService, show: Callable[..., None], *, limit_s: float = _DRAIN_S) -> None:
+    """Close admission, and wait until nothing is in flight, at most ``limit_s``.
+
+    ``show(name, state, is_done=)`` is called with what is waited for. A KeyboardInterrupt ends it.
+    """
+    if service.has_run:
+        show("images", "closing admission")
+    service.close_admission()
+    if not service.has_run:
+        return
+    try:
+        _wait(service, show, limit_s)
+    except KeyboardInterrupt:
+        show("images", "left as they are: jobs go on later")
+        raise
+
+
+def _wait(service: RayService, show: Callable[..., None], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while (num_images := service.num_in_flight()) != 0:
+        if time.monotonic() > deadline_s:
+            left = f"{_words(num_images)} left after {limit_s:.0f} s"
+            show("images", f"{left}: open calls get a 503, jobs go on later")
+            service.end_attached()
+            time.sleep(_ANSWER_S)
+            return
+        show(
+            "images",
+            f"{_words(num_images)} being finished, at most {limit_s:.0f} s; Ctrl-C again leaves",
+        )
+        time.sleep(_POLL_S)
+    show("images", "none in flight", is_done=True)
+
+
+def _words(num_images: int | None) -> str:
+    # silence is no proof that nothing is in flight
+    return "an unknown number" if num_images is None else str(num_images)

@@ -1,11 +1,15 @@
-"""``ray-cluster settings``: what a running service goes by, and other settings for it."""
+"""``ray-cluster settings``: the settings of a running service, and others for it."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ray_cluster.cli.running_cell import RunningCell
 
 settings = typer.Typer(
     help="Show and change the settings of a running service.",
@@ -16,15 +20,26 @@ settings = typer.Typer(
 _Address = Annotated[
     str | None,
     typer.Option(
-        help="Of the service's Ray (host:port, as 'serve' says it); without it the one that runs "
-        "on this machine."
+        help="host:port of the service's Ray, as 'serve' prints it. Default: the Ray that runs on "
+        "this machine."
     ),
 ]
 
 
+def _connected(address: str | None) -> AbstractContextManager[RunningCell]:
+    from ray_cluster.config.sections import RayConfig
+    from ray_cluster.deployments.ray_environment import apply_ray_environment
+
+    # before Ray is imported: it asks for its token unless the environment says otherwise
+    apply_ray_environment(RayConfig())
+    from ray_cluster.cli.running_cell import connected
+
+    return connected(address)
+
+
 @settings.command()
 def show(address: _Address = None) -> None:
-    """Write the settings in force, their version, and which processes go by it.
+    """Print the settings in force, their version, and the version of each process.
 
     API keys are shown as the beginnings of their SHA-256 digests.
 
@@ -37,12 +52,11 @@ def show(address: _Address = None) -> None:
     from ray_cluster.cli.output import plain_errors, stdout
 
     with plain_errors():
-        from ray_cluster.cli.ray_start import connected_quietly
-        from ray_cluster.cli.settings_show import shown
+        from ray_cluster.cli.settings_run import settings_text
 
-        with connected_quietly(address) as cell:
+        with _connected(address) as cell:
             report = cell.report()
-        stdout().print(shown(report), markup=False)
+        stdout().print(settings_text(report), markup=False)
 
 
 @settings.command()
@@ -50,13 +64,13 @@ def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The whole configuration, as YAML.")],
     address: _Address = None,
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds in which every process must go by it.")
+        float, typer.Option(min=1.0, help="Seconds within which every process must apply it.")
     ] = 600.0,
 ) -> None:
-    """Have a running service go by a file, without replacing a process.
+    """Apply a configuration file to a running service, without replacing a process.
 
-    New pools are added, removed ones are taken down once their images are made. What would need a
-    redeploy is named, and nothing is changed. Leaves with code 1 unless all processes go by it.
+    New pools are added; removed ones are taken down once their images are made. What needs a
+    redeploy is an error, and nothing is changed. Exits with 1 unless all processes applied it.
 
     [bold]Examples[/bold]
 
@@ -67,8 +81,8 @@ def apply(
     from ray_cluster.cli.output import plain_errors, stderr
 
     with plain_errors():
-        from ray_cluster.cli.ray_start import connected_quietly
-        from ray_cluster.cli.settings_apply import apply_file
+        from ray_cluster.cli.progress import StateScreen
+        from ray_cluster.cli.settings_run import apply_file
 
-        with connected_quietly(address) as cell:
-            apply_file(cell, file, timeout_s=timeout, say=stderr().print)
+        with _connected(address) as cell, StateScreen(stderr()) as screen:
+            apply_file(cell, file, timeout_s=timeout, show=screen.show)

@@ -1,4 +1,4 @@
-"""Processes that parts of a simulation are spread over, with a bar that shows how far they are."""
+"""Worker processes for the parts of a simulation, with a progress bar."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINE_EVERY_S = 20.0
 
 
 class Workers:
-    """Processes that live while it is entered; what is interrupted or terminated stops them.
+    """Worker processes for the length of a ``with`` block, which an interrupt or SIGTERM ends, too.
 
     Args:
         count: as many as there are cores if None.
@@ -60,7 +60,7 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            # a part may last for minutes, and whoever waits has gone
+            # a part may last for minutes, and nobody waits for it any more
             for process in multiprocessing.active_children():
                 process.terminate()
         # without waiting its semaphores would be left to the system
@@ -91,7 +91,7 @@ class Workers:
 
 
 class _Lines:
-    """Says now and then how far a bar is where none can be drawn, as in a log file."""
+    """Prints now and then how far a bar is, where none can be drawn, as in a log file."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,7 +1,7 @@
-"""What each Serve application is started with: its own part of a configuration, without settings.
+"""Arguments of the Serve applications: their parts of a configuration, without settings.
 
-Nothing in it changes while the application runs. So a new API key, limit or pool leaves the
-arguments of every running application as they are, and Serve replaces nothing.
+They do not change while an application runs, so a new API key, limit or pool makes Serve replace
+nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _COMPARED = {"http", "dispatch", "storage", "logs"}
 
 
 class FrontArguments(Section):
-    """What the dispatcher and the gateways are started with.
+    """Arguments of the dispatcher and the gateways.
 
     Attributes:
-        settings: path of the watched configuration file, where the dispatcher runs; None where the
-            settings were given at the start and stay.
+        settings: path of the watched configuration file where the dispatcher runs; None if the
+            settings given at the start stay.
         folder: where relative paths of the file's storage start; None where there are none.
-        overridden: keys that were given at the start, whatever the file says of them.
-        api_keys: those of the environment of whoever deploys, beside the file's.
+        overridden: keys that options set, whatever the file says.
+        api_keys: of the environment at the deployment, added to the file's.
     """
 
     http: HttpArguments = HttpArguments()
@@ -49,7 +49,7 @@ class FrontArguments(Section):
 
 
 class WorkerArguments(Section):
-    """What the replicas of a pool are started with."""
+    """Arguments of the replicas of a pool."""
 
     pool: PoolArguments
     storage: StorageArguments = StorageArguments()
@@ -64,12 +64,7 @@ def front_arguments(
     folder: Path | None = None,
     overridden: tuple[str, ...] = (),
 ) -> FrontArguments:
-    """Return the front's part of a configuration.
-
-    Args:
-        settings: path of the watched file.
-        folder: where relative paths of storage started.
-    """
+    """Return the front's part of a configuration; arguments as of :class:`FrontArguments`."""
     return FrontArguments(
         http=part_of(config.http, HttpArguments),
         dispatch=part_of(config.dispatch, DispatchArguments),
@@ -95,11 +90,11 @@ def worker_arguments(config: ClusterConfig, name: str) -> WorkerArguments:
 def needs_redeploy(
     running: FrontArguments, pools: Mapping[str, PoolArguments], wanted: ClusterConfig
 ) -> list[str]:
-    """Return what of a configuration differs from what runs and cannot change while it does.
+    """Return what of a configuration differs from what runs, and needs a redeploy.
 
     Args:
         running: of the front.
-        pools: those that run, as far as they are known.
+        pools: of the running pools that are known.
     """
     front = front_arguments(wanted).model_dump(include=_COMPARED)
     known = running.model_dump(include=set(front))

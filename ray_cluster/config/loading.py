@@ -1,7 +1,4 @@
-"""The configuration: one YAML file, validated, with every default in one place.
-
-All reads of the environment happen here and nowhere else.
-"""
+"""The configuration: one YAML file, validated. The environment is read here and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ray_cluster.config.pools import DefaultsConfig, FidelityConfig, PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import (
     DispatchConfig,
     HttpConfig,
@@ -27,24 +24,7 @@ from ray_cluster.config.validation_errors import describe
 from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
 
-__all__ = [
-    "API_KEYS_VARIABLE",
-    "ClusterConfig",
-    "DefaultsConfig",
-    "DispatchConfig",
-    "FidelityConfig",
-    "HttpConfig",
-    "LimitsConfig",
-    "LogsConfig",
-    "PoolConfig",
-    "RayConfig",
-    "StorageConfig",
-    "default_config_path",
-    "load_config",
-    "set_environment",
-]
-
-API_KEYS_VARIABLE = "RAY_CLUSTER_API_KEYS"
+_API_KEYS_VARIABLE = "RAY_CLUSTER_API_KEYS"
 
 
 class ClusterConfig(Section):
@@ -117,7 +97,7 @@ def load_config(
 
 def environment_keys() -> tuple[str, ...]:
     """Return the API keys that this process's environment adds to those of any configuration."""
-    given = os.environ.get(API_KEYS_VARIABLE, "").split(",")
+    given = os.environ.get(_API_KEYS_VARIABLE, "").split(",")
     return tuple(key.strip() for key in given if key.strip())
 
 
@@ -130,6 +110,6 @@ def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_environment(settings: Mapping[str, str]) -> None:
-    """Set variables of this process for the processes that it starts; what is set is left alone."""
+    """Set variables for the processes that this one starts, unless they are set already."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)

@@ -14,16 +14,19 @@ from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
 
 
 class DefaultsConfig(Section):
-    """What a request gets that does not say; null takes the model's own default."""
+    """Values for requests that do not give them; null takes the model's own default."""
 
     size: str | None = Field(
         None, pattern=r"^[1-9]\d{0,5}x[1-9]\d{0,5}$", description="width x height"
     )
-    num_inference_steps: int | None = Field(None, ge=1)
+    num_inference_steps: int | None = Field(None, ge=1, description="denoising steps")
     guidance_scale: float | None = Field(
-        None, ge=0, le=MAX_GUIDANCE_SCALE, description="1 or less for none: half of the work"
+        None,
+        ge=0,
+        le=MAX_GUIDANCE_SCALE,
+        description="guidance scale; 1 or less turns it off, which halves the work",
     )
-    sampler: SamplerName | None = None
+    sampler: SamplerName | None = Field(None, description="sampler")
 
 
 class ReusedStepsConfig(Section):
@@ -55,16 +58,20 @@ class ReusedStepsConfig(Section):
 
 
 class FewerStepsConfig(Section):
-    """How few steps will do where ``asked`` are asked for; what was measured of their images."""
+    """Step counts that replace ``asked`` steps, and the measured quality of their images."""
 
-    asked: int = Field(ge=1, description="`num_inference_steps` of a call, or fewer")
-    balanced: int = Field(ge=1, description="steps that keep the worst image at SSIM 0.95")
-    fast: int = Field(ge=1, description="steps that keep it at 0.85")
+    asked: int = Field(
+        ge=1, description="`num_inference_steps` of a call, up to which the row holds"
+    )
+    balanced: int = Field(
+        ge=1, description="fewest steps with an SSIM of at least 0.95 for every image"
+    )
+    fast: int = Field(ge=1, description="fewest steps with at least 0.85")
     balanced_ssim: float = Field(
-        LEAST_SSIM["balanced"], ge=LEAST_SSIM["balanced"], le=1, description="the worst image's"
+        LEAST_SSIM["balanced"], ge=LEAST_SSIM["balanced"], le=1, description="lowest SSIM measured"
     )
     fast_ssim: float = Field(
-        LEAST_SSIM["fast"], ge=LEAST_SSIM["fast"], le=1, description="likewise"
+        LEAST_SSIM["fast"], ge=LEAST_SSIM["fast"], le=1, description="the same for `fast`"
     )
     balanced_reuse: ReusedStepsConfig | None = None
     fast_reuse: ReusedStepsConfig | None = None
@@ -97,14 +104,14 @@ class FewerStepsConfig(Section):
 
 
 class FidelityConfig(Section):
-    """What ``fidelity: balanced`` and ``fast`` mean for a model: fewer steps, or reused ones.
+    """Step counts for ``fidelity: balanced`` and ``fast``, as ``models calibrate`` measures them.
 
-    ``ray-cluster models calibrate`` measures and writes it, for one sampler and up to one guidance
-    scale. ``asked`` between two rows takes the fewer steps of the one with more.
+    They hold for this sampler and up to this guidance scale; nothing checks that. A count between
+    two rows takes the fewer steps of the row with more.
     """
 
-    sampler: SamplerName = Field(description="that it was measured with")
-    max_guidance_scale: float = Field(ge=0, description="up to which it was measured")
+    sampler: SamplerName = Field(description="sampler of the measurement")
+    max_guidance_scale: float = Field(ge=0, description="largest guidance scale of the measurement")
     steps: tuple[FewerStepsConfig, ...] = Field(min_length=1, description="by `asked`, rising")
 
     @model_validator(mode="after")
@@ -128,28 +135,26 @@ class FidelityConfig(Section):
 
 
 class PoolTuning(Section):
-    """What of a pool changes while it runs."""
+    """The part of a pool that changes while it runs."""
 
     max_batch: int = Field(
-        8, ge=1, description="most images of a denoising step; memory may allow fewer"
+        8, ge=1, description="images in one denoising step at most; memory may allow fewer"
     )
     max_in_flight: int = Field(
         16,
         ge=1,
-        description="most images that a replica holds, those that are being encoded, decoded or "
-        "left out of a step included; not below `max_batch`",
+        description="images that a replica holds at most, with those being encoded or decoded; at "
+        "least `max_batch`",
     )
-    min_replicas: int = Field(
-        0, ge=0, description="fewest replicas that a plan may choose for the pool"
-    )
+    min_replicas: int = Field(0, ge=0, description="fewest replicas that a plan may choose")
     max_replicas: int | None = Field(
-        None, ge=1, description="most of them; null for as many as the cluster has room for"
+        None, ge=1, description="most replicas that a plan may choose; null for no limit"
     )
     defaults: DefaultsConfig = DefaultsConfig()
     fidelity: FidelityConfig | None = Field(
         None,
-        description="how few steps are balanced and fast; null takes what was measured of a "
-        "built-in model, and refuses both with others",
+        description="step counts of balanced and fast; null takes the measured ones of a built-in "
+        "model, and refuses both for others",
     )
 
     @model_validator(mode="after")
@@ -167,51 +172,53 @@ class PoolTuning(Section):
 
 
 class PoolArguments(Section):
-    """What of a pool its replicas are started with."""
+    """The part of a pool that its replicas are started with."""
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
-        description="of the Serve application, and of the model at the API unless `served_as` is "
-        "given; `front` is taken",
+        description="name of the Serve application, and of the model at the API unless `served_as` "
+        "is given; `front` is reserved",
     )
-    model: str = Field(
-        description="a built-in model's name, a folder in diffusers' layout, or a hub id"
-    )
+    model: str = Field(description="a built-in model, a folder in diffusers' layout, or a hub id")
     served_as: str | None = Field(
-        None, description="the model's name at the API: pools with the same one share a queue"
+        None, description="name of the model at the API; pools with the same name share a queue"
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="`cuda` needs `num_gpus`")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="where the model runs; `cuda` needs `num_gpus`"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of the weights; `doctor` tells where half precision is emulated"
+        "float32", description="number format; `doctor` warns where half precision is emulated"
     )
     num_cpus: float = Field(
-        1.0, ge=0, description="that Ray reserves for a replica; nothing keeps it to them"
+        1.0, ge=0, description="CPUs that Ray reserves for a replica, which is not confined to them"
     )
     num_gpus: float = Field(
-        0.0, ge=0, description="the same of GPUs; replicas with fractions share one"
+        0.0,
+        ge=0,
+        description="GPUs that Ray reserves for a replica; with fractions, replicas share one",
     )
-    num_threads: int = Field(1, ge=1, description="of torch in a replica")
+    num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
     batches: Literal["mixed", "one-size"] = Field(
         "mixed",
-        description="whether images of several sizes share a denoising step; `one-size` is what "
-        "other engines do, to compare with: predictions still reckon with `mixed`",
+        description="whether images of several sizes share a denoising step; `one-size` is for "
+        "comparison with other engines, and predictions still assume `mixed`",
     )
     layout: Literal["auto", "mixed", "grouped"] = Field(
         "auto",
-        description="whether the sizes of a step share one model call, or take one each; `auto` "
-        "takes what is expected to be faster, by the steps so far",
+        description="whether the sizes of a step share one model call (`mixed`) or take one each "
+        "(`grouped`); `auto` takes the faster one, by the steps so far",
     )
     min_px: int | None = Field(
-        None, ge=8, description="least side of an image; null takes the model's own bound"
+        None, ge=8, description="shortest side of an image; null takes the model's own limit"
     )
-    max_px: int | None = Field(None, ge=8, description="largest side, likewise")
-    max_num_inference_steps: int = Field(100, ge=1)
+    max_px: int | None = Field(None, ge=8, description="longest side, likewise")
+    max_num_inference_steps: int = Field(100, ge=1, description="denoising steps of a call at most")
     memory_gib: float | None = Field(
-        None, gt=0, description="of a replica's device; null takes what is free"
+        None, gt=0, description="memory of the device for a replica; null for all that is free"
     )
     offload: Literal["auto", "never"] = Field(
         "auto",
-        description="whether weights may rest in the machine's memory where a GPU's is short",
+        description="whether weights may stay in the machine's memory where a GPU's is short",
     )
 
     @property
@@ -235,7 +242,7 @@ class PoolArguments(Section):
 class PoolConfig(PoolTuning, PoolArguments):
     """Replicas of one model on one kind of device: one Serve application."""
 
-    replicas: int = Field(1, ge=1, description="processes at the start, each with the whole model")
+    replicas: int = Field(1, ge=1, description="replicas at the start, each with the whole model")
 
     @model_validator(mode="after")
     def _check(self) -> PoolConfig:

@@ -1,4 +1,4 @@
-"""Every key of the configuration, as a document: from the classes that check it."""
+"""The reference of all keys of the configuration, from the classes that validate it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ray_cluster.config.sections import (
     RayConfig,
     StorageArguments,
 )
+from ray_cluster.config.validation_errors import section_in
 
 # how bounds are written
 _BOUNDS = {
@@ -40,24 +41,24 @@ _COUNTS = {"num_gateways", "replicas"}
 
 
 def reference() -> str:
-    """Return a Markdown section for each of the configuration's, with a table of its keys."""
+    """Return the reference as Markdown: a table of keys for each section."""
     return "\n".join(_sections(ClusterConfig, ""))
 
 
 def _sections(kind: type[BaseModel], path: str) -> Iterator[str]:
-    """Find the text of a section, and of those within it."""
+    """Yield the text of a section, and of those within it."""
     fields = kind.model_fields
     rows = [
         f"| `{name}` | {_default(field)} | {_allowed(field)} | {_applied(kind, name)} "
         f"| {field.description or ''} |"
         for name, field in fields.items()
-        if _inner(field.annotation) is None
+        if section_in(field.annotation) is None
     ]
     if rows:
         text = " ".join((kind.__doc__ or "").split()).replace("``", "`")
         yield "\n".join([f"## `{path}`", "", text, "", _HEAD, *rows, ""])
     for name, field in fields.items():
-        inner = _inner(field.annotation)
+        inner = section_in(field.annotation)
         if inner is not None:
             mark = "[]" if get_origin(field.annotation) is tuple else ""
             yield from _sections(inner, f"{path}.{name}{mark}".removeprefix("."))
@@ -69,12 +70,6 @@ def _applied(kind: type[BaseModel], name: str) -> str:
         return "redeploy, nothing replaced"
     is_argument = any(issubclass(kind, one) and name in one.model_fields for one in _ARGUMENTS)
     return "redeploy" if is_argument else "live"
-
-
-def _inner(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, one or several of; None if it holds a value."""
-    found = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
-    return next((one for one in found if issubclass(one, BaseModel)), None)
 
 
 def _default(field: FieldInfo) -> str:

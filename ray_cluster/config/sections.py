@@ -9,12 +9,14 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from ray_cluster.errors import ConfigError
+
 # the keys of `storage` that name a folder or an object store's URL
 BLOB_FOLDERS = ("results", "states", "inputs")
 
 
 class Section(BaseModel):
-    """A mapping that cannot be changed and in which nothing is unknown."""
+    """A frozen mapping without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -23,10 +25,10 @@ class HttpArguments(Section):
     """Where the service listens."""
 
     host: str = Field(
-        "127.0.0.1", description="address to listen at; 0.0.0.0 for all of this machine's"
+        "127.0.0.1", description="address to listen on; 0.0.0.0 for all of this machine"
     )
-    port: int = Field(8000, ge=1, le=65535)
-    keep_alive_s: int = Field(90, ge=1, description="age at which an idle connection is closed")
+    port: int = Field(8000, ge=1, le=65535, description="port of the API")
+    keep_alive_s: int = Field(90, ge=1, description="time after which an idle connection is closed")
 
     @property
     def is_loopback(self) -> bool:
@@ -37,13 +39,11 @@ class HttpArguments(Section):
 class HttpConfig(HttpArguments):
     """Where the service listens and who may call it."""
 
-    num_gateways: int = Field(
-        1, ge=1, le=64, description="processes that answer calls; they keep no state"
-    )
+    num_gateways: int = Field(1, ge=1, le=64, description="gateway processes, which answer calls")
     api_keys: tuple[SecretStr, ...] = Field(
         (),
-        description="who may call, beside the keys in RAY_CLUSTER_API_KEYS (comma-separated); "
-        "anybody where there are none",
+        description="keys that callers must give; those in the environment variable "
+        "RAY_CLUSTER_API_KEYS (comma-separated) are added. Without any key, anybody may call",
     )
 
     @field_validator("api_keys")
@@ -63,26 +63,26 @@ class RayConfig(Section):
     """How to reach Ray: an address, or the ports of a local one that ``serve`` starts."""
 
     address: str | None = Field(
-        None, description="of a running Ray cluster; null starts a local one, to which the rest is"
+        None, description="address of a running Ray; null starts a local one with the other keys"
     )
     auth: Literal["token", "disabled"] = Field(
-        "token", description="whether Ray's own ports ask for its token; they are not only local"
+        "token", description="whether Ray's ports, which other machines reach, ask for a token"
     )
     num_cpus: int | None = Field(
-        None, ge=1, description="that Ray may reserve; null takes all of the machine"
+        None, ge=1, description="number of CPUs that Ray may reserve; null for all of the machine"
     )
-    object_store_mib: int = Field(256, ge=80, description="memory of Ray's object store")
+    object_store_mib: int = Field(256, ge=80, description="size of Ray's object store in memory")
     include_dashboard: bool = Field(True, description="whether Ray's dashboard runs")
-    dashboard_host: str = Field("127.0.0.1", description="address that it listens at")
-    dashboard_port: int = Field(8265, ge=1, le=65535)
+    dashboard_host: str = Field("127.0.0.1", description="address of the dashboard")
+    dashboard_port: int = Field(8265, ge=1, le=65535, description="port of the dashboard")
     metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="of Ray's own Prometheus endpoint; null lets Ray choose"
+        None, ge=1, le=65535, description="port of Ray's Prometheus endpoint; null lets Ray choose"
     )
     worker_port_range: tuple[int, int] | None = Field(
         None, description="first and last port of Ray's worker processes; null lets Ray choose"
     )
     temp_dir: str | None = Field(
-        None, description="folder of Ray's own files; a short path: it holds sockets"
+        None, description="folder of Ray's own files; a short path, because it holds sockets"
     )
 
     @field_validator("worker_port_range")
@@ -94,42 +94,40 @@ class RayConfig(Section):
 
 
 class LimitsConfig(Section):
-    """Bounds on what one request and all waiting requests together may take."""
+    """Limits of one call, of one client and of the queue."""
 
-    max_queued_images: int = Field(64, ge=1, description="that wait, over all models")
-    max_images_per_request: int = Field(10, ge=1, description="`n` of a call")
-    max_header_bytes: int = Field(32 << 10, ge=1024, description="path and headers of a call")
-    max_body_bytes: int = Field(1 << 20, ge=1024, description="of a call")
-    max_body_s: float = Field(30.0, gt=0, description="time that a body may take to arrive")
+    max_queued_images: int = Field(64, ge=1, description="images in the queue, of all models")
+    max_images_per_request: int = Field(10, ge=1, description="images of one call (`n`)")
+    max_header_bytes: int = Field(32 << 10, ge=1024, description="size of path and headers")
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="size of the body of a call")
+    max_body_s: float = Field(30.0, gt=0, description="time in which a body must arrive")
     max_input_bytes: int = Field(
-        50 << 20, ge=1024, description="of one image that a call sends, decoded from base64"
+        50 << 20, ge=1024, description="size of one image in a call, after decoding base64"
     )
     max_upload_bytes: int = Field(
-        200 << 20, ge=1024, description="of a call that sends images as files (multipart)"
+        200 << 20, ge=1024, description="size of a call that sends images as files (multipart)"
     )
     max_upload_s: float = Field(
-        300.0, gt=0, description="time that the body of such a call may take to arrive"
+        300.0, gt=0, description="time in which the body of such a call must arrive"
     )
     max_send_stall_s: float = Field(
-        60.0, gt=0, description="time for which a client may leave its reply unread"
+        60.0, gt=0, description="time after which a client that does not read its reply is cut off"
     )
     max_prompt_chars: int = Field(
-        4000, ge=1, description="of a prompt; the model's own bound in tokens is checked, too"
+        4000, ge=1, description="length of a prompt; the model's own limit in tokens applies too"
     )
-    max_open_jobs_per_client: int = Field(
-        1000, ge=1, description="jobs of an API key that have not ended"
-    )
+    max_open_jobs_per_client: int = Field(1000, ge=1, description="unfinished jobs of one API key")
     max_attached_images_per_client: int = Field(
         1000,
         ge=1,
-        description="waiting or being made for calls that wait; a client is an API key, or an "
-        "address where there are none",
+        description="unfinished images of calls that wait for them, of one client: an API key, or "
+        "an address where there are no keys",
     )
     max_streams_per_client: int = Field(
-        100, ge=1, description="event streams of jobs that a client may have open at one gateway"
+        100, ge=1, description="open event streams of jobs of one client at one gateway"
     )
     max_stream_s: float = Field(
-        3600.0, gt=0, description="age at which an event stream ends; clients take it up again"
+        3600.0, gt=0, description="age at which an event stream ends; clients open it again"
     )
 
     @model_validator(mode="after")
@@ -150,27 +148,29 @@ class LimitsConfig(Section):
 
 
 class DispatchSettings(Section):
-    """Time constants of the dispatcher."""
+    """Times, deadlines and preemption in the dispatcher."""
 
-    default_slo_s: float = Field(
-        60.0, gt=0, description="deadline of a call that gives none (`slo_s`)"
-    )
-    poll_s: float = Field(1.0, gt=0, description="longest time a lease poll is held open")
+    default_slo_s: float = Field(60.0, gt=0, description="deadline of calls without `slo_s`")
+    poll_s: float = Field(1.0, gt=0, description="longest time that a replica's poll is held open")
     progress_s: float = Field(
-        0.25, gt=0, description="the same while the replica makes images of jobs: age of progress"
+        0.25, gt=0, description="the same while it makes images of jobs, to report progress"
     )
     replica_timeout_s: float = Field(6.0, gt=0, description="silence after which a replica is dead")
-    attached_timeout_s: float = Field(15.0, gt=0, description="the same of a client")
-    max_attempts: int = Field(5, ge=1, description="lost leases after which a request ends")
+    attached_timeout_s: float = Field(
+        15.0, gt=0, description="silence of a waiting client after which its images are cancelled"
+    )
+    max_attempts: int = Field(
+        5, ge=1, description="attempts on replicas that died, after which a request fails"
+    )
     preemption: bool = Field(
         True,
-        description="whether an image that is being made may give its place to one that would be "
-        "late without it, and go on later, if neither it nor anybody else is late for that",
+        description="whether a running image may be interrupted and resumed later, so that another "
+        "one meets its deadline; never if that makes any image late",
     )
     starvation_s: float = Field(
         600.0,
         gt=0,
-        description="wait after which a request that is past its deadline comes before all others, "
+        description="waiting time after which a request past its deadline goes before all others, "
         "whatever their priority",
     )
 
@@ -185,59 +185,58 @@ class DispatchSettings(Section):
 
 
 class DispatchArguments(Section):
-    """Where the dispatcher listens, and for how long it is waited for."""
+    """Port of the dispatcher, and how long others wait for it."""
 
-    patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher's answer")
-    port: int = Field(0, ge=0, le=65535, description="of the dispatcher; 0 takes a free one")
+    patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher to answer")
+    port: int = Field(0, ge=0, le=65535, description="port of the dispatcher; 0 for any free one")
 
 
 class DispatchConfig(DispatchSettings, DispatchArguments):
-    """Time constants of the dispatcher, and its port."""
+    """The dispatcher: times, deadlines, preemption, and its port."""
 
 
 class StorageSettings(Section):
-    """How much of the jobs and their images is kept, and for how long."""
+    """How long and up to which size jobs and their images are kept."""
 
     retention_s: float = Field(
-        7 * 86400.0, gt=0, description="age at which jobs and images are forgotten"
+        7 * 86400.0, gt=0, description="age at which jobs and their images are deleted"
     )
     max_results_mib: int | None = Field(
-        10240, ge=1, description="size of all results above which the oldest are forgotten"
+        10240,
+        ge=1,
+        description="size of results above which the oldest are deleted; null for no limit",
     )
 
 
 class StorageArguments(Section):
-    """Where that is kept, and what is done of unfinished images, and images that calls send.
-
-    Relative folders start where ``serve`` is called.
-    """
+    """Where jobs and images are stored. Relative folders start where ``serve`` is called."""
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
         description="sqlite:///file, or postgresql://user:password@host/database",
     )
     results: str = Field(
-        ".ray-cluster/results", description="a folder, or an object store's URL (s3://...)"
+        ".ray-cluster/results", description="finished images: a folder, or an object store's URL"
     )
     states: str = Field(
         ".ray-cluster/states",
-        description="where replicas leave unfinished images for others; likewise",
+        description="states of unfinished images, from which other replicas resume: likewise",
     )
     inputs: str = Field(
         ".ray-cluster/inputs",
-        description="where gateways store the images that calls send; likewise, and of this cell "
-        "alone: its dispatcher deletes what none of its own requests uses",
+        description="images that calls send: likewise, and not shared with another service: those "
+        "that no request uses are deleted",
     )
     inputs_grace_s: float = Field(
         3600.0,
         ge=600,
-        description="age from which such an image is deleted, unless a request that has not ended "
-        "uses it; it may stay up to three times as long",
+        description="age at which such an image is deleted unless an unfinished request uses it; "
+        "it may stay up to three times as long",
     )
     is_shared: bool = Field(
         False,
-        description="whether all nodes see the same files at these paths, and these outlive each "
-        "of them: without it, files are refused in a cluster of several nodes",
+        description="whether these folders are on a disk that all nodes share and that outlives "
+        "each of them; otherwise folders are refused in a cluster of several nodes",
     )
 
     @field_validator("jobs")
@@ -268,18 +267,42 @@ class StorageArguments(Section):
         }
         return self.model_copy(update={"jobs": jobs} | folders)
 
+    def check_nodes(self, num_nodes: int) -> None:
+        """Refuse files of one node as the storage of a cell on several.
+
+        A dispatcher that restarts on another node would find no jobs, and nobody the images that
+        were made there.
+
+        Raises:
+            ConfigError: names the keys, and what to set.
+        """
+        places = {key: getattr(self, key) for key in ("jobs", *BLOB_FOLDERS)}
+        local = [f"storage.{key} ({value})" for key, value in places.items() if _is_local(value)]
+        if num_nodes <= 1 or self.is_shared or not local:
+            return
+        raise ConfigError(
+            f"the Ray cluster has {num_nodes} nodes, but {' and '.join(local)} would be on the "
+            "disk of one of them. Set storage.jobs to 'postgresql://user:password@host/database', "
+            "and storage.results, storage.states and storage.inputs to an object store "
+            "('s3://bucket/folder'); or, if these paths are on a disk that all nodes share and "
+            "that outlives each of them, set storage.is_shared: true"
+        )
+
+
+def _is_local(place: str) -> bool:
+    scheme, mark, _ = place.partition("://")
+    return not mark or scheme in {"sqlite", "file", "local"}
+
 
 class StorageConfig(StorageSettings, StorageArguments):
-    """What outlives processes: jobs and their images, and what is done of images that are not yet
-    finished. Relative folders start where ``serve`` is called."""
+    """Where jobs and images are stored, and for how long. Relative folders start where ``serve`` is
+    called."""
 
 
 class LogsConfig(Section):
-    """What gateways, dispatcher and replicas write to their log files; docs/logs.md tells it."""
+    """Log files of gateways, dispatcher and replicas; see docs/logs.md."""
 
-    format: Literal["text", "json"] = Field(
-        "text", description="lines for a person to read, or one JSON object per line"
-    )
+    format: Literal["text", "json"] = Field("text", description="readable lines, or JSON objects")
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe lines that are written"
+        "info", description="lowest level that is written"
     )

@@ -1,4 +1,4 @@
-"""What of a configuration changes while the service runs: one document, named by its content."""
+"""The settings: the part of a configuration that changes while the service runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _VERSION_CHARS = 12
 
 
 def key_digest(key: str) -> str:
-    """Return what stands for an API key wherever it is kept or sent."""
+    """Return the digest of an API key, which is stored and sent in its place."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class PoolSettings(PoolTuning):
-    """The settings of one pool, and the two things of its arguments that calls are checked with."""
+    """The settings of one pool, and the arguments of it that calls are validated with."""
 
     name: str
     model_name: str
@@ -48,7 +48,7 @@ class Settings(Section):
 
     @cached_property
     def version(self) -> str:
-        """Equal for equal settings, however their file is written."""
+        """A digest, equal for equal settings however their file is written."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:_VERSION_CHARS]
 
     def pool(self, name: str) -> PoolSettings | None:
@@ -57,7 +57,7 @@ class Settings(Section):
 
 
 def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> Settings:
-    """Return the part of a configuration that is applied while the service runs.
+    """Return the settings in a configuration.
 
     Args:
         more_keys: API keys beside those of the configuration.

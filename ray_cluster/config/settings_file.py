@@ -37,14 +37,14 @@ class SettingsFile:
         self._check = check
 
     def content(self) -> bytes:
-        """Return what is in it; :class:`ConfigError` if it cannot be read."""
+        """Return its content; :class:`ConfigError` if it cannot be read."""
         try:
             return self.path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read the configuration {self.path}: {error}") from None
 
     def parse(self, content: bytes) -> ClusterConfig:
-        """Return what it says with this content; ConfigError names everything that is wrong."""
+        """Return the configuration in a content; ConfigError names everything that is wrong."""
         try:
             mapping = parse_mapping(content, "configuration")
             config = load_config(mapping, folder=self._folder)
@@ -53,38 +53,27 @@ class SettingsFile:
             raise ConfigError(f"{self.path}: {error}") from error
         return config
 
-    @property
-    def obstacle(self) -> str:
-        """Why it cannot be written here, and what to do; empty if it can."""
-        if (self.path.parent / _CONFIG_MAP_LINK).is_symlink():
-            return (
-                f"{self.path} is mounted from a ConfigMap: edit that, and it is applied by itself"
-            )
-        target = Path(os.path.realpath(self.path))
-        if not os.access(target.parent, os.W_OK) or (target.exists() and _is_read_only(target)):
-            return (
-                f"{self.path} is read-only where the dispatcher runs: edit it where it comes from"
-            )
-        return ""
-
     def write(self, text: str) -> None:
-        """Replace the file at once; whoever reads it sees all of the old or all of the new.
+        """Replace the file at once: its readers see all of the old or all of the new.
 
         Raises:
             ConfigError: it cannot be written, or the text is no valid configuration.
         """
-        if self.obstacle:
-            raise ConfigError(self.obstacle)
-        self.parse(text.encode())
+        if (self.path.parent / _CONFIG_MAP_LINK).is_symlink():
+            raise ConfigError(
+                f"{self.path} is mounted from a ConfigMap: edit that, and it is applied by itself"
+            )
         target = Path(os.path.realpath(self.path))
+        is_read_only = target.exists() and not os.access(target, os.W_OK)
+        if is_read_only or not os.access(target.parent, os.W_OK):
+            raise ConfigError(
+                f"{self.path} is read-only where the dispatcher runs: edit it where it comes from"
+            )
+        self.parse(text.encode())
         try:
             _replace(target, text)
         except OSError as error:
             raise ConfigError(f"cannot write {self.path}: {error}") from None
-
-
-def _is_read_only(path: Path) -> bool:
-    return not os.access(path, os.W_OK)
 
 
 def _replace(target: Path, text: str) -> None:

@@ -1,24 +1,69 @@
-"""Says what is wrong with a configuration, key by key."""
+"""What is wrong with values that pydantic refused, in words."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ray_cluster.config.pydantic_messages import must_be
+# the end of "'n' must be ..." by pydantic's error type, filled with the error's context
+_MUST_BE = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "string_too_short": "a string that is not empty",
+    "string_too_long": "at most {max_length} characters",
+    "string_unicode": "text without half characters (lone surrogates)",
+    "too_short": "a list of at least {min_length}",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "literal_error": "{expected}",
+}
+
+
+def must_be(item: Mapping[str, Any]) -> str | None:
+    """Return what a value must be, as the end of a sentence; None where pydantic's words must do.
+
+    Args:
+        item: one of a ``ValidationError``'s errors.
+    """
+    kind, given = item["type"], item.get("input")
+    if kind == "float_type" and isinstance(given, int) and not isinstance(given, bool):
+        # a whole number that is too large for a float
+        kind = "finite_number"
+    if kind not in _MUST_BE:
+        return None
+    context = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in item.get("ctx", {}).items()
+    }
+    return _MUST_BE[kind].format(**context)
 
 
 def describe(error: ValidationError, root: type[BaseModel]) -> str:
     """Return every problem: the key, what was given, what is allowed.
 
     Args:
-        root: the section that was validated.
+        root: the model that was validated.
     """
-    rows = []
+    rows: list[str] = []
+    # sections whose keys are listed already
+    listed: set[type[BaseModel]] = set()
     items = error.errors(include_url=False)
     for item in items:
         place = item["loc"]
@@ -27,13 +72,17 @@ def describe(error: ValidationError, root: type[BaseModel]) -> str:
         ):
             # pydantic counts only the valid ones
             continue
-        key = ".".join(str(part) for part in place)
         if item["type"] == "extra_forbidden":
-            rows.append(f"{key}: {_unknown_key(item['loc'], root)}")
+            section = _section_at(place[:-1], root)
+            hint = _hint(str(place[-1]), section, root)
+            allowed = "" if section in listed else f"allowed: {', '.join(section.model_fields)}"
+            listed.add(section)
+            rows.append(f"{_dotted(place)}: there is no such key; {hint}{allowed}".rstrip("; "))
             continue
         given = item.get("input")
         shown = "" if isinstance(given, dict | list | tuple) else f" (given {_short(given)})"
-        rows.append(f"{_message(item)}{shown}" if not place else f"{key}: {_message(item)}{shown}")
+        key = f"{_dotted(place)}: " if place else ""
+        rows.append(f"{key}{_message(item)}{shown}")
     return "; ".join(rows)
 
 
@@ -49,20 +98,39 @@ def _short(given: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def _unknown_key(place: Sequence[str | int], root: type[BaseModel]) -> str:
-    """Return what to write instead of a key that does not exist."""
-    known = list(_section_at(place[:-1], root).model_fields)
-    near = difflib.get_close_matches(str(place[-1]), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"there is no such key; {hint}allowed: {', '.join(known)}"
+def _dotted(place: tuple[str | int, ...]) -> str:
+    return ".".join(str(part) for part in place)
 
 
-def _section_at(place: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel]:
+def _hint(key: str, section: type[BaseModel], root: type[BaseModel]) -> str:
+    """Return a key of this section, or else of another, that may be meant."""
+    near = difflib.get_close_matches(key, section.model_fields, n=1)
+    if not near:
+        everywhere = dict(_keys(root, ""))
+        near = [everywhere[one] for one in difflib.get_close_matches(key, everywhere, n=1)]
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _section_at(place: tuple[str | int, ...], root: type[BaseModel]) -> type[BaseModel]:
     """Return the section that stands at a place of the configuration, as pydantic names it."""
     section = root
     for part in place:
         # a number is the place in a list of sections, whose type the key before has given
-        if isinstance(part, str):
-            annotation: Any = section.model_fields[part].annotation
-            section = next(iter(get_args(annotation)), annotation)
+        if isinstance(part, str) and part in section.model_fields:
+            section = section_in(section.model_fields[part].annotation) or section
     return section
+
+
+def _keys(section: type[BaseModel], path: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the dotted path of every key in and below a section."""
+    for name, field in section.model_fields.items():
+        yield name, f"{path}{name}"
+        inner = section_in(field.annotation)
+        if inner is not None:
+            yield from _keys(inner, f"{path}{name}.")
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a field holds, one or several of; None if it holds a value."""
+    found = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
+    return next((one for one in found if issubclass(one, BaseModel)), None)

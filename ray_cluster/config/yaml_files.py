@@ -14,7 +14,7 @@ _MOST_BYTES = 4_000_000
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses what is said twice: the first would be lost without a word."""
+    """Refuses a key that is there twice: the first value would be lost without a warning."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return keys and values; ConstructorError for a key that is there twice."""

@@ -11,10 +11,8 @@ import pytest
 import torch
 import yaml
 
-from ray_cluster.cli.checks.finding import Finding
-from ray_cluster.cli.checks.gpus import check_gpus
-from ray_cluster.cli.checks.machine import check_machine
-from ray_cluster.cli.checks.processor import check_processor
+from ray_cluster.cli.checks import Finding
+from ray_cluster.cli.checks.machine import check_gpus, check_machine, check_processor
 from ray_cluster.cli.checks.service import check_service
 from ray_cluster.cli.checks.software import check_software
 from ray_cluster.config.loading import ClusterConfig, load_config

@@ -237,8 +237,8 @@ def test_a_job_that_somebody_else_cancels(cli: Cli, served: Served, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("is_made", "how"),
-    [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)],
-    ids=["waiting", "being made", "terminated"],
+    [(False, signal.SIGINT), (True, signal.SIGTERM)],
+    ids=["waiting", "being made"],
 )
 def test_a_signal_cancels_the_job_and_says_so(
     served: Served, tmp_path: Path, is_made: bool, how: signal.Signals

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ray_cluster.cli.model_tables import card_lines
+from ray_cluster.cli.model_list import card_lines
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.training import export, stages
 from ray_cluster.training.runs import TrainingRun, open_run
@@ -24,12 +25,15 @@ def test_built_in_models_are_listed(cli: Cli) -> None:
     assert "apache-2.0" in result.output
 
 
-def test_a_narrow_terminal_loses_nothing_of_a_table(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_loses_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", str(width))
     lines = cli("models", "list").output.splitlines()
-    assert max(len(line) for line in lines) <= 60
+    assert max(len(line) for line in lines) <= width
+    # a line for each, and its sentence below
+    assert any(re.match(r"shapes-sd +model +\d+\.\d MB  apache-2.0", line) for line in lines)
     card = builtin_folder("shapes-sd")
     assert card is not None
     assert str(card.parent) in "".join(line.strip() for line in lines)
@@ -41,6 +45,8 @@ def test_served_models_are_listed(cli: Cli, service_url: str) -> None:
     result = cli("models", "list", "--url", service_url, "--api-key", "secret")
     assert result.exit_code == 0, result.output
     assert "shapes " in result.output
+    served = result.output.partition("served at")[2]
+    assert max(len(line) for line in served.splitlines()) <= 80
     assert "32 to 128 px" in result.output
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ray_cluster.cli.commands import command
-from ray_cluster.cli.failure_text import own_error, short_reason
+from ray_cluster.cli.output import command
 from ray_cluster.cli.plans import PlansInBackground, plan_pool
 from ray_cluster.cli.ports import check_ports
+from ray_cluster.cli.ray_messages import own_error, short_reason
 from ray_cluster.cli.report import (
     base_url,
     curl_example,
@@ -118,6 +118,10 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
             "pools.0.defaults.sampelr: there is no such key; did you mean 'sampler'? allowed: size",
         ),
         ("{zzz: 1, pools: [{name: a, model: b}]}", "no such key; allowed: http, ray, limits"),
+        (
+            "{api_key: [x], pools: [{name: a, model: b}]}",
+            "api_key: there is no such key; did you mean 'http.api_keys'? allowed: http, ray",
+        ),
         ("a: [", "cannot read the configuration"),
         ("{pools: [{name: a, model: b}], pools: []}", "the key 'pools' is there twice"),
         ("pools: " + 2000 * "[" + 2000 * "]", "nested too deeply"),
@@ -181,6 +185,18 @@ def test_a_wrong_configuration_is_told_without_a_traceback(
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert sentence in result.stderr
+
+
+def test_the_keys_of_a_section_are_listed_once(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        "{http: {prot: 1, hots: x}, pools: [{name: a, model: b, u: 1}, {name: c, model: d, v: 1}]}"
+    )
+    said = cli("serve", path).stderr
+    assert "http.prot: there is no such key; did you mean 'port'? allowed: host" in said
+    assert "http.hots: there is no such key; did you mean 'host'?; pools.0.u" in said
+    assert "pools.1.v: there is no such key" in said
+    assert (said.count("num_gateways"), said.count("max_num_inference_steps")) == (1, 1)
 
 
 def test_options_change_the_configuration_and_are_checked_like_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
-from ray_cluster.cli import settings_apply
-from ray_cluster.cli.settings_apply import NotApplied, apply_file, changes_of
-from ray_cluster.cli.settings_show import shown
+from ray_cluster.cli import settings_run
+from ray_cluster.cli.progress import StateScreen
+from ray_cluster.cli.settings_run import NotApplied, apply_file, changes_of, settings_text
 from ray_cluster.config.arguments import front_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
@@ -55,7 +57,6 @@ class FakeCell:
             version=settings.version,
             settings=settings,
             path="/x.yaml",
-            obstacle="",
             problem="",
             front=front_arguments(self._running, "/x.yaml"),
             pools={
@@ -93,12 +94,14 @@ class FakeCell:
     def remove(self, names: Collection[str], on_change: Callable[[str, str], None]) -> None:
         self.done.append(f"remove {', '.join(names)}")
         for name in names:
-            on_change(name, "stopped")
+            # as at every look
+            for state in ("stopping", "stopping", "stopping", "stopped"):
+                on_change(name, state)
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_apply, "_POLL_S", 0.001)
+    monkeypatch.setattr(settings_run, "_POLL_S", 0.001)
 
 
 def applied(
@@ -106,16 +109,20 @@ def applied(
 ) -> str:
     path = folder / "wanted.yaml"
     path.write_text(yaml.safe_dump({"pools": list(pools), **sections}))
-    said: list[str] = []
-    apply_file(cell, path, timeout_s=timeout_s, say=said.append)
-    return "\n".join(said)
+    text = io.StringIO()
+    with StateScreen(Console(file=text, soft_wrap=True)) as screen:
+        apply_file(cell, path, timeout_s=timeout_s, show=screen.show)
+    # without the seconds in front
+    return "\n".join(
+        line.split("  ", maxsplit=2)[-1].strip() for line in text.getvalue().splitlines()
+    )
 
 
 def test_a_setting_is_written_and_waited_for(tmp_path: Path) -> None:
     cell = FakeCell(config_of(A))
     said = applied(cell, tmp_path, A, limits={"max_queued_images": 7})
     assert cell.done == ["write"]
-    assert "1 gateway(s) and 1 replica(s) go by it" in said
+    assert "applied by 1 gateway(s) and 1 replica(s)" in said
 
 
 def test_a_new_pool_is_added_after_the_document_names_it(tmp_path: Path) -> None:
@@ -131,6 +138,8 @@ def test_a_removed_pool_goes_once_its_images_are_made(tmp_path: Path) -> None:
     said = applied(cell, tmp_path, A)
     assert cell.done == ["write", "remove b"]
     assert "b: 1 image(s) left" in said
+    lines = said.splitlines()
+    assert len(set(lines)) == len(lines), "each state once"
     assert said.endswith("pool b: stopped")
 
 
@@ -199,7 +208,7 @@ def test_a_process_that_does_not_follow_is_named(tmp_path: Path) -> None:
 
 def test_what_is_shown_has_no_key(tmp_path: Path) -> None:
     cell = FakeCell(config_of(A, http={"api_keys": ["very-secret"]}))
-    text = shown(cell.report())
+    text = settings_text(cell.report())
     assert "very-secret" not in text
     content = yaml.safe_load(text)
     assert content["http"]["api_keys"][0].startswith("sha256:")

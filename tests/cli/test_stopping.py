@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import yaml
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from rich.console import Console
 
-from ray_cluster.cli.drain import drain
+from ray_cluster.cli import service_run
+from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.ray_messages import RayMessages
 from ray_cluster.cli.ray_service import RayService
-from ray_cluster.cli.state_screen import StateScreen
+from ray_cluster.cli.served_file import ServedFile
+from ray_cluster.cli.service_run import drain
 from ray_cluster.config.loading import load_config
+from ray_cluster.deployments.service import ApplicationState
 
 
 class FakeService:
@@ -108,6 +114,53 @@ def test_every_state_is_a_line_where_there_is_no_terminal() -> None:
         screen.show("images", "none in flight", is_done=True)
     lines = [line.split("  ", maxsplit=2)[-1] for line in text.getvalue().splitlines()]
     assert lines == ["images: 2 being finished", "images: none in flight"]
+
+
+POOL = {"name": "a", "model": "shapes-sd"}
+
+
+def test_a_refused_file_changes_nothing_for_serve(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"pools": [POOL]}))
+    served = ServedFile(path, {})
+    service = RayService(served.load(), served)
+    # a valid configuration, which the dispatcher refuses: there is no such model
+    path.write_text(yaml.safe_dump({"pools": [POOL, {"name": "zz", "model": "no-such-model"}]}))
+    service.refresh()
+    assert [pool.name for pool in service.config.pools] == ["a"]
+    path.write_text(yaml.safe_dump({"pools": [POOL, {"name": "b", "model": "shapes-sd"}]}))
+    service.refresh()
+    assert [pool.name for pool in service.config.pools] == ["a", "b"]
+
+
+def test_what_fails_or_recovers_is_said_and_a_new_pool_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched:
+        """Shows the states of its applications look by look, then ends with a signal."""
+
+        looks: ClassVar = [
+            {"front": "running", "a": "running"},
+            # in the file, and not deployed yet
+            {"front": "running", "a": "running", "zz": "starting"},
+            {"front": "running", "a": "failed", "zz": "running"},
+            {"front": "running", "a": "running", "zz": "starting"},
+        ]
+
+        def refresh(self) -> None: ...
+
+        def application_states(self) -> list[ApplicationState]:
+            if not self.looks:
+                raise KeyboardInterrupt
+            return [ApplicationState(name, state) for name, state in self.looks.pop(0).items()]
+
+    monkeypatch.setattr(service_run, "_WATCH_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        service_run._watch(Watched())
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"warning: {text}" for text in ("a is failed", "a is running", "zz is starting")
+    ]
 
 
 # as Ray 2.60 writes it

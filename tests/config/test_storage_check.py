@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ray_cluster.config.sections import StorageConfig
-from ray_cluster.config.storage_check import check_storage
 from ray_cluster.errors import ConfigError
 
 LOCAL = "sqlite:////data/jobs.db"
@@ -28,12 +27,12 @@ def test_files_of_one_node_are_refused_on_several(
         jobs=jobs, results=results, states="s3://bucket/states", inputs="s3://bucket/inputs"
     )
     with pytest.raises(ConfigError) as caught:
-        check_storage(config, num_nodes=2)
+        config.check_nodes(2)
     message = str(caught.value)
     assert all(name in message for name in ["2 nodes", *named, "storage.is_shared: true"])
     assert "secret" not in message
-    check_storage(config, num_nodes=1)
-    check_storage(config.model_copy(update={"is_shared": True}), num_nodes=2)
+    config.check_nodes(1)
+    config.model_copy(update={"is_shared": True}).check_nodes(2)
 
 
 @pytest.mark.parametrize("key", ["states", "inputs"])
@@ -41,11 +40,11 @@ def test_unfinished_images_and_inputs_of_one_node_are_refused_too(key: str) -> N
     remote = {one: f"s3://bucket/{one}" for one in ("results", "states", "inputs")}
     config = StorageConfig(jobs=POSTGRESQL, **{**remote, key: f"/data/{key}"})
     with pytest.raises(ConfigError, match=rf"but storage.{key} \(/data/{key}\) would"):
-        check_storage(config, num_nodes=2)
+        config.check_nodes(2)
 
 
 def test_servers_are_taken_on_any_number_of_nodes() -> None:
     config = StorageConfig(
         jobs=POSTGRESQL, results="s3://bucket/r", states="s3://bucket/s", inputs="s3://bucket/i"
     )
-    check_storage(config, num_nodes=9)
+    config.check_nodes(9)

@@ -83,7 +83,7 @@ def add_a_pool(service: Service, document: Document) -> None:
     content["pools"].append(DRAFT)
     wanted.write_text(yaml.safe_dump(content))
     said = settings_command(service, "apply", wanted)
-    assert "2 gateway(s) and 3 replica(s) go by it" in said
+    assert "applied by 2 gateway(s) and 3 replica(s)" in said
     assert document.path.read_text() == wanted.read_text()
     assert call(service, model="draft").status_code == 200
     shown = settings_command(service, "show")
@@ -98,7 +98,7 @@ def remove_it(service: Service, document: Document) -> None:
     content["pools"][0].update(max_batch=8, max_in_flight=8)
     wanted.write_text(yaml.safe_dump(content))
     said = settings_command(service, "apply", wanted)
-    assert "2 gateway(s) and 2 replica(s) go by it" in said
+    assert "applied by 2 gateway(s) and 2 replica(s)" in said
     assert "pool draft: stopped" in said
     wait_for(is_answered(service, 404, model="draft"), "the model's end")
 

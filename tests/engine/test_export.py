@@ -89,7 +89,7 @@ _OTHER_PROCESS = """
 import sys, time
 from pathlib import Path
 import torch
-from ray_cluster.config.loading import PoolConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine

@@ -1,59 +1,70 @@
-"""Memory, disks, temporary folders, limits and the clock of this machine."""
+"""What ``doctor`` finds of memory, disks, limits, clock, processor, GPUs and the model cache."""
 
 from __future__ import annotations
 
 import os
 import resource
 import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 import ray_cluster
-from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
+from ray_cluster.cli.checks import Finding, ok, problem, warning
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import RayConfig
+from ray_cluster.process.machine import cpu_model
 
 _GIB = 2**30
 _MIB = 2**20
 # below the first nothing starts, below the second logs and spilled objects may fill it
-_LEAST_TEMP_BYTES = 200 * _MIB
+_MIN_TEMP_BYTES = 200 * _MIB
 _ENOUGH_TEMP_BYTES = 5 * _GIB
-_LEAST_FREE_MEMORY_BYTES = 2 * _GIB
-_LEAST_FILES = 4096
+_MIN_FREE_MEMORY_BYTES = 2 * _GIB
+_MIN_OPEN_FILES = 4096
 # what the longest socket path adds to Ray's folder, and what Linux allows for the whole
 _SOCKET_TAIL = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.1"
 _MAX_SOCKET_BYTES = 107
 _DAY_S = 86400.0
+# SDXL in half precision takes 7 GB
+_ENOUGH_CACHE_BYTES = 10 * _GIB
 
 
 def check_machine(ray: RayConfig) -> Iterator[Finding]:
-    """Yield what there is to say of the machine; of Ray's needs only where Ray starts here."""
-    yield _memory()
-    folder = Path(ray.temp_dir) if ray.temp_dir else Path(tempfile.gettempdir()) / "ray"
+    """Yield findings about the machine; about Ray's needs only where Ray starts here."""
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
+    if memory.available < _MIN_FREE_MEMORY_BYTES:
+        yield warning("memory", found, "Ray alone takes about 1 GiB; end other programs")
+    else:
+        yield ok("memory", found)
     if ray.address is None:
+        folder = Path(ray.temp_dir) if ray.temp_dir else Path(tempfile.gettempdir()) / "ray"
         yield _temp_folder(folder)
         yield _socket_paths(folder)
         yield _shared_memory(ray)
         if ray.auth == "token":
             yield _token_folder(Path.home() / ".ray")
-    yield _open_files()
-    yield _clock()
-
-
-def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free"
-    if memory.available < _LEAST_FREE_MEMORY_BYTES:
-        return warning("memory", found, "Ray alone takes about 1 GiB; end other programs")
-    return ok("memory", found)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _MIN_OPEN_FILES:
+        yield warning("open files", f"at most {soft}", f"ulimit -n {_MIN_OPEN_FILES}")
+    else:
+        yield ok("open files", f"at most {soft}")
+    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    # such a clock breaks TLS and the times of files
+    if time.time() < Path(ray_cluster.__file__).stat().st_mtime - _DAY_S:
+        yield warning("clock", f"{now}, older than this program", "set the clock")
+    else:
+        yield ok("clock", now)
 
 
 def _temp_folder(folder: Path) -> Finding:
-    existing = nearest_existing(folder)
-    if not is_writable(existing):
+    existing = _nearest_existing(folder)
+    if not _is_writable(existing):
         return problem(
             "temporary folder",
             f"{existing} cannot be written to",
@@ -61,7 +72,7 @@ def _temp_folder(folder: Path) -> Finding:
         )
     free = shutil.disk_usage(existing).free
     found = f"{folder}, {free / _GIB:.1f} GiB free"
-    if free < _LEAST_TEMP_BYTES:
+    if free < _MIN_TEMP_BYTES:
         return problem("temporary folder", found, "free space there, or set ray.temp_dir")
     if free < _ENOUGH_TEMP_BYTES:
         return warning("temporary folder", found, "logs and spilled objects may fill it")
@@ -97,7 +108,7 @@ def _shared_memory(ray: RayConfig) -> Finding:
 
 
 def _token_folder(folder: Path) -> Finding:
-    if is_writable(nearest_existing(folder)):
+    if _is_writable(_nearest_existing(folder)):
         return ok("Ray's token", f"kept in {folder}")
     return problem(
         "Ray's token",
@@ -107,23 +118,112 @@ def _token_folder(folder: Path) -> Finding:
     )
 
 
-def _open_files() -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
-        return warning("open files", f"at most {soft}", f"ulimit -n {_LEAST_FILES}")
-    return ok("open files", f"at most {soft}")
+def check_model_cache() -> Iterator[Finding]:
+    """Yield a finding about Hugging Face's cache of downloaded models."""
+    from huggingface_hub import constants
+
+    folder = _nearest_existing(Path(constants.HF_HUB_CACHE))
+    free = shutil.disk_usage(folder).free
+    mode = "offline" if constants.HF_HUB_OFFLINE else "downloads allowed"
+    found = f"{constants.HF_HUB_CACHE}, {free / _GIB:.1f} GiB free, {mode}"
+    if not _is_writable(folder):
+        yield warning(
+            "model cache", f"{found}, not writable", "set HF_HOME to a folder of your own"
+        )
+    elif free < _ENOUGH_CACHE_BYTES:
+        yield warning("model cache", found, "large models will not fit; set HF_HOME elsewhere")
+    else:
+        yield ok("model cache", found)
 
 
-def _clock() -> Finding:
-    """A clock that is older than this program would break TLS and file times."""
-    installed_s = Path(ray_cluster.__file__).stat().st_mtime
-    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-    if time.time() < installed_s - _DAY_S:
-        return warning("clock", f"{now}, older than this program", "set the clock")
-    return ok("clock", now)
+def check_processor(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
+    """Yield findings about the processor, and about the number formats of pools on it."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        # reported by another check
+        return
+    found = f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
+    on_cpu = {pool.dtype for pool in pools if pool.device == "cpu"}
+    slow = sorted(dtype for dtype in on_cpu if not _has_fast(dtype))
+    if not slow:
+        yield ok("processor", found)
+    for dtype in slow:
+        names = ", ".join(pool.name for pool in pools if pool.dtype == dtype)
+        yield warning(
+            "processor",
+            f"{found}: no instructions for {dtype} (pool {names})",
+            f"{dtype} is emulated and takes three to four times as long; set dtype: float32",
+        )
 
 
-def nearest_existing(folder: Path) -> Path:
+def _has_fast(dtype: str) -> bool:
+    """Whether a model computes in these numbers about as fast as in float32, or faster."""
+    import torch
+
+    if dtype == "float32":
+        return True
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == "bfloat16":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def check_gpus(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
+    """Yield the GPUs of this machine and what the pools miss."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        # reported by another check
+        return
+    driver = _gpu_driver()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        free, total = torch.cuda.mem_get_info(index)
+        yield ok(
+            f"GPU {index}",
+            f"{torch.cuda.get_device_name(index)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB "
+            f"free, driver {driver or 'unknown'}",
+        )
+    if count == 0 and driver is None:
+        yield ok("GPU", "none; models run on the CPU")
+    elif count == 0 and torch.version.cuda is None:
+        yield warning(
+            "GPU",
+            f"driver {driver}, but torch is a CPU build",
+            "install a CUDA build of torch to use the GPU",
+        )
+    elif count == 0:
+        yield warning(
+            "GPU",
+            f"driver {driver}, but torch with CUDA {torch.version.cuda} cannot use it",
+            "update the driver, or install a torch for an older CUDA",
+        )
+    wanted = sum(pool.num_gpus * pool.replicas for pool in pools)
+    if wanted > count:
+        names = ", ".join(pool.name for pool in pools if pool.num_gpus)
+        yield problem(
+            "GPUs for the pools",
+            f"{names} want {wanted:g} GPU(s), {count} can be used",
+            "lower replicas or num_gpus, or set device: cpu and num_gpus: 0",
+        )
+
+
+def _gpu_driver() -> str | None:
+    """Return the version of NVIDIA's driver, if there is one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.split("\n")[0].strip() or None
+
+
+def _nearest_existing(folder: Path) -> Path:
     """Return the folder or the nearest one above it that exists."""
     folder = folder.expanduser().absolute()
     while not folder.exists():
@@ -131,6 +231,5 @@ def nearest_existing(folder: Path) -> Path:
     return folder
 
 
-def is_writable(folder: Path) -> bool:
-    """Whether this user may make files in an existing folder."""
+def _is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

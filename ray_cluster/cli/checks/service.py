@@ -8,11 +8,10 @@ from pathlib import Path
 
 import psutil
 
-from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
+from ray_cluster.cli.checks import Finding, ok, problem, warning
 from ray_cluster.cli.plans import PlannedModel, plan_pool
-from ray_cluster.cli.ports import Listener, port_problem, wanted_listeners
+from ray_cluster.cli.ports import port_problem, running_ports, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
-from ray_cluster.cli.running_service import running_ports
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import RayClusterError
@@ -23,12 +22,22 @@ _WORKER_BYTES = 400 * 2**20
 
 
 def check_service(config: ClusterConfig) -> Iterator[Finding]:
-    """Yield what there is to say of ports, pools and processors."""
+    """Yield findings about ports, pools, processors and memory."""
     running = running_ports(config) if config.ray.address is None else set()
     for listener in wanted_listeners(config):
-        yield _check_port(listener, is_ours=listener.port in running)
+        subject = f"port {listener.port}"
+        if listener.port in running:
+            yield warning(
+                subject,
+                f"{listener.purpose}: in use by a running ray-cluster",
+                f"stop that before this configuration is served, or choose {listener.change}",
+            )
+        elif found := port_problem(listener):
+            yield problem(subject, found)
+        else:
+            yield ok(subject, f"free for {listener.purpose}")
     for message in open_service_warnings(config):
-        yield warning("access", message, "")
+        yield warning("access", message)
     plans = []
     for pool in config.pools:
         finding, plan = _check_pool(pool)
@@ -40,19 +49,6 @@ def check_service(config: ClusterConfig) -> Iterator[Finding]:
         yield _all_replicas(plans, is_running=bool(running))
 
 
-def _check_port(listener: Listener, *, is_ours: bool) -> Finding:
-    subject = f"port {listener.port}"
-    if is_ours:
-        return warning(
-            subject,
-            f"{listener.purpose}: in use by a running ray-cluster",
-            f"stop that before this configuration is served, or choose {listener.change}",
-        )
-    found = port_problem(listener)
-    # the sentence says what to change
-    return problem(subject, found, "") if found else ok(subject, f"free for {listener.purpose}")
-
-
 def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
     subject = f"pool {pool.name}"
     missing = _not_downloaded(pool.model)
@@ -61,7 +57,7 @@ def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
     try:
         plan = plan_pool(pool)
     except RayClusterError as error:
-        return problem(subject, str(error), ""), None
+        return problem(subject, str(error)), None
     found = f"{pool.replicas} x {pool.model} on {pool.device}: {plan.memory_words}"
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
         return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
@@ -118,14 +114,10 @@ def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]], *, is_running: b
             "a running ray-cluster has a share that is not known here",
             "ask again when it is stopped",
         )
-    needed = sum(
-        pool.replicas
-        * (
-            _WORKER_BYTES
-            + (plan.memory.weights_bytes if plan.memory and pool.device == "cpu" else 0)
-        )
-        for pool, plan in plans
-    )
+    needed = 0
+    for pool, plan in plans:
+        weights = plan.memory.weights_bytes if plan.memory and pool.device == "cpu" else 0
+        needed += pool.replicas * (_WORKER_BYTES + weights)
     available = psutil.virtual_memory().available
     found = f"about {needed / _GIB:.1f} of {available / _GIB:.1f} GiB free, without activations"
     if needed > available:

@@ -14,31 +14,29 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ray_cluster.cli.checks.finding import Finding, ok, problem, warning
+from ray_cluster.cli.checks import Finding, ok, problem, warning
 
 _PACKAGE = "ray-cluster"
-# newer ones are not excluded, but nobody has tried
+# newer ones are not excluded, but not tested
 _TRIED_PYTHONS = ((3, 11), (3, 12))
 _IMPORT_ERRORS = (ImportError, RuntimeError, OSError, AttributeError)
 
 
 def check_software() -> Iterator[Finding]:
-    """Yield what there is to say of Python and the packages."""
-    yield _python()
+    """Yield findings about Python and the packages."""
+    version = platform.python_version()
+    if sys.version_info[:2] in _TRIED_PYTHONS:
+        yield ok("Python", version)
+    else:
+        advice = "3.11 and 3.12 are tried; use one of them if something fails"
+        yield warning("Python", version, advice)
     yield _torch()
     yield _torchvision()
     yield _ray()
     yield _requirements()
-    tried = _tried_versions(Path(__file__).parents[3] / "constraints.txt")
-    if tried is not None:
-        yield tried
-
-
-def _python() -> Finding:
-    version = platform.python_version()
-    if sys.version_info[:2] in _TRIED_PYTHONS:
-        return ok("Python", version)
-    return warning("Python", version, "3.11 and 3.12 are tried; use one of them if something fails")
+    constraints = Path(__file__).parents[3] / "constraints.txt"
+    if constraints.is_file():
+        yield _tried_versions(constraints)
 
 
 def _torch() -> Finding:
@@ -78,7 +76,7 @@ def _ray() -> Finding:
 
 
 def _requirements() -> Finding:
-    """Compare what is installed with what every package of ours asks for, like ``pip check``."""
+    """Compare what is installed with what our packages require, like ``pip check``."""
     try:
         distribution(_PACKAGE)
     except PackageNotFoundError:
@@ -112,10 +110,8 @@ def _unmet(name: str, seen: set[str]) -> Iterator[str]:
             yield from _unmet(requirement.name, seen)
 
 
-def _tried_versions(constraints: Path) -> Finding | None:
-    """Compare with the versions that the tests run with; None outside a source checkout."""
-    if not constraints.is_file():
-        return None
+def _tried_versions(constraints: Path) -> Finding:
+    """Compare with the versions that the tests run with."""
     different = []
     for line in constraints.read_text(encoding="utf-8").splitlines():
         name, _, wanted = line.partition("==")

@@ -1,4 +1,4 @@
-"""Tables of the built-in and the served models."""
+"""What ``models list`` prints: the built-in models, and those that a service has ready."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import yaml
-from rich import box
-from rich.table import Table
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from ray_cluster.cli.remote_service import RemoteService
 from ray_cluster.config.loading import load_config
@@ -18,31 +19,35 @@ _LICENCE = re.compile(r"[Ll]icen[cs]e[:d]?\s+(?:under\s+)?\W*([A-Za-z]+-[\w.-]*\
 _NO_PROSE = ("#", "```", "!", "|", "-", "<")
 
 
-def builtin_table() -> Table:
-    """Return the models that ship with the package."""
-    table = Table("built-in", "what", "licence", "card", box=box.SIMPLE)
-    table.caption = f"folders in {weights_folder()}"
-    table.caption_justify = "left"
+def print_builtin(console: Console) -> None:
+    """Print what ships with the package: a line and a sentence each."""
     for name, kind in builtin_kinds().items():
         folder = weights_folder() / name
-        table.add_row(name, f"{kind}, {_size(folder)}", *card_lines(folder))
-    return table
+        num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        licence, sentence = card_lines(folder)
+        _print(console, name, f"{kind:<14} {num_bytes / 1e6:4.1f} MB  {licence}", sentence)
+    console.print(f"\nfolders in {weights_folder()}", markup=False, soft_wrap=False)
 
 
-def served_table(url: str, api_key: str | None) -> Table:
-    """Return what a service has ready."""
+def print_served(console: Console, url: str, api_key: str | None) -> None:
+    """Print what a service has ready."""
     with RemoteService.at(url, api_key, load_config()) as service:
         served = service.models()
-    table = Table("served", "family", "default size", "sides", "samplers", box=box.SIMPLE)
+    console.print(f"\nserved at {service.base}", markup=False)
     for model in served:
-        table.add_row(
+        samplers = ", ".join(model.max_steps_by_sampler)
+        _print(
+            console,
             model.id,
-            model.family,
-            model.default_size,
-            f"{model.min_px} to {model.max_px} px in steps of {model.size_multiple_px}",
-            ", ".join(model.max_steps_by_sampler),
+            f"{model.family}, {model.default_size} unless a call says otherwise",
+            f"sides of {model.min_px} to {model.max_px} px in steps of {model.size_multiple_px}; "
+            f"samplers: {samplers}",
         )
-    return table
+
+
+def _print(console: Console, name: str, facts: str, sentence: str) -> None:
+    console.print(Text.assemble((f"{name:<21}", "bold"), f" {facts}"), soft_wrap=False)
+    console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False), soft_wrap=False)
 
 
 def card_lines(folder: Path) -> tuple[str, str]:
@@ -62,8 +67,3 @@ def card_lines(folder: Path) -> tuple[str, str]:
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     prose = (part for part in paragraphs if part and not part.startswith(_NO_PROSE))
     return licence, next(prose, "-").partition(". ")[0]
-
-
-def _size(folder: Path) -> str:
-    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{num_bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""Shows what starts or stops and for how long: live on a terminal, else one line per change."""
+"""What is under way: a row for each thing that starts or stops, and the bar over steps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 
 class StateScreen:
-    """Rows of things that start or stop, each with its state and the seconds it took.
+    """Things that start or stop, with their states: live rows on a terminal, else a line each.
 
     Args:
-        console: where to write.
         quiet: write nothing.
     """
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
         self._started_s = time.monotonic()
@@ -25,20 +32,15 @@ class StateScreen:
         self._rows: dict[str, TaskID] = {}
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓"),
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[state]}", style="dim"),
+            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.fields[state]}", style="dim", markup=False),
             TimeElapsedColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
         )
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._started_s
-
     def show(self, name: str, state: str, *, is_done: bool = False) -> None:
-        """Set the state of a row; a new name begins a row."""
+        """Set the state of a row, and write it once; a new name begins a row."""
         if self._states.get(name) == state:
             return
         self._states[name] = state
@@ -46,7 +48,8 @@ class StateScreen:
             self._rows[name] = self._progress.add_task(name, total=1, state=state)
         self._progress.update(self._rows[name], state=state, completed=int(is_done))
         if not self._quiet and not self._console.is_terminal:
-            self._console.print(f"{self.elapsed_s:6.1f} s  {name}: {state}", markup=False)
+            elapsed_s = time.monotonic() - self._started_s
+            self._console.print(f"{elapsed_s:6.1f} s  {name}: {state}", markup=False)
 
     def start(self) -> None:
         """Begin to show rows; harmless a second time."""
@@ -69,3 +72,17 @@ class StateScreen:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def step_progress(console: Console) -> Progress:
+    """Return a bar over denoising steps; it goes when it is done, and needs a terminal."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

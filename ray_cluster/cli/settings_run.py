@@ -1,0 +1,184 @@
+"""What the commands of ``settings`` do: show; compare, write, add and remove pools, wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from ray_cluster.config.arguments import needs_redeploy
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.deployments.live_settings import SettingsReport
+from ray_cluster.errors import ConfigError, RayClusterError
+from ray_cluster.models.local import check_models
+
+_POLL_S = 0.3
+_FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
+_DIGEST_CHARS = 8
+
+# called with the name and the state of what is waited for, and `is_done`
+Show = Callable[..., None]
+
+
+class NotApplied(RayClusterError):
+    """Not every process has applied the settings."""
+
+
+class Cell(Protocol):
+    """A running service; see :class:`ray_cluster.cli.running_cell.RunningCell`."""
+
+    def report(self) -> SettingsReport: ...
+
+    def write(self, text: str) -> str: ...
+
+    def state_by_application(self) -> dict[str, str]: ...
+
+    def message_of(self, application: str) -> str: ...
+
+    def add(self, config: ClusterConfig, names: Collection[str]) -> None: ...
+
+    def remove(self, names: Collection[str], on_change: Callable[[str, str], None]) -> None: ...
+
+
+def settings_text(report: SettingsReport) -> str:
+    """Return the settings as YAML, with a head that names each process and its version."""
+    content = report.settings.model_dump(mode="json")
+    digests = content.pop("api_key_digests")
+    keys = [f"sha256:{digest[:_DIGEST_CHARS]}..." for digest in digests]
+    content = {"http": {"api_keys": keys}, **content}
+    return "\n".join([*_head(report), "", yaml.safe_dump(content, sort_keys=False).rstrip()])
+
+
+def _head(report: SettingsReport) -> Iterator[str]:
+    yield f"# version {report.version}, of {report.path or 'the start: no file is watched'}"
+    if report.problem:
+        yield f"# {report.problem}"
+    for gateway, version in sorted(report.version_by_gateway.items()):
+        yield f"# {gateway}: {version or 'none yet'}"
+    for one in sorted(report.replicas, key=lambda one: (one.pool, one.replica_id)):
+        yield (
+            f"# replica {one.replica_id} of {one.pool}: {one.version or 'none yet'}, "
+            f"max_batch {one.max_batch}, max_in_flight {one.max_in_flight}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a file changes in a running service.
+
+    Attributes:
+        refused: what only a redeploy could change.
+        added: pools without an application.
+        removed: pools whose applications go.
+        ended_models: those that no pool makes any more.
+    """
+
+    refused: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    ended_models: frozenset[str]
+
+
+def changes_of(
+    report: SettingsReport, applications: Collection[str], config: ClusterConfig
+) -> Changes:
+    """Compare a configuration with what runs."""
+    wanted = {pool.name: pool.model_name for pool in config.pools}
+    running = {pool.name: pool.model_name for pool in report.settings.pools}
+    running |= {name: pool.model_name for name, pool in report.pools.items()}
+    removed = [name for name in running if name in applications and name not in wanted]
+    return Changes(
+        refused=tuple(needs_redeploy(report.front, report.pools, config)),
+        added=tuple(name for name in wanted if name not in applications),
+        removed=tuple(removed),
+        ended_models=frozenset(running[name] for name in removed) - set(wanted.values()),
+    )
+
+
+def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show) -> None:
+    """Apply a file to a running service.
+
+    Raises:
+        ConfigError: the file is wrong, needs a redeploy, or cannot be written to its place.
+        NotApplied: a process does not apply it in time, or a new pool does not start.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    report, applications = cell.report(), cell.state_by_application()
+    folder = None if report.front.folder is None else Path(report.front.folder)
+    file = SettingsFile(path, folder, check_models)
+    content = file.content()
+    config = file.parse(content)
+    changes = changes_of(report, applications, config)
+    if changes.refused:
+        raise ConfigError(
+            f"nothing was changed; this needs a redeploy: {', '.join(changes.refused)}"
+        )
+    version = cell.write(content.decode())
+    show("settings", f"version {version} is in force")
+    if changes.added:
+        cell.add(config, changes.added)
+        _wait_running(cell, changes.added, deadline_s, show)
+    _wait_applied(cell, version, deadline_s, show)
+    if changes.removed:
+        _wait_images(cell, changes.ended_models, deadline_s, show)
+        cell.remove(
+            changes.removed,
+            lambda name, state: show(f"pool {name}", state, is_done=state == "stopped"),
+        )
+
+
+def _wait_running(cell: Cell, names: Collection[str], deadline_s: float, show: Show) -> None:
+    while True:
+        states = cell.state_by_application()
+        found = {name: states.get(name, "NOT_STARTED") for name in names}
+        for name, state in found.items():
+            show(f"pool {name}", state.lower(), is_done=state == "RUNNING")
+        failed = [f"{name}: {cell.message_of(name)}" for name in names if found[name] in _FAILED]
+        if failed:
+            raise NotApplied(f"a new pool does not start: {', '.join(failed)}")
+        waiting = [name for name, state in found.items() if state != "RUNNING"]
+        if not waiting:
+            return
+        _sleep(deadline_s, f"pools {', '.join(waiting)} do not run yet")
+
+
+def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> None:
+    """Wait until every gateway, and every replica of a pool in the settings, has the version."""
+    while True:
+        report = cell.report()
+        if report.version != version:
+            raise NotApplied(f"version {report.version} took the place of {version} meanwhile")
+        listed = {pool.name for pool in report.settings.pools}
+        replicas = {one.replica_id: one.version for one in report.replicas if one.pool in listed}
+        gateways = report.version_by_gateway
+        behind = [name for name, has in (gateways | replicas).items() if has != version]
+        if gateways and not behind:
+            applied = f"{len(gateways)} gateway(s) and {len(replicas)} replica(s)"
+            show("settings", f"applied by {applied}", is_done=True)
+            return
+        late = ", ".join(behind) or "no gateway"
+        _sleep(deadline_s, f"{late} have not applied version {version}")
+
+
+def _wait_images(cell: Cell, models: Collection[str], deadline_s: float, show: Show) -> None:
+    """Wait until no image is left of models that no pool makes any more."""
+    while True:
+        num_open = cell.report().num_images_by_model
+        for model in models:
+            count = num_open.get(model, 0)
+            show(f"model {model}", f"{count} image(s) left", is_done=count == 0)
+        left = [model for model in models if num_open.get(model)]
+        if not left:
+            return
+        _sleep(deadline_s, f"images of {', '.join(left)} are still being made; run it again")
+
+
+def _sleep(deadline_s: float, what: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise NotApplied(f"the settings are in force, but {what}")
+    time.sleep(_POLL_S)
