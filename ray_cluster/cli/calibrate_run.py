@@ -20,7 +20,7 @@ from ray_cluster.cli.call_check import choose_pool
 from ray_cluster.cli.config_edit import with_fidelity
 from ray_cluster.cli.output import stderr, stdout
 from ray_cluster.cli.plans import profile_of
-from ray_cluster.cli.step_bar import step_progress
+from ray_cluster.cli.progress import step_progress
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import FidelityConfig, PoolConfig
 from ray_cluster.engine.folders import resolve_folder
@@ -29,7 +29,7 @@ from ray_cluster.engine.timed_images import make_timed
 from ray_cluster.engine.warmup import device_name, prepare_threads
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import BUILTIN_MODELS
-from ray_cluster.models.digest import model_digest
+from ray_cluster.models.local import model_digest
 from ray_cluster.policies.fidelity import ReusedSteps, Terms
 from ray_cluster.quality.calibration import Made, Plan, Run, SizePx, Study
 from ray_cluster.quality.calibration_report import write_report
