@@ -177,16 +177,20 @@ class OwnContender(Contender):
 
 
 _OPEN = {"when_late": "accept", "metadata": False}
-_GUARDED = "the same with a bounded queue and a deadline drop"
+_GUARDED = "with a bounded queue and a deadline drop"
 COMPARED: Mapping[str, Contender] = {
     "one-by-one": BaselineContender(
         what="pipeline, one image after the other", batching="one-by-one"
     ),
-    "one-by-one/guarded": BaselineContender(what=_GUARDED, batching="one-by-one", is_guarded=True),
+    "one-by-one/guarded": BaselineContender(
+        what=f"one-by-one {_GUARDED}", batching="one-by-one", is_guarded=True
+    ),
     "static": BaselineContender(
         what="pipeline, batches of one size and step count", batching="static"
     ),
-    "static/guarded": BaselineContender(what=_GUARDED, batching="static", is_guarded=True),
+    "static/guarded": BaselineContender(
+        what=f"static {_GUARDED}", batching="static", is_guarded=True
+    ),
     "ours": OwnContender(
         what="the service, images exact, late ones refused", simulated_as="deadline"
     ),
