@@ -23,10 +23,9 @@ class FewerSteps:
     """How few steps will do where ``asked`` were asked for.
 
     Attributes:
-        balanced: steps of ``balanced``; at least those of ``fast``, at most those asked for.
+        balanced: steps of ``balanced``, from those of ``fast`` to those asked for.
         fast: steps of ``fast``.
-        balanced_ssim: worst image measured with so few; where nobody measured it, what the mode
-            promises.
+        balanced_ssim: worst image measured with so few; the mode's promise where not measured.
         fast_ssim: likewise.
     """
 
@@ -37,25 +36,23 @@ class FewerSteps:
     fast_ssim: float = LEAST_SSIM["fast"]
 
     def steps(self, fidelity: Fidelity) -> int:
-        """Return the steps of a mode."""
         return {"exact": self.asked, "balanced": self.balanced, "fast": self.fast}[fidelity]
 
     def fidelity(self, num_steps: int) -> Fidelity | None:
-        """Return the best mode whose promise so many steps keep; None if they keep none."""
+        """Return the best mode whose promise so many steps keep, if any."""
         kept = (mode for mode in LEAST_SSIM if num_steps >= self.steps(mode))
         return next(kept, None)
 
     def ssim(self, fidelity: Fidelity) -> float:
-        """Return the worst image's similarity in a mode."""
         return {"exact": 1.0, "balanced": self.balanced_ssim, "fast": self.fast_ssim}[fidelity]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """What is known of a model with fewer steps.
+    """How few steps will do for a model.
 
     Attributes:
-        sampler: that it was measured with, as the API spells it; it says nothing of others.
+        sampler: that it was measured with, as the API spells it; it holds for no other.
         max_guidance_scale: largest one that it holds for.
         rows: by growing numbers of steps asked for.
     """
@@ -66,11 +63,10 @@ class StepTable:
 
     @property
     def most_asked(self) -> int:
-        """Most steps asked for that anything is known of."""
         return self.rows[-1].asked
 
     def row(self, num_steps: int) -> FewerSteps | None:
-        """Return how few steps will do; None if more are asked for than anything is known of.
+        """Return how few steps will do; None beyond the last row.
 
         Between two rows it is the one with more steps, which needs no fewer.
         """
@@ -91,9 +87,9 @@ class Terms:
 
     Attributes:
         asked: the mode.
-        num_steps: steps asked for, those of an exact image.
+        num_steps: steps of an exact image.
         fewest_steps: that it may be made with.
-        known: how few steps will do; None where nobody knows.
+        known: how few steps will do; None where that is not measured.
     """
 
     asked: Fidelity
@@ -102,19 +98,19 @@ class Terms:
     known: FewerSteps | None = None
 
     def fidelity(self, num_steps: int) -> Fidelity | None:
-        """Return the best mode whose promise so many steps keep; None if that is not known."""
+        """Return the best mode whose promise so many steps keep; None if unknown."""
         if num_steps >= self.num_steps:
             return "exact"
         return None if self.known is None else self.known.fidelity(num_steps)
 
     @property
     def max_loss(self) -> float | None:
-        """The error budget: similarity that the worst image may lose; None if it has no bound."""
+        """The error budget: similarity that the worst image may lose; None if unbounded."""
         least = self.fidelity(self.fewest_steps)
         return None if least is None else round(1 - LEAST_SSIM[least], 6)
 
     def spent(self, num_steps: int) -> float | None:
-        """Return the share of the budget that so many steps spend; None if that is not known."""
+        """Return the share of the budget that so many steps spend; None if unknown."""
         got, budget = self.fidelity(num_steps), self.max_loss
         if got == "exact":
             return 0.0

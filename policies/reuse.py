@@ -1,12 +1,11 @@
 """Which blocks of a model a request recomputes in a step, and which it takes from an earlier one.
 
-What a block makes changes slowly from step to step, deep inside the model slowest (Ma et al. 2024,
-DeepCache, section 3.2, for UNets; Chen et al. 2024, Delta-DiT, section 3.3, for transformers). A
-request on a schedule computes the whole model in *full* steps, and in the steps between them only
-the ``num_outer`` outermost blocks at either end; what comes from inside is that of its last full
-step. At a finer grain the inner blocks go on computing some patches, those whose estimate moved
-most (after PatchedServe, section 5). The decision reads the request's own progress alone, so that
-its image does not depend on who else is in the batch, when it came, or what is in a cache.
+What a block makes changes slowly from step to step, slowest deep inside the model (DeepCache,
+section 3.2, for UNets; Delta-DiT, section 3.3, for transformers). A request on a schedule computes
+the whole model in *full* steps, and in the steps between them only the ``num_outer`` outermost
+blocks at either end; the rest is that of its last full step. The inner blocks may go on computing
+the patches whose estimate moved most (after PatchedServe, section 5). Decisions read the request's
+own progress alone, so that its image depends on nothing else.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ActivePatches:
-    """Which patches of an image a step computes within its cut; the rest is as it was kept.
+    """Which patches of an image a step computes within its cut; the rest is reused.
 
     Attributes:
-        patch_size: side of a patch in pixels of the latents; at the borders there may be less.
+        patch_size: side of a patch in pixels of the latents; less at the borders.
         is_active: per patch, row by row.
         has_prompt: whether the prompt's tokens are computed too, in models that have such beside
-            the image's: another prompt than that of what was kept needs it.
+            the image's: needed for another prompt than that of the reused step.
     """
 
     patch_size: int
@@ -39,9 +38,9 @@ class ReuseProgress:
     Attributes:
         step_index: steps already taken.
         num_steps: of the whole run.
-        last_full: index of the last step that was computed whole; None before the first.
-        drift: how far the request's estimate of the finished latents has moved in that step and
-            since: the sum of ``|new - old| / |old|``, each the mean over all latents.
+        last_full: index of the last full step; None before the first.
+        drift: sum of ``|new - old| / |old|`` of the estimated final latents (means over all
+            latents), in that step and since.
     """
 
     step_index: int
@@ -58,14 +57,12 @@ class ReuseSchedule:
         num_outer: blocks at either end of the model that are computed in every step. Of a UNet,
             skip connections counted from the outside, both of whose ends are computed; of a
             diffusion transformer, blocks.
-        interval: a step is full if the last full one is as many steps before it; 1 for all.
-        num_first: steps at the beginning that are full; at least 1.
-        num_last: steps at the end that are full.
-        max_drift: a step is also full once the drift since the last full one is larger; None for
-            no such threshold (of the kind of TeaCache, Liu et al. 2024, equation 5, here on the
-            estimates that the sampler makes anyway).
-        active_share: of the patches, that are computed within in the steps between too; 0 where
-            whole blocks are reused.
+        interval: steps from one full step to the next; 1 for all.
+        num_first: full steps at the beginning; at least 1.
+        num_last: full steps at the end.
+        max_drift: drift since the last full step after which a step is full, too (like TeaCache's
+            equation 5, on the sampler's estimates); None for no such threshold.
+        active_share: of the patches, computed inside in the steps between; 0 to reuse whole blocks.
         patch_size: side of a patch, in pixels of the latents.
 
     Raises:
@@ -92,23 +89,20 @@ class ReuseSchedule:
 
     @property
     def is_by_patch(self) -> bool:
-        """Whether some patches are computed within in the steps between full ones."""
         return self.active_share > 0
 
     def most_moved(self, moved: Sequence[float]) -> ActivePatches:
-        """Return the share of patches whose estimate moved most in a full step; of equal ones the
-        first.
+        """Return the patches whose estimate moved most in a full step; of equals the first.
 
         Args:
-            moved: per patch, row by row, by how much the last full step changed the estimate of the
-                clean latents. Before the first step that is zero, and so is chosen what is large.
+            moved: per patch, row by row, the change of the estimated clean latents in the last full
+                step.
         """
         count = math.ceil(self.active_share * len(moved))
         chosen = set(sorted(range(len(moved)), key=lambda patch: -moved[patch])[:count])
         return ActivePatches(self.patch_size, tuple(index in chosen for index in range(len(moved))))
 
     def is_full(self, progress: ReuseProgress) -> bool:
-        """Whether the next step is computed whole."""
         if progress.last_full is None or not self._may_reuse(progress.step_index, progress):
             return True
         if progress.step_index - progress.last_full >= self.interval:
@@ -116,19 +110,11 @@ class ReuseSchedule:
         return self.max_drift is not None and progress.drift > self.max_drift
 
     def is_kept(self, progress: ReuseProgress) -> bool:
-        """Whether a step after the next one, if that is full, may take anything from it."""
+        """Whether a step after the next one, if that is full, may reuse anything of it."""
         return self.interval > 1 and self._may_reuse(progress.step_index + 1, progress)
 
     def _may_reuse(self, step_index: int, progress: ReuseProgress) -> bool:
         return self.num_first <= step_index < progress.num_steps - self.num_last
-
-    def full_steps(self, num_steps: int) -> tuple[int, ...]:
-        """Return the indices of the full steps of a run in which no threshold is passed."""
-        found: list[int] = []
-        for index in range(num_steps):
-            if self.is_full(ReuseProgress(index, num_steps, found[-1] if found else None)):
-                found.append(index)
-        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +122,12 @@ class ReuseMap:
     """Which rows of a batch, and which patches of them, the blocks of a model recompute.
 
     Blocks lie in rings around the middle of the model: ring ``k`` has the ``k``-th block from
-    either end. A row that reuses is computed whole in its outer rings alone, and further in only
-    its active patches are.
+    either end. A row that reuses is computed whole in its outer rings only; further in, only its
+    active patches are.
 
     Attributes:
         num_outer: per row the rings that it is computed whole in; None for all of them.
-        active: per row what is computed of it further in; None for nothing. Empty where that is so
-            of all rows.
+        active: per row its patches further in; None for nothing. Empty if that is so of all rows.
     """
 
     num_outer: tuple[int | None, ...]

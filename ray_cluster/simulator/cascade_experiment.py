@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ray_cluster.models.profiles import load_profile
-from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.plan import Plan, PoolPlan, knobs_of
