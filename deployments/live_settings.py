@@ -12,8 +12,7 @@ from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.settings_book import SettingsBook
-from ray_cluster.dispatch.settings_watch import SettingsWatch
+from ray_cluster.dispatch.settings import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
 
 _NOT_WATCHED = (

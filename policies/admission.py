@@ -1,9 +1,9 @@
 """Whether a group of requests is admitted, and when it will be done.
 
 A group with deadlines (``when_late: refuse``) is admitted only if it is feasible: all of it is
-predicted to be in time, and nobody who would be in time is made late. Where all slots are taken,
-leased requests may be preempted for it (:mod:`ray_cluster.policies.preemption`). If it may be made
-with fewer steps, it gets as many as are feasible (:mod:`ray_cluster.policies.deadlines`).
+predicted to be in time, and no request that would be in time is made late. Where all slots are
+taken, leased requests may be preempted for it (:mod:`ray_cluster.policies.preemption`). If it may
+be made with fewer steps, it gets as many as are feasible (:mod:`ray_cluster.policies.deadlines`).
 """
 
 from __future__ import annotations

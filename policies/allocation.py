@@ -1,22 +1,20 @@
 """How many replicas of which model on which GPUs, how large their batches, how much is deferred.
 
-A mixed-integer program over all pools and services, solved exactly by CP-SAT with one worker, so
-that equal problems give equal plans. Objectives are lexicographic:
+A mixed-integer program over all pools and services, solved by CP-SAT with one worker, so that equal
+problems give equal plans. Objectives are lexicographic:
 
-1. quality of the cascades, less what each started replica must bring (hysteresis);
-2. deadlines in a surge: requests above the demand that would find no capacity;
-3. cost: GPUs, and again those that load for the time in which they do;
-4. replicas that are stopped without need.
+1. quality of the cascades, less what each started replica must bring (hysteresis); 2. deadlines in
+a surge: requests above the demand that would find no capacity; 3. cost: GPUs, and again those that
+load for the time in which they do; 4. replicas that are stopped without need.
 
-Deadlines under the demand are constraints and not an objective, for quality that comes late is
-none. Where they can't be met the reply says so and holds the plan that leaves the least unserved.
-DiffServe (section 3.3) solves the case of one cascade on equal GPUs, for the highest threshold.
+Deadlines under the demand are constraints. Where they can't be met the reply says so, and holds the
+plan that leaves the least unserved. DiffServe (section 3.3) solves the case of one cascade on equal
+GPUs, for the highest threshold.
 
 A model with capacity c, demand d and q images waiting must satisfy c >= d + q / h: queues do not
-grow, and what there is drains within the horizon h. DiffServe adds the present queue's delay to the
-latency instead (Little's law), which says how long an image waits now but not whether it will wait
-longer. In c a replica that is started now counts for the part of the window in which it serves. A
-swap therefore costs what it really costs: the images that neither model makes meanwhile.
+grow, and what waits drains within the horizon h. (DiffServe adds the present queue's delay to the
+latency instead.) In c a replica that is started now counts for the part of the window in which it
+serves, so a swap costs the images that neither model makes meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ def allocate(problem: AllocationProblem, *, search_limit: float = SEARCH_LIMIT) 
     """Return the best plan for a problem.
 
     Args:
-        problem: demands, and what there is to meet them with.
         search_limit: work after which the best plan so far is taken, with ``is_proven`` false.
     """
     model = AllocationModel(problem)
@@ -83,7 +80,6 @@ def _size(
 
 
 def _batches(model: AllocationModel, service: Service, solution: Solution) -> list[tuple[str, int]]:
-    """The caps of a service's pools under the mode that was chosen."""
     mode = next(one.mode for one in model.choices[service.name] if solution.value(one.is_chosen))
     found = []
     for stage in (service.first, service.heavy):

@@ -51,17 +51,16 @@ class AllocationModel:
     """One problem as a program for CP-SAT.
 
     Attributes:
-        terms: of every pool, one for each mode in which it can keep the deadline.
+        terms: of every pool, one for each mode in which it can meet the deadline.
         choices: modes of every service.
         deferred: deferral rate of every cascade, in thousandths.
-        unserved: of every stage of a service, where demand may stay unserved, in its units.
+        unserved: of every stage of a service, in its units, where that is allowed.
         units: whole units of every service's rates in one request per second.
         is_refuted: whether the last search proved that there is no solution.
 
     Args:
         problem: what to allocate.
-        allows_unserved: whether demand may stay unserved, which is then as little as possible
-            before anything else.
+        allows_unserved: whether demand may stay unserved, which is then the first objective.
     """
 
     def __init__(self, problem: AllocationProblem, *, allows_unserved: bool = False) -> None:
@@ -261,7 +260,7 @@ class AllocationModel:
         return sum(parts), most
 
     def solve(self, search_limit: float) -> Solution | None:
-        """Return the best solution; None if there is none, or none was found within the limit."""
+        """Return the best solution; None if none exists, or none was found within the limit."""
         *firsts, last = merged(self._levels())
         for level in firsts:
             self._cp.minimize(level.value)

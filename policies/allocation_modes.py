@@ -1,8 +1,7 @@
 """How a service may split its deadline between the batches of its models.
 
-Beyond the split nothing of the deadline is left to decide: a pool then takes, of the batches that
-are short enough, the one with most images per second. So a service has few ways to choose from,
-each with a rate per pool, instead of a batch per pool and a product of their number.
+Given the split, a pool takes the batch of most images per second that is short enough. So a service
+has few modes to choose from, instead of a batch per pool and the product of their numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Mode:
 
     @property
     def worth(self) -> tuple[float, ...]:
-        """Rates of all pools, and whether it defers: figures that are all better when higher."""
+        """Rates of all pools, and whether it defers: all better when higher."""
         batches = (*self.first, *(self.heavy or ()))
         return (*(one.rate_per_s if one else 0.0 for one in batches), float(self.defers))
 
@@ -81,7 +80,7 @@ def _lengths(pools: tuple[Pool, ...], most_s: float) -> list[float]:
 
 
 def _shortest(service: Service, problem: AllocationProblem) -> Mode:
-    """Every pool's shortest batch, for a service whose deadline can't be kept by any."""
+    """Every pool's shortest batch, for a service whose deadline none meets."""
 
     def shortest(model: str) -> Batches:
         pools = problem.pools_of(model)

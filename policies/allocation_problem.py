@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ray_cluster.policies.cascade_curves import QualityCurve
+from ray_cluster.policies.cascade import QualityCurve
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Supply:
     """GPUs of one type.
 
     Attributes:
-        num_gpus: that can be used; broken ones are not counted.
-        price: of one for a unit of time, in whole units of whatever costs are counted in.
+        num_gpus: that can be used.
+        price: of one for a unit of time, a whole number.
     """
 
     device: str
@@ -47,11 +47,10 @@ class Pool:
 
     Attributes:
         options: batches it may be capped at.
-        num_replicas: that there are now, ready or loading.
-        num_young: of these, how many have not yet lived as long as a replica should.
-        lost_share: part of the planning window in which a replica that is started now does not
-            serve, because it loads.
-        max_replicas: most that it may have; None if only GPUs bound it.
+        num_replicas: present ones, ready or loading.
+        num_young: of these, those within their minimum lifetime.
+        lost_share: part of the planning window in which a replica that is started now still loads.
+        max_replicas: None if only GPUs bound it.
     """
 
     name: str
@@ -90,12 +89,12 @@ class Service:
         slo_s: from arrival to deadline.
         demand_per_s: requests that must be served.
         surge_per_s: requests that should be, if it costs no quality; no less than the demand.
-        first: the model that all requests go to, but those that skip a cascade.
+        first: the model of all requests that do not skip a cascade.
         heavy: the model that a cascade defers to; None without a cascade.
-        quality: of the cascade, over its deferral rate; must be there if ``heavy`` is.
+        quality: of the cascade, over its deferral rate; required with ``heavy``.
         overhead_s: between the two models, such as the discriminator's.
-        direct_per_s: requests beside the demand that go to the heavy model at once.
-        margin_s: of the deadline, kept for noise.
+        direct_per_s: requests beside the demand that skip to the heavy model.
+        margin_s: of the deadline, reserved for noise.
         weight: of this service's quality among others'.
     """
 
@@ -127,7 +126,6 @@ class Service:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Its models, in a request's order."""
         return (self.first.model, *((self.heavy.model,) if self.heavy else ()))
 
 
@@ -136,9 +134,9 @@ class AllocationProblem:
     """Everything that an allocation depends on.
 
     Attributes:
-        drain_s: seconds in which the queues that there are must be worked off.
-        gain_per_start: thousandths of a service's quality range that one started replica must
-            bring, so that a plan isn't left for next to nothing.
+        drain_s: seconds in which present queues must be worked off.
+        gain_per_start: thousandths of a service's quality range that a started replica must bring
+            (hysteresis).
 
     Raises:
         ValueError: names repeat or are unknown, or two services share a model.
@@ -172,13 +170,12 @@ class AllocationProblem:
         yield "models of services", [model for one in self.services for model in one.models]
 
     def pools_of(self, model: str) -> tuple[Pool, ...]:
-        """Return the pools of a model."""
         return tuple(pool for pool in self.pools if pool.model == model)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How many replicas a pool gets, and the most images that each batches."""
+    """Replicas of a pool, and the most images that each batches."""
 
     name: str
     num_replicas: int
@@ -192,8 +189,8 @@ class Allocation:
     Attributes:
         sizes: of every pool, in the problem's order.
         deferral_rates: of every cascade, by its service's name.
-        infeasible: why demands and deadlines can't be met, in which case this is the plan that
-            leaves the least unserved; None if they can.
+        infeasible: why demands and deadlines can't be met; then this plan leaves the least
+            unserved.
         is_proven: whether no better plan exists; false if the search was cut short.
     """
 
@@ -203,7 +200,6 @@ class Allocation:
     is_proven: bool = True
 
     def size(self, pool: str) -> PoolSize:
-        """Return the size of a pool."""
         return next(one for one in self.sizes if one.name == pool)
 
     def deferral_rate(self, service: str) -> float:

@@ -29,7 +29,7 @@ Linear = cp_model.LinearExprT
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests for a model, in units: some in any case, and more with each thousandth deferred.
+    """Requests for a model, in units: a fixed number, and more with each thousandth deferred.
 
     Attributes:
         most_rate: thousandths that may be deferred.
@@ -42,27 +42,25 @@ class Requests:
 
     @property
     def value(self) -> Linear:
-        """How many there are."""
         return self.fixed if self.rate is None else self.fixed + self.slope * self.rate
 
     @property
     def most(self) -> int:
-        """How many there can be."""
         return self.fixed + self.slope * self.most_rate
 
     def times(self, factor: float) -> Requests:
-        """So many times as many, rounded up."""
+        """Return so many times as many, rounded up."""
         fixed, slope = (math.ceil(one * factor - 1e-6) for one in (self.fixed, self.slope))
         return replace(self, fixed=fixed, slope=slope)
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Replicas of a pool at one batch: those that there are and stay, and those that start.
+    """Replicas of a pool at one batch: those that stay, and those that start.
 
     Attributes:
-        rate: units per second that a replica makes.
-        starts: None where starting one costs nothing, and all count as kept.
+        rate: units per second of a replica.
+        starts: None where starting costs nothing, and all count as kept.
     """
 
     pool: Pool
@@ -73,7 +71,6 @@ class Term:
 
     @property
     def replicas(self) -> Linear:
-        """How many there will be."""
         return self.kept if self.starts is None else self.kept + self.starts
 
     @property
@@ -100,20 +97,19 @@ class Solution:
     is_proven: bool
 
     def value(self, variable: cp_model.IntVar) -> int:
-        """Return what a variable is."""
         return int(self.solver.value(variable))
 
 
 def rate_of_started(rate: int, pool: Pool) -> int:
-    """Units per second over the window of a replica that makes so many once it has loaded."""
+    """Units per second over the window of a replica that first loads."""
     return rate - math.ceil(rate * pool.lost_share - 1e-6)
 
 
 def units_per_s(service: Service, problem: AllocationProblem) -> float:
     """Return the whole units of a service's rates in one request per second.
 
-    Enough for the lowest rate to have a thousand of them, so that rounding changes it by less than
-    a thousandth; and such that a thousandth of a cascade's demand is a whole number.
+    The lowest rate has at least a thousand of them, so that rounding changes it by less than a
+    thousandth, and a thousandth of a cascade's demand is a whole number.
     """
     rates = [
         one.rate_per_s
@@ -147,7 +143,7 @@ def part_of(mode: Mode, service: Service, stage: Stage) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One of several objectives, to be minimised before all that come after it.
+    """One of several objectives, to be minimised before all later ones.
 
     Attributes:
         most: by how much its values can differ.
@@ -157,14 +153,14 @@ class Level:
     most: int
 
     def before(self, after: Level) -> Level:
-        """The two as one, in which nothing of the latter outweighs a unit of this one."""
+        """The two as one, in which a unit of this one outweighs all of the latter."""
         weight = after.most + 1
         value = cp_model.LinearExpr.weighted_sum([self.value, after.value], [weight, 1])
         return Level(value, weight * self.most + after.most)
 
 
 def merged(levels: list[Level]) -> list[Level]:
-    """Return the same objectives with neighbours added up to one, as far as integers reach.
+    """Return the same objectives with neighbours added up as far as integers reach.
 
     One search is faster than several.
     """

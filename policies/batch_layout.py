@@ -8,8 +8,8 @@ from ray_cluster.policies.types import StepCost
 
 BatchLayout = Literal["mixed", "grouped"]
 
-# of so many steps the first ones share a call whatever that seemed to cost: the second of them
-# tells, for in the first is what is made once for its shapes
+# of so many steps the first ones share a call whatever its expected cost; the first of them also
+# pays for what is made once per shape
 TRIAL_EVERY, TRIAL_STEPS = 16, 2
 
 
@@ -21,9 +21,8 @@ def choose_layout(num_sizes: int, cost: StepCost, *, step: int | None = None) ->
 
     Args:
         num_sizes: different sizes in the batch.
-        cost: of a step, as it was measured.
-        step: its number, where the cost is learnt from steps that are chosen here: what a further
-            size takes is seen in shared calls alone, so some are tried even if it seemed dear.
+        step: its number, if the cost is fitted to steps chosen here: the price of a further size
+            shows in shared calls only, so some are tried even if it seems dear.
     """
     is_trial = step is not None and step % TRIAL_EVERY < TRIAL_STEPS
     if is_trial or num_sizes == 1 or cost.per_further_size_s <= cost.fixed_s:

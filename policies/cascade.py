@@ -1,23 +1,101 @@
-"""Which images the light model's answer is good enough for, and which the heavy model makes anew.
+"""Which light images are good enough, and which the heavy model makes anew.
 
-An image whose confidence is below a threshold is deferred (DiffServe, section 3.2). Here the
-threshold follows from a wanted deferral rate and the confidences seen lately, so that prompts that
-get harder do not overload the heavy model; and it is lower for a request that the heavy model can
-hardly finish in time. Requests that the light model cannot serve never enter the cascade.
+An image whose confidence is below a threshold is deferred (DiffServe, section 3.2). The threshold
+follows from a wanted deferral rate and the latest confidences, so that harder prompts do not
+overload the heavy model. It is lower for a request that the heavy model can hardly finish in time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
-from ray_cluster.policies.cascade_curves import DeferralCurve
+import numpy as np
+
 from ray_cluster.policies.plan import CascadePlan
 
 CascadeEntry = Literal["light", "heavy"]
 CascadeReason = Literal["confident", "deferred", "no_time", "scorer_away", "random_routing"]
+
+
+@dataclass(frozen=True, slots=True)
+class QualityCurve:
+    """Quality of a service's images over its deferral rate, linear between measured points.
+
+    It need not be monotone: a mix of light and heavy images can be closer to real ones than heavy
+    images alone (DiffServe, section 2.1).
+
+    Attributes:
+        deferral_rates: of the points, rising from 0 to at most 1.
+        scores: measured at them.
+        lower_is_better: true for distances such as FID.
+    """
+
+    deferral_rates: tuple[float, ...]
+    scores: tuple[float, ...]
+    lower_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        _check_knots("deferral rates", self.deferral_rates, self.scores)
+        if self.deferral_rates[0] != 0:
+            raise ValueError(
+                f"a quality curve begins at a deferral rate of 0; given {self.deferral_rates[0]}"
+            )
+
+    @property
+    def best_rate(self) -> float:
+        """The smallest deferral rate of the best images."""
+        gains = self.gains
+        return self.deferral_rates[gains.index(max(gains))]
+
+    @property
+    def gains(self) -> tuple[float, ...]:
+        """Improvement over the light model alone at each point, in units of the score."""
+        sign = -1 if self.lower_is_better else 1
+        return tuple(sign * (score - self.scores[0]) for score in self.scores)
+
+    def score_at(self, deferral_rate: float) -> float:
+        """Return the score at a rate, constant beyond the last point."""
+        return float(np.interp(deferral_rate, self.deferral_rates, self.scores))
+
+
+@dataclass(frozen=True, slots=True)
+class DeferralCurve:
+    """Share of images with a confidence below a threshold, linear between measured points.
+
+    Attributes:
+        thresholds: of the points, rising from 0 to 1.
+        rates: at them, rising from 0 to 1.
+    """
+
+    thresholds: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_knots("thresholds", self.thresholds, self.rates)
+        ends = (self.thresholds[0], self.rates[0], self.thresholds[-1], self.rates[-1])
+        if ends != (0, 0, 1, 1) or any(a > b for a, b in pairwise(self.rates)):
+            raise ValueError(
+                f"a deferral curve rises from (0, 0) to (1, 1); given {self.thresholds} and "
+                f"{self.rates}"
+            )
+
+    def rate_at(self, threshold: float) -> float:
+        return float(np.interp(threshold, self.thresholds, self.rates))
+
+    def threshold_for(self, rate: float) -> float:
+        return float(np.interp(rate, self.rates, self.thresholds))
+
+
+def _check_knots(name: str, knots: Sequence[float], values: Sequence[float]) -> None:
+    if len(knots) != len(values) or len(knots) < 2:
+        raise ValueError(f"as many values as {name}, two or more; given {knots} and {values}")
+    rising = all(a < b for a, b in pairwise(knots))
+    if not rising or knots[0] < 0 or knots[-1] > 1 or not np.isfinite(values).all():
+        raise ValueError(f"{name} must rise within [0, 1], with finite values; given {knots}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +104,7 @@ class ConfidenceWindow:
 
     Attributes:
         confidences: oldest first.
-        size: most that are kept.
+        size: most that are stored.
     """
 
     confidences: tuple[float, ...]
@@ -40,7 +118,7 @@ class ConfidenceWindow:
 
 
 def window_from(curve: DeferralCurve, size: int) -> ConfidenceWindow:
-    """Return a window as an offline curve would fill it; observations then push that out."""
+    """Return a window filled from an offline curve, which observations then push out."""
     ranks = range(size)
     # neighbours are far apart in rank, so that the curve fades evenly
     stride = next(one for one in range(size // 2 + 1, size + 2) if math.gcd(one, size) == 1)
@@ -49,10 +127,9 @@ def window_from(curve: DeferralCurve, size: int) -> ConfidenceWindow:
 
 
 def observe(window: ConfidenceWindow, confidences: Iterable[float]) -> ConfidenceWindow:
-    """Return the window with later confidences, without the oldest that no longer fit.
+    """Return the window with later confidences, without the oldest beyond its size.
 
-    Every confidence must be given, of deferred and of answered images alike: a selection would
-    shift the quantiles.
+    Every confidence counts, of deferred and of published images: a selection would shift quantiles.
     """
     kept = (*window.confidences, *confidences)[-window.size :]
     return replace(window, confidences=kept)
@@ -76,11 +153,11 @@ def threshold_for(window: ConfidenceWindow, rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeavyOutlook:
-    """What waits for an image that is deferred now.
+    """The heavy model's queue for an image that is deferred now.
 
     Attributes:
-        free_in_s: seconds until each live replica of the heavy model is free, rising.
-        num_ahead: images that are deferred and wait.
+        free_in_s: seconds until each live replica is free, rising.
+        num_ahead: deferred images that wait.
         max_batch: images that a replica takes at once.
         batch_s: seconds of a full batch.
     """
@@ -94,9 +171,8 @@ class HeavyOutlook:
 def heavy_finish_s(outlook: HeavyOutlook) -> float:
     """Return the seconds until the heavy model has made an image that is deferred now.
 
-    Full batches in the order of the queue, each on the replica that is free first: exact where
-    batches fill and take as long as the profile says, and late rather than early where they don't
-    fill. Infinite without a replica.
+    Full batches in the queue's order, each on the replica that is free first: too late rather than
+    too early where batches do not fill. Infinite without a replica.
     """
     free = outlook.free_in_s
     if not free:
@@ -108,18 +184,15 @@ def heavy_finish_s(outlook: HeavyOutlook) -> float:
 def request_threshold(threshold: float, slack_s: float, reserve_s: float) -> float:
     """Return the confidence below which one request is deferred, given its slack.
 
-    Slack is what would be left before the deadline once the heavy model is done. The threshold t is
-    where the gain of another image is worth a place on the heavy model. A place is worth nothing if
-    the image then comes late, so with a chance P of being in time only confidences whose gain is
-    1/P as large are worth it; the gain grows as confidence falls, about linearly, so the threshold
-    is P t. P is taken to rise from 0 without slack to 1 at a reserve of about two standard
-    deviations of the predicted finish:
-
-        t min(1, max(0, slack / reserve))
+    Deferring is worth nothing if the image then comes late. So with a chance P of being in time,
+    only confidences whose gain is 1/P as large are worth it; the gain falls about linearly with
+    confidence, so the threshold is P times that of others. P is taken to rise linearly from 0
+    without slack to 1 at the reserve, about two standard deviations of the predicted finish.
 
     Args:
         threshold: of requests with time enough.
-        slack_s: seconds; negative if the heavy model would be late.
+        slack_s: left before the deadline once the heavy model is done; negative if it would be
+            late.
         reserve_s: slack that is enough for certain; 0 trusts the prediction.
     """
     if slack_s < 0:
@@ -159,8 +232,7 @@ def decide_deferral(
 
     Args:
         confidence: of the light image, in [0, 1].
-        slack_s: seconds left before the deadline once the heavy model is done, negative if that
-            would be late; read only where :func:`needs_slack` says so.
+        slack_s: as in :func:`request_threshold`; read only where :func:`needs_slack` says so.
     """
     if plan.routing == "random":
         return CascadeDecision(is_deferred=False, reason="random_routing")
@@ -175,11 +247,11 @@ def decide_deferral(
 
 
 def decide_unscored(wanted: CascadeEntry, slack_s: float) -> CascadeDecision:
-    """Decide over a light image that nobody could score.
+    """Decide over a light image that could not be scored.
 
     Args:
-        wanted: whose image is published then.
-        slack_s: as for :func:`decide_deferral`; the heavy model is used only if it is in time.
+        wanted: the model whose image is published then; the heavy one only if it is in time.
+        slack_s: as in :func:`request_threshold`.
     """
     if wanted == "heavy" and slack_s < 0:
         return CascadeDecision(is_deferred=False, reason="no_time")
@@ -198,10 +270,7 @@ def answers_with_light(plan: CascadePlan, left_s: float) -> bool:
 def cascade_entry(
     addons: Collection[str], supported: Collection[str], *, is_edit: bool = False
 ) -> CascadeEntry:
-    """Return which model a request goes to first.
-
-    A request with a LoRA, ControlNet or mask that the light model does not support skips the
-    cascade: an answer without it would not be what was asked for.
+    """Return which model a request goes to first: heavy if the light one lacks an add-on.
 
     Args:
         addons: names of the request's LoRAs and ControlNets.

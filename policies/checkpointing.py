@@ -1,7 +1,6 @@
 """How often a request's state is exported, so that a dead replica costs few steps and little time.
 
-An export costs time whether or not a replica ever dies, so its share of the step time is bounded,
-and within that bound it is made as often as it may.
+Exports' share of the step time is bounded; within that bound they are as frequent as possible.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ UNSEEN_FACTOR = 1.75
 def steps_between_exports(
     row_step_s: float, export_s: float, *, max_share: float = MAX_SHARE
 ) -> int | None:
-    """Return the fewest steps of a row between two exports of it; None says never.
+    """Return the fewest steps of a row between two exports of it; None for never.
 
-    In a batch of ``n`` rows each of them is exported every ``k`` steps, which costs ``n / k``
-    exports per step. They stay within the share if ``n * cost / k <= max_share * step_s``,
-    where an export's cost is ``UNSEEN_FACTOR * export_s``.
+    In a batch of ``n`` rows with an export of each every ``k`` steps, ``n / k`` exports per step
+    stay within the share if ``n * cost / k <= max_share * step_s``, at a cost of ``UNSEEN_FACTOR *
+    export_s``.
 
     Args:
         row_step_s: seconds of a step for each row in it (``step_s / n``).

@@ -1,8 +1,12 @@
-"""What the plan loop knows of a cluster: counters, queues, replicas and GPUs at one instant."""
+"""The plan loop's view of a cluster: counters, queues, replicas and GPUs at one instant."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+# batches that the table itself counts for, and after how many batches one is forgotten
+_PRIOR, _MEMORY = 10, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,6 @@ class PoolState:
 
     @property
     def num_replicas(self) -> int:
-        """Ready and loading ones."""
         return self.num_ready + self.num_loading
 
 
@@ -54,13 +57,12 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """Counters of one service since it started, and what came in since the last look.
+    """Counters of one service since it started, and confidences since the last observation.
 
     Attributes:
-        num_arrived: requests.
-        num_direct: of these, those that skip the cascade.
+        num_direct: requests that skip the cascade, of those that arrived.
         num_missed: requests that ended late or not at all.
-        confidences: of all images of the light model since the last look.
+        confidences: of all images of the light model.
     """
 
     service: str
@@ -81,20 +83,51 @@ class ClusterState:
     services: tuple[ServiceState, ...]
 
     def pool(self, name: str) -> PoolState:
-        """Return a pool's state; one that was never heard of has no replicas."""
+        """Return a pool's state; an unknown one has no replicas."""
         found = [one for one in self.pools if one.pool == name]
         return found[0] if found else PoolState(name, 0)
 
     def model(self, name: str) -> ModelState:
-        """Return a model's queue; one that was never heard of has none."""
+        """Return a model's queue; an unknown one's is empty."""
         found = [one for one in self.models if one.model == name]
         return found[0] if found else ModelState(name)
 
     def service(self, name: str) -> ServiceState:
-        """Return a service's counters; one that was never heard of has none."""
+        """Return a service's counters; an unknown one has none."""
         found = [one for one in self.services if one.service == name]
         return found[0] if found else ServiceState(name, 0)
 
     def num_gpus(self, device: str) -> int:
-        """Return how many GPUs of a type can be used."""
         return sum(one.num_gpus for one in self.devices if one.device == device)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """Running mean and variance of the ratios of observed to expected seconds of batches.
+
+    Attributes:
+        num: batches that count, the prior's among them.
+    """
+
+    num: float = _PRIOR
+    mean: float = 1.0
+    variance: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        return math.sqrt(self.variance) / self.mean
+
+
+def observe_batch(times: BatchTimes, *, took_s: float, expected_s: float) -> BatchTimes:
+    """Return the estimate after one more batch (West, 1979, with forgetting).
+
+    Raises:
+        ValueError: one of the two is not positive.
+    """
+    if took_s <= 0 or expected_s <= 0:
+        raise ValueError(f"batches take time; given {took_s:g} s, {expected_s:g} s expected")
+    num = min(times.num + 1, _MEMORY)
+    off = took_s / expected_s - times.mean
+    mean = times.mean + off / num
+    variance = (1 - 1 / num) * (times.variance + off * off / num)
+    return BatchTimes(num, mean, variance)

@@ -1,4 +1,4 @@
-"""From a latency table to the linear cost of a step, and how well it tells the table's figures."""
+"""Fits the linear cost of a step to a latency table, and says how well it fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class FitError:
     Attributes:
         mean: of the absolute errors.
         worst: the largest of them.
-        num_rows: figures.
     """
 
     mean: float
@@ -44,14 +43,13 @@ class FittedCost:
 
 
 def fit_step_cost(profile: LatencyProfile) -> FittedCost:
-    """Fit a step's cost to the rows of a profile that are steps on one device.
+    """Fit a step's cost to the steps of a profile that are on one device.
 
-    Terms are not negative, and relative errors count: a small batch is as important as a large
-    one. A table that holds no attention to speak of gets none. Steps of images of one size say what
-    pixels cost, and those of several what a further size costs more than its pixels.
+    Terms are not negative, and relative errors count: small batches are as important as large ones.
+    Steps of one size give the price of pixels, those of several that of a further size.
 
     Raises:
-        ValueError: there are no such rows of one size.
+        ValueError: there are no such steps of one size.
     """
     rows = [row for row in profile.of("step") if row.key.sp_degree == 1]
     steps = [TimedStep(row_work(row), row.seconds) for row in rows]

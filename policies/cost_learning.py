@@ -1,11 +1,10 @@
-"""What the steps that are taken tell of the terms of their cost.
+"""Fits the terms of a step's cost to the steps that a replica takes.
 
-A cost is measured in a few steps when a replica starts: of one size, without guidance, alone on its
-machine. What is served then are other sizes beside each other, and other work next door. A factor
-(:class:`ray_cluster.policies.cost_model.CostResidual`) follows how fast all of it goes; which term
-takes how much is learnt here, by a regression on the latest steps that leans on what was measured
-where they say little: where all batches are alike, they can't tell a step's fixed part from that of
-its pixels.
+A cost is measured in a few steps at start: of one size, without guidance, on an idle machine. Then
+other sizes and other work beside it come. A factor (``cost_model.CostResidual``) tracks the speed
+of the whole; the division among the terms is fitted here, by a regression on the latest steps that
+stays near the measured terms where steps say little: equal batches can't tell a step's fixed part
+from that of its pixels.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ _SPREAD = 0.3
 _LEAST = 0.2
 # weight of the steps that had anything of a term below which they are too long ago: 1,200 steps
 _FORGOTTEN = 1e-4
-# what is further off than this factor says nothing of terms: a stall, or somebody else's rush
+# a step further off than this factor (a stall, other load) counts as no further off
 _MOST_OFF = 2.0
 
 
 @dataclass(frozen=True)
 class StepHistory:
-    """Sums over the steps that were seen, the later ones counting more.
+    """Sums over observed steps, the later ones counting more.
 
     Attributes:
         weight: steps that they stand for.
         seen: [4], how many of them had anything of each term.
-        squares: [4, 4], of what a step has of each term over its seconds, times the others.
-        moments: [4], of the same alone.
+        squares: [4, 4], products of the steps' amounts of two terms over their seconds.
+        moments: [4], sums of the amounts over the seconds.
     """
 
     weight: float = 0.0
@@ -55,7 +54,6 @@ class StepHistory:
 
     @property
     def sums(self) -> tuple[Floats, Floats, Floats]:
-        """All three."""
         if self.seen is None or self.squares is None or self.moments is None:
             return (
                 np.zeros(len(_TERMS)),
@@ -65,12 +63,12 @@ class StepHistory:
         return self.seen, self.squares, self.moments
 
 
-def credible_s(seconds: float, expected_s: float) -> float:
-    """Return how many of a step's seconds count for its terms, by what was expected of it."""
+def clipped_s(seconds: float, expected_s: float) -> float:
+    """Return a step's seconds within the factor of the expected ones that counts."""
     return min(max(seconds, expected_s / _MOST_OFF), expected_s * _MOST_OFF)
 
 
-def remember(history: StepHistory, step: TimedStep, *, num_calls: int = 1) -> StepHistory:
+def observe_step(history: StepHistory, step: TimedStep, *, num_calls: int = 1) -> StepHistory:
     """Return the history after one more step.
 
     Args:
@@ -93,12 +91,12 @@ def remember(history: StepHistory, step: TimedStep, *, num_calls: int = 1) -> St
     )
 
 
-def learnt_cost(measured: StepCost, history: StepHistory) -> StepCost:
-    """Return a measured cost with its terms as the remembered steps divide it up.
+def refitted_cost(measured: StepCost, history: StepHistory) -> StepCost:
+    """Return a measured cost with its terms as the observed steps divide it up.
 
-    A typical one of them takes as long as by the measured cost: how fast the machine is at present
-    is not for these to say. No term is much smaller than it was measured, and one that no step has
-    had anything of for long is as it was measured.
+    A typical step takes as long as by the measured cost: the present speed is for the residual. No
+    term falls far below the measured one, and one that no recent step had anything of is the
+    measured one.
     """
     seen, squares, moments = history.sums
     known = np.array([getattr(measured, name) for name in _TERMS])
@@ -117,11 +115,11 @@ def learnt_cost(measured: StepCost, history: StepHistory) -> StepCost:
 def _no_less(
     least: Floats, matrix: Floats, aim: Floats, is_known: Bools, *, otherwise: Floats
 ) -> Floats:
-    """Return the x [4] that has the least ``x @ matrix @ x - 2 * aim @ x``.
+    """Return the x [4] that minimises ``x @ matrix @ x - 2 * aim @ x``.
 
     Args:
         least: bounds of x, none negative.
-        is_known: of which terms the matrix says anything; their part of it is positive definite.
+        is_known: terms that the matrix says anything of; their part of it is positive definite.
         otherwise: x of the others.
     """
     found = otherwise.copy()

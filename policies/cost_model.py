@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import add
+from typing import NamedTuple
 
 from ray_cluster.policies.types import RequestView, StepCost
 
 # one observation moves the correction by at most this factor, up or down
 MAX_SURPRISE = 4.0
-# observations that the correction remembers
+# observations that the correction averages
 RESIDUAL_WINDOW = 16
 
 
@@ -21,8 +23,7 @@ class StepWork:
     Attributes:
         megapixels: image pixels of all model rows, in millions.
         squared_megapixels: sum of the squares of each model row's megapixels.
-        num_sizes: different image sizes.
-        extra: what add-ons put on top of that, and masks save of it.
+        extra: what add-ons add to that, and masks save of it.
     """
 
     megapixels: float
@@ -31,15 +32,14 @@ class StepWork:
     extra: ExtraWork | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraWork:
+class ExtraWork(NamedTuple):
     """What add-ons and masks do to the work of model rows, to be priced by a cost's shares.
 
     Attributes:
-        control_megapixels: those of each row, as often as it has ControlNets.
+        control_megapixels: of each row, times its number of ControlNets.
         control_squared_megapixels: their squares likewise.
-        lora_megapixels: those of each row, as often as it has LoRAs.
-        spared_megapixels: those outside the rows' masks.
+        lora_megapixels: of each row, times its number of LoRAs.
+        spared_megapixels: outside the rows' masks.
         spared_squared_megapixels: each row's spared megapixels times all of its megapixels: the
             queries of a masked row meet all keys.
     """
@@ -50,17 +50,11 @@ class ExtraWork:
     spared_megapixels: float = 0.0
     spared_squared_megapixels: float = 0.0
 
-    def __add__(self, other: ExtraWork) -> ExtraWork:
-        return ExtraWork(
-            self.control_megapixels + other.control_megapixels,
-            self.control_squared_megapixels + other.control_squared_megapixels,
-            self.lora_megapixels + other.lora_megapixels,
-            self.spared_megapixels + other.spared_megapixels,
-            self.spared_squared_megapixels + other.spared_squared_megapixels,
-        )
+    def plus(self, other: ExtraWork) -> ExtraWork:
+        return ExtraWork(*map(add, self, other))
 
     def megapixels(self, cost: StepCost) -> float:
-        """Return the megapixels of plain rows that cost as much."""
+        """Return the megapixels of plain rows of equal cost."""
         return (
             cost.control_share * self.control_megapixels
             + cost.lora_share * self.lora_megapixels
@@ -68,7 +62,7 @@ class ExtraWork:
         )
 
     def squared_megapixels(self, cost: StepCost) -> float:
-        """Return the squared megapixels of plain rows that cost as much."""
+        """Return the squared megapixels of plain rows of equal cost."""
         return (
             cost.control_share * self.control_squared_megapixels
             - cost.spared_share * self.spared_squared_megapixels
@@ -85,7 +79,7 @@ def work_of(requests: Iterable[RequestView]) -> StepWork:
         squared += row_squared_megapixels(request)
         sizes.add(request.size_px)
         if request.has_extras and (own := extra_of(request)) is not None:
-            extra = own if extra is None else extra + own
+            extra = own if extra is None else extra.plus(own)
     return StepWork(megapixels, squared, len(sizes), extra)
 
 
@@ -134,23 +128,22 @@ def step_s(cost: StepCost, work: StepWork) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A denoising step that was measured: one model call, whatever sizes are in it."""
+    """A measured denoising step: one model call, whatever sizes are in it."""
 
     work: StepWork
     seconds: float
 
 
 def one_call_s(cost: StepCost, work: StepWork) -> float:
-    """Return the seconds of one denoising step whose sizes share one model call in any case."""
+    """Return the seconds of one denoising step whose sizes share one model call."""
     alike_s = step_s(cost, replace(work, num_sizes=1))
     return alike_s + cost.per_further_size_s * (work.num_sizes - 1)
 
 
 def further_size_s(cost: StepCost, steps: Iterable[TimedStep]) -> float:
-    """Return the seconds of a further size that tell the steps best, beside a cost's other terms.
+    """Return the seconds of a further size that fit the steps best, given a cost's other terms.
 
-    Least squares of the relative errors, and not negative; 0 where no step is of several sizes.
-    What the cost says of a further size does not matter.
+    Least squares of the relative errors, not negative; 0 where no step has several sizes.
     """
     plain = replace(cost, per_further_size_s=0.0)
     explained = squares = 0.0
@@ -170,7 +163,7 @@ def fitted_cost(
     num_together: int,
     beside: tuple[tuple[int, int], float] | None = None,
 ) -> StepCost:
-    """Return the cost of a step through a few that were measured, all without guidance.
+    """Return the cost of a step through a few measured ones, all without guidance.
 
     Args:
         size_px: of the images.
@@ -236,11 +229,10 @@ def differs(cost: StepCost, other: StepCost, *, by: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CostResidual:
-    """What observation has added to a cost model: a factor, kept as a logarithm.
+    """A running correction of a cost model: a factor, stored as a logarithm.
 
     Attributes:
-        log_factor: natural logarithm of observed over predicted seconds, smoothed.
-        num_observed: observations so far.
+        log_factor: smoothed logarithm of observed over predicted seconds.
     """
 
     log_factor: float = 0.0
@@ -255,13 +247,12 @@ class CostResidual:
 def observe(residual: CostResidual, *, predicted_s: float, observed_s: float) -> CostResidual:
     """Return the residual after one more observation.
 
-    The first ``RESIDUAL_WINDOW`` observations are averaged, later ones fade exponentially. One
-    observation counts as at most ``MAX_SURPRISE`` times off, so that a single stall cannot spoil
-    the model. Durations that are not positive say nothing and are ignored.
+    The first ``RESIDUAL_WINDOW`` observations are averaged, earlier ones then fade exponentially.
+    One observation counts as at most ``MAX_SURPRISE`` times off, so that a stall cannot spoil the
+    model. Durations that are not positive are ignored.
 
     Args:
-        predicted_s: what the uncorrected cost said.
-        observed_s: what the clock said.
+        predicted_s: by the uncorrected cost.
     """
     if predicted_s <= 0 or observed_s <= 0:
         return residual

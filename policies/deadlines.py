@@ -98,7 +98,7 @@ class _GroupLateness:
         )
 
     def late_s(self, view: ForecastView) -> float:
-        """Seconds by which one of the group with a deadline is late, or who was not before."""
+        """Most seconds by which the group is late, or another that was in time without it."""
         late_by_id = self._lates_s(view)
         found_s = max(late_by_id[one] for one in self._due)
         for one, late_s in late_by_id.items():
@@ -120,7 +120,7 @@ class _GroupLateness:
 
 
 def _made_late_s(group: Sequence[RequestView], queue: QueueView, safety: float) -> Floats:
-    """Lateness of those behind a group who would be in time without it, [N]."""
+    """Lateness of requests behind a group that would be in time without it, [N]."""
     first = min(group, key=queue_key)
     behind, pool = queue.behind(first), queue.pool(first.model)
     if pool is None or not len(behind.deadlines_s):

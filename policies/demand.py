@@ -1,16 +1,13 @@
-"""How many requests will come, from how many came: arrivals are counted, never requests in flight.
+"""How many requests will come, from how many came.
 
-Requests in flight grow with every delay, so a demand read from them rises because the system is
-slow, which is when it must not. Counts of arrivals know nothing of delays.
-
-A plan lives until the next one has taken effect, which a load delays by tens of seconds. A moving
-average alone is late by its own time constant on a slope; DiffServe multiplies by 1.05 (section
-3.3), which neither covers a morning nor a burst. So the estimate here has three parts:
+Arrivals are counted, not requests in flight: those grow with every delay, so demand would seem to
+rise because the system is slow. A plan lives until the next one takes effect, which a load delays
+by tens of seconds, and a moving average alone is late by its own time constant. So the estimate has
 
 - a level and a slope (Holt's double smoothing), with the slope damped when looking ahead;
-- the spread of counts around it, as an index of dispersion (variance over mean: 1 for a Poisson
-  process, the square of the CV for bursts), learnt from the one-step errors;
-- a quantile: so much more than the mean as arrivals during a window exceed it in few cases.
+- an index of dispersion (variance over mean of counts: 1 for a Poisson process, the square of the
+  CV for bursts), from the one-step errors;
+- a quantile: the rate that arrivals during a window exceed in few cases only.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ _NUM_LEVELS = 256
 
 @dataclass(frozen=True, slots=True)
 class DemandSmoothing:
-    """How fast an estimate follows.
+    """Time constants of an estimate.
 
     Attributes:
-        level_s: time constant of the level.
-        slope_s: time constant of the slope.
-        dispersion_s: time constant of the index of dispersion.
-        peak_s: how long a level is remembered as a recent peak.
+        level_s: of the level.
+        slope_s: of the slope.
+        dispersion_s: of the index of dispersion.
+        peak_s: how long a level counts as a recent peak.
     """
 
     level_s: float = 10.0
@@ -45,15 +42,15 @@ class DemandSmoothing:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is known of the arrivals of one service.
+    """The estimate of one service's arrivals.
 
     Attributes:
         seen_s: instant of the last count.
         num_arrived: the counter's value then.
         level_per_s: smoothed rate; None before a second count.
-        slope_per_s2: by how much the rate changes per second.
+        slope_per_s2: change of the rate per second.
         dispersion: variance of counts over their mean.
-        levels: instants and levels of late, for a recent peak.
+        levels: recent instants and levels.
     """
 
     seen_s: float
@@ -65,15 +62,13 @@ class Demand:
 
     @property
     def recent_peak_per_s(self) -> float:
-        """The highest level that is remembered."""
         return max((level for _, level in self.levels), default=0.0)
 
 
 def count(demand: Demand, now_s: float, num_arrived: int, smoothing: DemandSmoothing) -> Demand:
     """Return the estimate after one more reading of the arrival counter.
 
-    A counter that fell was restarted and says nothing about the time before; readings without time
-    between them are ignored.
+    A counter that fell was restarted and says nothing about the time before.
     """
     passed_s, num_new = now_s - demand.seen_s, num_arrived - demand.num_arrived
     if num_new < 0:
@@ -105,10 +100,7 @@ def count(demand: Demand, now_s: float, num_arrived: int, smoothing: DemandSmoot
 
 
 def forecast_per_s(demand: Demand, ahead_s: float, smoothing: DemandSmoothing) -> float:
-    """Return the mean rate that is expected so many seconds ahead.
-
-    The slope is damped exponentially: a morning is carried on, a burst is not carried on for ever.
-    """
+    """Return the expected mean rate so many seconds ahead; the slope is damped exponentially."""
     if demand.level_per_s is None:
         return 0.0
     horizon_s = _DAMPING * smoothing.slope_s
@@ -119,8 +111,8 @@ def forecast_per_s(demand: Demand, ahead_s: float, smoothing: DemandSmoothing) -
 def quantile_per_s(mean_per_s: float, dispersion: float, window_s: float, quantile: float) -> float:
     """Return the rate that arrivals during a window stay below with that probability.
 
-    Counts over a window have the variance ``dispersion * mean``, and are about normal. The window
-    is the time that a queue may take to absorb a burst: what exceeds it there is late.
+    Counts over a window are about normal with the variance ``dispersion * mean``. The window is the
+    time in which a queue may absorb a burst.
 
     Raises:
         ValueError: the quantile is not between 0 and 1.
@@ -133,5 +125,5 @@ def quantile_per_s(mean_per_s: float, dispersion: float, window_s: float, quanti
 
 
 def _weight(passed_s: float, constant_s: float) -> float:
-    """What a reading counts, so that two short intervals weigh as one long one."""
+    """Weight of a reading, so that two short intervals count as one long one."""
     return -math.expm1(-passed_s / constant_s)

@@ -1,10 +1,9 @@
 """Which blocks of an edited image take cached activations, and which are computed whole.
 
 While a block is computed, the next one's cached activations come from host memory. A block that
-uses its cache computes the masked tokens only, but can't begin before its activations are there; a
-block that is computed whole loads nothing. InstGenIE (section 4.2) decides block by block; here the
-choice is the best of all, by dynamic programming over the states (load, compute) that no other
-state is better than in both.
+uses its cache computes only the masked tokens, but must wait for its activations. InstGenIE
+(section 4.2) decides block by block; here the choice is optimal, by dynamic programming over the
+states (load, compute) that no other state is better than in both.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class EditPlan:
 
     Attributes:
         uses_cache: by block, in their order.
-        finish_s: instant at which the last block is computed, from the beginning.
-        loaded_s: instant at which the last activations have come.
+        finish_s: when the last block is computed.
+        loaded_s: when the last activations have come.
     """
 
     uses_cache: tuple[bool, ...]
@@ -65,9 +64,8 @@ class _State:
 def plan_blocks(blocks: Sequence[BlockTimes]) -> EditPlan:
     """Return the plan that finishes first; of several such, the one that loads least.
 
-    O(n^2) where all blocks load equally long: of the states with as many loads only the one that
-    has computed most survives. Loads of many lengths may leave more states; those that can't beat
-    the greedy plan are dropped.
+    O(n^2) where all blocks load equally long: of states with as many loads only the one furthest in
+    computing survives. States that can't beat the greedy plan are dropped.
     """
     cheapest_s = [min(block.cached_s, block.whole_s) for block in blocks]
     # what the blocks after each one take at least
@@ -83,8 +81,7 @@ def plan_blocks(blocks: Sequence[BlockTimes]) -> EditPlan:
 def plan_blocks_greedily(blocks: Sequence[BlockTimes]) -> EditPlan:
     """Return the plan in which every block by itself is computed as early as it can be.
 
-    This is Algorithm 1 of InstGenIE (section 4.2): it loads for a block that gains little, and so
-    delays the loads of blocks that would gain more.
+    Algorithm 1 of InstGenIE (section 4.2): loads for blocks that gain little delay those of others.
     """
     state = _State(0.0, 0.0)
     for block in blocks:
@@ -93,7 +90,6 @@ def plan_blocks_greedily(blocks: Sequence[BlockTimes]) -> EditPlan:
 
 
 def _followings(state: _State, block: BlockTimes) -> tuple[_State, _State]:
-    """The states after one more block: from its cache, and computed whole."""
     loaded_s = state.loaded_s + block.load_s
     return (
         _State(loaded_s, max(loaded_s, state.computed_s) + block.cached_s, True, state),

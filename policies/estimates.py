@@ -36,7 +36,6 @@ class PredictionError:
 
     @property
     def safety_factor(self) -> float:
-        """Factor for a predicted latency, so that it holds with the promised probability."""
         return self.ordered[int(PROMISE_QUANTILE * (len(self.ordered) - 1))]
 
 

@@ -1,4 +1,4 @@
-"""What there is to plan with: types of GPUs, pools that may be filled, services with deadlines."""
+"""What there is to plan with: types of GPUs, pools, services with deadlines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ray_cluster.policies.allocation_problem import BatchOption
-from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class CascadeSpec:
     Attributes:
         discriminate_s: from the light model's image to its confidence.
         quality: over the deferral rate.
-        deferral: what is known of confidences beforehand.
-        num_scorers: replicas that score one image at a time; None where a light replica scores
-            what it has made, as the last part of its batch.
+        deferral: offline curve of the confidences.
+        num_scorers: replicas that score one image at a time; None where a light replica scores what
+            it has made, as the last part of its batch.
     """
 
     heavy_model: str
@@ -81,5 +81,4 @@ class Fleet:
     services: tuple[ServiceSpec, ...]
 
     def pools_of(self, model: str) -> tuple[PoolSpec, ...]:
-        """Return the pools of a model."""
         return tuple(pool for pool in self.pools if pool.model == model)

@@ -132,7 +132,6 @@ class _Simulation:
         return (self._num_arrived + 0.5) * self._view.later_every_s
 
     def _arrive(self, at_s: float) -> None:
-        """Have the next request arrive."""
         view = self._view
         if not self._queue or self._num_free <= 0:
             one = view.later[self._num_arrived % len(view.later)]
@@ -181,7 +180,6 @@ class _Simulation:
     def _pop_next(
         self, row: int, residency: Residency, at_s: float
     ) -> tuple[QueueKey, RequestView]:
-        """Take what a replica leases next out of the queue."""
         window = [one for _, one in self._queue[:WINDOW]]
         placed = place(window, 1, row, residency, self._view.now_s + at_s)
         if placed.leased[0] == window[0].request_id:
@@ -192,6 +190,5 @@ class _Simulation:
         return self._queue.pop(choice)
 
     def _hold(self, row: int, residents: Iterable[str]) -> None:
-        """Have something resident on a replica from now on."""
         for one in residents:
             self._holders.setdefault(one, set()).add(row)

@@ -30,9 +30,8 @@ class OperationKey(NamedTuple):
         batch: images in it, of that size.
         sp_degree: devices that do it together.
         uses_guidance: whether every image takes two rows of the model's batch.
-        num_steps: of an ``image``; 0 for anything else.
-        beside: what images of other sizes are in the same model call of a ``step``; sizes rise, so
-            that a composition has one key (see `of_sizes`).
+        num_steps: of an ``image``; else 0.
+        beside: images of other sizes in the same model call of a ``step``, by rising size.
     """
 
     operation: Operation
@@ -46,16 +45,14 @@ class OperationKey(NamedTuple):
 
     @property
     def sizes(self) -> tuple[SizeCount, ...]:
-        """The images of its batch, by size."""
         return (SizeCount(self.width_px, self.height_px, self.batch), *self.beside)
 
     @property
     def num_images(self) -> int:
-        """Images in its batch, of any size."""
         return sum(one.batch for one in self.sizes)
 
     def of_sizes(self, sizes: Iterable[SizeCount]) -> OperationKey:
-        """Return the key of the same operation on these images, each size once, at least one."""
+        """Return the same operation on these images, each size once, at least one."""
         first, *others = sorted(sizes)
         return self._replace(
             width_px=first.width_px,
@@ -73,7 +70,7 @@ class LatencyRow:
         seconds: of the whole batch.
         kind: ``measured`` on a machine, ``published`` by others, or ``modelled`` by a formula.
         source: machine, date and commit; page or table; or the formula.
-        cv: standard deviation over the mean of repeated measurements; 0 where it is not known.
+        cv: standard deviation over the mean of repeated measurements; 0 if unknown.
     """
 
     key: OperationKey
@@ -94,7 +91,6 @@ class LatencyProfile:
 
     @property
     def kinds(self) -> tuple[FigureKind, ...]:
-        """The kinds of the figures, each once, in alphabetical order."""
         return tuple(sorted({row.kind for row in self.rows}))
 
     def find(self, key: OperationKey) -> LatencyRow | None:
@@ -102,7 +98,6 @@ class LatencyProfile:
         return next((row for row in self.rows if row.key == key), None)
 
     def of(self, operation: Operation) -> tuple[LatencyRow, ...]:
-        """Return the rows of an operation, in the table's order."""
         return tuple(row for row in self.rows if row.key.operation == operation)
 
 

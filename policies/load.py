@@ -46,15 +46,12 @@ class Load(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are no add-ons and no masks."""
         return not any(self[NUM_PLAIN:])
 
     def plus(self, other: Load) -> Load:
-        """Return the load of both."""
         return Load(*map(add, self, other))
 
     def minus(self, other: Load) -> Load:
-        """Return the load without a part of it."""
         return Load(*map(sub, self, other))
 
 

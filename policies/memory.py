@@ -12,18 +12,17 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ActivationCost:
-    """Bytes that a step of one image size needs beside the weights, linear in the batch.
+    """Bytes that a step of one image size needs beside the weights.
 
     Attributes:
         fixed_bytes: needed whatever the batch is.
-        per_row_bytes: needed per request of the batch, its guidance half included.
+        per_row_bytes: per request of the batch, its guidance half included.
     """
 
     fixed_bytes: int
     per_row_bytes: int
 
     def at(self, batch: int) -> int:
-        """Return the bytes of a batch of that many requests."""
         return self.fixed_bytes + self.per_row_bytes * batch
 
 
@@ -32,9 +31,8 @@ class MemoryNeed:
     """What the caller measured.
 
     Attributes:
-        weights_bytes: all weights.
-        pinned_weights_bytes: the part that must stay on the device even with offloading.
         activation_by_size: an entry for each image size that must be possible; at least one.
+        pinned_weights_bytes: weights that must stay on the device even with offloading.
     """
 
     weights_bytes: int
@@ -64,7 +62,7 @@ class MemoryPlan:
 def plan_memory(
     need: MemoryNeed, *, budget_bytes: int, max_batch: int, can_offload: bool
 ) -> MemoryPlan:
-    """Decide how the model runs: smaller batches rather than offloading, either rather than not.
+    """Decide how the model runs: smaller batches rather than offloading, either before refusing.
 
     Args:
         budget_bytes: device memory that the model may use.
@@ -99,7 +97,6 @@ def plan_memory(
 
 
 def _largest_batches(need: MemoryNeed, left_bytes: int, max_batch: int) -> dict[SizePx, int]:
-    """The largest batch of each size, at most ``max_batch``, whose activations fit."""
     batches = {}
     for size, cost in need.activation_by_size.items():
         spare_bytes = left_bytes - cost.fixed_bytes

@@ -1,7 +1,7 @@
 """Which rows step together on a replica whose batches may mix sizes.
 
 Every row that joins makes the step longer for all, and the device do more per second. So rows join
-in the order of their urgency for as long as nobody in the batch who can still be in time would be
+in the order of their urgency for as long as no row in the batch that can still be in time would be
 late because of it. (PatchedServe, section 5.2, stops at a running request that would be late, too;
 its gain in throughput, equation 1, is a harmonic ratio that falls as batching helps, and is not
 used: with a fixed cost per step every further row gains.) Rows that were left out for too long come
@@ -94,7 +94,7 @@ def mixed_batches(sight: ReplicaSight) -> StepDecision:
     candidates = [_candidate(row, sight, patience) for row in sight.rows]
     batch = choose_batch(candidates, sight.step_cost, sight.now_s)
     everybody = len(batch) == len(sight.rows)
-    # who is left out may fit in after a step
+    # a row that is left out may fit in after a step
     num_rounds = int(min(row.left for row in batch)) if everybody else 1
     return StepDecision(tuple(row.key[-1] for row in batch), num_rounds)
 

@@ -1,9 +1,8 @@
 """The orders of the waiting queue and of a replica's rows.
 
-Priorities are strict, so that those below would wait for ever while enough comes above. Therefore a
-request that has waited too long *ages*: it comes before all that have not, and those that have are
-served in the order of their deadlines. Whoever comes after it has aged has a later deadline than
-it, so that it waits for those alone who were there then.
+Priorities are strict, so low ones could wait for ever. Therefore a request that has waited too long
+*ages*: it comes before all that have not, and aged requests are served by deadline. Later ones have
+later deadlines, so an aged request waits only for those that were there before it aged.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ Urgency = tuple[int, bool, QueueKey]
 def queue_key(request: RequestView) -> QueueKey:
     """Return the sort key: higher priority, earlier deadline, earlier arrival, then id.
 
-    It does not change while a request lives, unless that ages: one that comes back from a replica
-    finds the place it had.
+    It does not change while a request lives, unless that ages.
     """
     return (-request.priority, request.deadline_s, request.arrival_s, request.request_id)
 

@@ -113,7 +113,6 @@ def passed_over(request: RequestView) -> RequestView:
 
 
 def _choice(window: Sequence[RequestView], row: int, residency: Residency, now_s: float) -> int:
-    """Return the index of the request that is leased next."""
     # seconds that those passed over can wait before they have to begin
     spare_s = math.inf
     for index, one in enumerate(window):

@@ -28,8 +28,7 @@ class CascadePlan:
         routing: ``confidence`` is a cascade; ``random`` sends a share of the requests straight to
             the heavy model and defers nothing.
         heavy_share: that share.
-        reserve_s: slack beyond which a request is treated as any (see ``request_threshold``); None
-            if slack does not matter.
+        reserve_s: see :func:`ray_cluster.policies.cascade.request_threshold`; None to ignore slack.
         when_late: what becomes of a deferred image that can't be in time any more: the light
             model's answer, or nothing.
     """
@@ -58,11 +57,9 @@ class Plan:
     infeasible: str | None = field(default=None, compare=False)
 
     def pool(self, name: str) -> PoolPlan | None:
-        """Return the plan of a pool, if it has one."""
         return next((one for one in self.pools if one.pool == name), None)
 
     def cascade(self, service: str) -> CascadePlan | None:
-        """Return the plan of a cascade, if it has one."""
         return next((one for one in self.cascades if one.service == service), None)
 
 
@@ -89,7 +86,7 @@ class PlanDiff:
     """Actions between two plans, in the order in which they are to be done.
 
     Attributes:
-        knobs: None if there is nothing new in them.
+        knobs: None if nothing in them is new.
         stops: pools that shrink, first, for their GPUs are needed.
         starts: pools that grow.
     """
@@ -99,13 +96,7 @@ class PlanDiff:
     starts: tuple[Scale, ...]
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.knobs is None and not self.scales
-
-    @property
     def scales(self) -> tuple[Scale, ...]:
-        """All changes of replica counts, in their order."""
         return (*self.stops, *self.starts)
 
 

@@ -1,8 +1,8 @@
-"""From what is seen of a cluster to its plan: demand, calibration, allocation, threshold.
+"""From a cluster's state to its plan: demand, calibration, allocation, threshold.
 
-Two things are decided at two paces. Replicas take tens of seconds to load, so their number follows
-what demand will be by then. Thresholds and batch caps act at once, so they follow what the replicas
-that are ready now can make of the demand now; else every load would begin with an overload.
+Replicas take tens of seconds to load, so their number is planned for the demand by then. Thresholds
+and batch caps act at once, so they are planned for the replicas that are ready now; else every load
+would begin with an overload.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Planner(Protocol[M]):
 
 @dataclass(frozen=True, slots=True)
 class ServiceMemory:
-    """What was learnt of one service."""
+    """Estimates of one service."""
 
     service: str
     demand: Demand
@@ -67,14 +67,13 @@ class AllocationPlanner:
         drain_s: in which queues must be worked off.
         demand_quantile: of arrivals within a deadline, that must be served.
         surge_quantile: that should be, if it costs no quality.
-        utilisation: share of a replica's nominal rate that is counted on; batches are not always
+        utilisation: share of a replica's nominal rate that is counted on, as batches are not always
             full.
-        margin_share: of deadlines, kept for what no table has.
-        doubt: deadlines are kept by batches that take so many standard deviations longer than they
-            should.
+        margin_share: of deadlines, reserved for what no table has.
+        doubt: standard deviations by which batches may take longer and still meet deadlines.
         reserve_s: see :class:`CascadePlan`.
         gain_per_start: see :class:`AllocationProblem`.
-        window_size: confidences that are remembered.
+        window_size: confidences that count.
     """
 
     fleet: Fleet
@@ -91,7 +90,6 @@ class AllocationPlanner:
     window_size: int = 600
 
     def begin(self, state: ClusterState) -> Memory:
-        """Return a memory that knows the counters, and of confidences the offline curve."""
         return tuple(
             ServiceMemory(
                 spec.name,
@@ -103,7 +101,6 @@ class AllocationPlanner:
         )
 
     def plan(self, state: ClusterState, memory: Memory) -> tuple[Plan, Memory]:
-        """Return the plan for a state."""
         memory = tuple(self._learn(one, state) for one in memory)
         return self._plan(state, memory, self.problem(state, memory)), memory
 

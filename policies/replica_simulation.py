@@ -53,7 +53,6 @@ class ForecastReplica:
 
     @property
     def requests(self) -> tuple[RequestView, ...]:
-        """All that it has."""
         return (*self.held, *(one.request for one in self.leased))
 
 
@@ -154,7 +153,6 @@ class ReplicaSimulation:
         return done
 
     def _admit_ready(self) -> None:
-        """Have the rows step that can by now."""
         soon_s = self.at_s + _ROUNDING
         if self._coming_s > soon_s:
             return

@@ -51,15 +51,6 @@ def shared_prices(view: ReplicaView) -> Amounts:
     return found
 
 
-def table_of(views: Sequence[ReplicaView]) -> ReplicaTable:
-    """Return the table of replicas, all of which can be counted on."""
-    return ReplicaTable(
-        np.array([one.leased_work_s for one in views], dtype=float),
-        np.array([one.room for one in views], dtype=np.int64),
-        np.array([shared_prices(one) for one in views]).reshape(len(views), NUM_AMOUNTS),
-    )
-
-
 def choose_leases(
     queue: Sequence[RequestView], row: int, table: ReplicaTable, now_s: float
 ) -> Placement:

@@ -1,9 +1,9 @@
-"""Which requests of a group can be on time together, and whom to give up if not all can.
+"""Which requests of a group can be on time together, and which to give up if not all can.
 
-Requests stand in the order of their deadlines. Moore and Hodgson (1968) keep most jobs on time on
-one machine: follow them in that order and, whenever one is late, give up the longest so far. Here
-the machine is a group of GPUs, the followed schedule that of :mod:`ray_cluster.policies.sp_fluid`,
-and the longest the one with the most GPU-seconds left.
+Moore and Hodgson (1968) keep most jobs on time on one machine: go through them by deadline and,
+whenever one is late, give up the longest so far. Here the machine is a group of GPUs, the schedule
+that of :mod:`ray_cluster.policies.sp_fluid`, and the longest the one with the most GPU-seconds
+left.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ _CROWD, _CROWD_SHARE = 16, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Requests that can be on time together, in the order of their deadlines, and how."""
+    """Requests that can be on time together, by deadline, and their schedule."""
 
     works: tuple[Work, ...]
     plan: FluidPlan
 
 
 def keep_most(works: Sequence[Work], view: GroupView) -> Kept:
-    """Return as many requests as can be kept, cheap ones first.
+    """Return as many requests as can be on time together, giving up costly ones first.
 
     Args:
-        works: in the order of their deadlines, each of which could be on time alone.
-        view: of their group.
+        works: by deadline, each of which could be on time alone.
     """
     kept = within_demand(works, view)
     plan = best_plan(kept, view)
@@ -45,25 +44,24 @@ def keep_most(works: Sequence[Work], view: GroupView) -> Kept:
 
 
 def exchange_small(kept: Kept, works: Sequence[Work], view: GroupView) -> Kept:
-    """Take a large request in for a small one, if all are on time then.
+    """Replace a small kept request by a large one, if all are on time then.
 
-    So as many are kept as before, and large ones are not given up for being large. Only the first
-    exchange that is not ruled out is tried: more per decision keep no more, and take time.
+    So as many are kept, and large ones are not given up for being large. Only the first exchange
+    that is not ruled out is tried: more keep no more, and take time.
 
     Args:
-        kept: what :func:`keep_most` kept of the works.
-        works: in the order of their deadlines.
-        view: of their group.
+        kept: result of :func:`keep_most` for the works.
+        works: by deadline.
     """
-    places = {work.place for work in kept.works}
+    rows = {work.row for work in kept.works}
     smallest = min((work.menu.work for work in kept.works), default=math.inf)
-    lost = [work for work in works if work.place not in places and work.menu.work > smallest]
+    lost = [work for work in works if work.row not in rows and work.menu.work > smallest]
     if not lost:
         return kept
-    demands_s = {work.place: least_gpu_s(work, view.now_s) for work in works}
-    supplies_s = {work.place: _supply_s(work, view) for work in works}
+    demands_s = {work.row: least_gpu_s(work, view.now_s) for work in works}
+    supplies_s = {work.row: _supply_s(work, view) for work in works}
     for large in sorted(lost, key=lambda work: (-work.menu.work, work.widest_gpu_s)):
-        together = sorted((*kept.works, large), key=lambda work: (work.due_s, work.place))
+        together = sorted((*kept.works, large), key=lambda work: (work.due_s, work.row))
         small = _smallest_to_go(together, large, demands_s, supplies_s)
         if small is not None:
             others = tuple(work for work in together if work is not small)
@@ -86,8 +84,7 @@ def best_plan(works: Sequence[Work], view: GroupView) -> FluidPlan:
 def within_demand(works: Sequence[Work], view: GroupView) -> list[Work]:
     """Return the works less the costliest, until the GPU-seconds due by every deadline exist.
 
-    No schedule keeps a set that fails this, and it takes no schedule to see it. In a crowd a little
-    less than what exists is counted on.
+    No schedule fits a set that fails this. In a crowd a little less than what exists is counted on.
     """
     share = _CROWD_SHARE if len(works) > _CROWD else 1.0
     kept: list[Work] = []
@@ -113,22 +110,22 @@ def _smallest_to_go(
     demands_s: Mapping[int, float],
     supplies_s: Mapping[int, float],
 ) -> Work | None:
-    """The smallest of the works without which the GPU-seconds due by every deadline exist.
+    """The smallest work without which the GPU-seconds due by every deadline exist.
 
-    It is smaller than the large one that it makes room for; None if nobody is who would.
+    None if none smaller than the large one would do.
     """
-    totals_s = accumulate(demands_s[work.place] for work in together)
+    totals_s = accumulate(demands_s[work.row] for work in together)
     excesses_s = [
-        total_s - supplies_s[work.place] for work, total_s in zip(together, totals_s, strict=True)
+        total_s - supplies_s[work.row] for work, total_s in zip(together, totals_s, strict=True)
     ]
-    # whoever is due after the first deadline with too much before it changes nothing there
-    first = next((place for place, one in enumerate(excesses_s) if one > 0), len(together) - 1)
-    # the worst of the deadlines after each: by so much at least somebody must shorten them
+    # requests due after the first overloaded deadline change nothing there
+    first = next((row for row, one in enumerate(excesses_s) if one > 0), len(together) - 1)
+    # the worst excess at or after each deadline, by which one request must shorten them at least
     worst_s = [-math.inf, *accumulate(excesses_s[:0:-1], max)][::-1]
     fitting = [
         work
         for work, excess_s in zip(together[: first + 1], worst_s, strict=False)
-        if work.menu.work < large.menu.work and demands_s[work.place] >= excess_s
+        if work.menu.work < large.menu.work and demands_s[work.row] >= excess_s
     ]
     return min(fitting, key=lambda work: (work.menu.work, -work.widest_gpu_s), default=None)
 
@@ -136,8 +133,7 @@ def _smallest_to_go(
 def least_gpu_s(work: Work, now_s: float) -> float:
     """Return the fewest GPU-seconds in which a request can be on time, whatever others do.
 
-    A mix of two degrees, as much of the smaller one as the deadline allows (TetriServe, section
-    4.2.1).
+    A mix of two degrees (TetriServe, section 4.2.1).
     """
     frontier = work.menu.frontier
     budget_s = (work.due_s - now_s) / work.steps
@@ -155,5 +151,5 @@ def _supply_s(work: Work, view: GroupView) -> float:
 
 
 def _last_most(costs_s: Sequence[float]) -> int:
-    """The place of the most GPU-seconds; the last of equals."""
+    """The index of the most GPU-seconds; the last of equals."""
     return len(costs_s) - 1 - costs_s[::-1].index(max(costs_s))

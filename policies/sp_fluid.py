@@ -1,10 +1,9 @@
-"""What would happen if nothing came any more: requests as fluids that share a group of GPUs.
+"""What would happen without further arrivals: requests as fluids that share a group of GPUs.
 
-Requests stand in the order of their priority. From one finish to the next each is served at a
-degree of its menu, where work left is a real number of steps and a change takes effect at once. In
-the ``narrow`` manner a request takes the smallest degree that meets its deadline if it is kept, and
-GPUs that nobody needs then widen requests in their order. In the ``wide`` manner each takes as many
-GPUs as it can use.
+From one finish to the next each request is served at a degree of its menu; work left is a real
+number of steps, and a change takes effect at once. In the ``narrow`` manner a request takes the
+smallest degree that meets its deadline if it keeps it, and GPUs that are left widen requests in
+their order. In the ``wide`` manner each takes as many GPUs as it can use.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ class Work(NamedTuple):
     """What is left of one request.
 
     Attributes:
-        place: of the request in the caller's view.
-        steps: that are left, with the part of the step in flight and, for a request that paused,
-            what it costs to take it up again.
+        row: index of the request in the caller's view.
+        steps: left, with the part of the step in flight and, for a paused request, the cost to
+            resume.
         due_s: instant by which they should be done.
         level: of its menu, at which it runs now; -1 while it waits.
     """
 
-    place: int
+    row: int
     menu: DegreeMenu
     steps: float
     due_s: float
@@ -37,7 +36,6 @@ class Work(NamedTuple):
 
     @property
     def widest_gpu_s(self) -> float:
-        """GPU-seconds that it takes at its largest degree."""
         return self.steps * self.menu.step_s[-1] * self.menu.degrees[-1]
 
 
@@ -47,7 +45,7 @@ class FluidPlan:
 
     Attributes:
         levels: at which each is served at first; -1 for those that wait.
-        first_late: place in the order of the first request that misses its deadline, if one does.
+        first_late: index of the first request in the order that misses its deadline, if one does.
     """
 
     levels: tuple[int, ...]
@@ -57,10 +55,9 @@ class FluidPlan:
 def simulate(
     works: Sequence[Work], num_gpus: int, now_s: float, *, switch_s: float, manner: Manner
 ) -> FluidPlan:
-    """Serve requests in their order until they are done, and say who is late.
+    """Serve requests in their order until they are done, and say which is late.
 
-    Once one is late only those before it are followed further: whoever comes after it can't have
-    delayed it.
+    Once one is late only those before it go on: later ones can't have delayed it.
     """
     if manner == "wide" and all(work.menu.degrees[-1] == num_gpus for work in works):
         return _serve_in_turn(works, now_s, switch_s)
@@ -97,7 +94,7 @@ def simulate(
 
 
 def _serve_in_turn(works: Sequence[Work], now_s: float, switch_s: float) -> FluidPlan:
-    """What the wide manner comes to where everybody can use all GPUs: one after the other."""
+    """The wide manner where every request can use all GPUs: one after the other."""
     levels = [-1] * len(works)
     time_s = now_s
     for number, work in enumerate(works):
@@ -116,9 +113,9 @@ def _serve_until_one_ends(
     levels: list[int],
     switch_s: float,
 ) -> tuple[float, list[int]]:
-    """Shorten the work of those that are served; return the seconds until one is done, and who is.
+    """Serve until a request is done; return the seconds and which are done.
 
-    Whoever changes from one level to another has more to do first.
+    A change of level adds work first.
     """
     served = []
     lefts_s = []
@@ -151,8 +148,8 @@ def _grant_narrow(
 ) -> tuple[dict[int, int], int | None]:
     """Return levels by number: the least that meet the deadlines, then widened by what is left.
 
-    And the first whose deadline no level meets any more, if there is one; what comes after it in
-    the order has got nothing then.
+    And the first request whose deadline no level meets, if there is one; later ones then have
+    nothing.
     """
     free = num_gpus
     granted: dict[int, int] = {}
@@ -177,7 +174,7 @@ def _grant_narrow(
 
 
 def _widen(menus: Sequence[DegreeMenu], granted: dict[int, int], free: int) -> None:
-    """Raise levels, in the order of the requests, by as many GPUs as are free."""
+    """Raise levels, in the order of the requests, by the free GPUs."""
     for number, level in granted.items():
         if not free:
             break

@@ -1,13 +1,12 @@
 """Which request of a group uses how many GPUs from its next step boundary on.
 
-Whenever a request comes or ends, the whole known set is followed to its end, in the order of
-deadlines. While it can't be done in time, one request is sacrificed. The others get the smallest
-degree that keeps their deadlines, and then what is left; a step boundary is all that a change
-waits for. A sacrificed request gets GPUs that nobody else can use, and is in again as soon as the
-set allows it.
+Whenever a request comes or ends, the whole set is simulated to its end, by deadline. While it can't
+be done in time, one request is sacrificed. The others get the smallest degree that meets their
+deadlines, and then what is left. A sacrificed request gets GPUs that no other can use, and is back
+in as soon as the set allows it.
 
-TetriServe (section 4.2) decides in rounds of a fixed length by a knapsack over who survives to the
-next one: :mod:`ray_cluster.policies.baselines.sp_knapsack`.
+TetriServe (section 4.2) decides in rounds of a fixed length by a knapsack over the requests that
+survive to the next one: :mod:`ray_cluster.policies.baselines.sp_knapsack`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class RoundOptions:
     """What an operator may choose.
 
     Attributes:
-        guard: whom to sacrifice under overload. ``most`` keeps as many requests as it can, so that
+        guard: which to sacrifice under overload. ``most`` keeps as many requests as it can, so that
             the largest are given up first; ``large`` keeps as many, and of those as large ones as
             it can, so that no class is starved.
-        doubt: a request is dropped once it would be late even if steps were faster than believed by
-            this share. Between that and what is believed it is served as if it was sacrificed:
-            where a deadline leaves 2 %, times that are wrong by 3 % would drop whole classes.
+        doubt: a request is dropped once it would be late even if steps were faster than expected by
+            this share; before that it counts as sacrificed. Where deadlines leave 2 %, times that
+            are wrong by 3 % would drop whole classes.
     """
 
     guard: Literal["most", "large"] = "most"
@@ -53,26 +52,26 @@ def plan_round(view: GroupView, options: RoundOptions = RoundOptions()) -> Round
     degrees = [0] * len(view.requests)
     for work, level in zip(kept.works, kept.plan.levels, strict=True):
         if level >= 0:
-            degrees[work.place] = work.menu.degrees[level]
-    places = {work.place for work in kept.works}
-    lost = [work for work in sorted_out.hopeful if work.place not in places]
+            degrees[work.row] = work.menu.degrees[level]
+    rows = {work.row for work in kept.works}
+    lost = [work for work in sorted_out.hopeful if work.row not in rows]
     sacrificed = (*lost, *sorted_out.doubtful)
     _use_rest(sacrificed, degrees, view.num_gpus)
     return RoundDecision(
         tuple(degrees),
         sorted_out.dropped,
-        tuple(view.requests[work.place].request_id for work in sacrificed),
+        tuple(view.requests[work.row].request_id for work in sacrificed),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SortedOut:
-    """The requests of a group by what can become of them, each in the order of deadlines.
+    """The requests of a group by their prospects, each by deadline.
 
     Attributes:
-        hopeful: could be on time if they were alone.
-        doubtful: could only be if steps were faster than believed.
-        dropped: can't be, by their ids.
+        hopeful: could be on time alone.
+        doubtful: only if steps were faster than expected.
+        dropped: ids of the others.
     """
 
     hopeful: tuple[Work, ...]
@@ -81,21 +80,21 @@ class SortedOut:
 
 
 def sort_out(view: GroupView, doubt: float) -> SortedOut:
-    """Return what is left of a group's requests, by what can become of them."""
+    """Return what is left of a group's requests, by their prospects."""
     hopeful, doubtful, dropped = [], [], []
-    for place, request in enumerate(view.requests):
+    for row, request in enumerate(view.requests):
         if not is_hopeless(request, view.now_s):
-            hopeful.append(work_of(place, request, view))
+            hopeful.append(work_of(row, request, view))
         elif not is_hopeless(request, view.now_s, doubt=doubt):
-            doubtful.append(work_of(place, request, view))
+            doubtful.append(work_of(row, request, view))
         else:
             dropped.append(request.request_id)
-    hopeful.sort(key=lambda work: (work.due_s, work.place))
-    doubtful.sort(key=lambda work: (work.due_s, work.place))
+    hopeful.sort(key=lambda work: (work.due_s, work.row))
+    doubtful.sort(key=lambda work: (work.due_s, work.row))
     return SortedOut(tuple(hopeful), tuple(doubtful), tuple(dropped))
 
 
-def work_of(place: int, request: GroupRequest, view: GroupView) -> Work:
+def work_of(row: int, request: GroupRequest, view: GroupView) -> Work:
     """Return what is left of a request, the step in flight counted by its time."""
     menu, level, steps = request.menu, -1, float(request.steps_left)
     if request.degree:
@@ -103,7 +102,7 @@ def work_of(place: int, request: GroupRequest, view: GroupView) -> Work:
         steps += max(request.in_flight_s(view.now_s), _LEAST_S) / menu.step_s[level]
     elif request.has_begun:
         steps += view.switch_s / menu.fastest_s
-    return Work(place, menu, steps, request.due_s, level)
+    return Work(row, menu, steps, request.due_s, level)
 
 
 def _use_rest(works: Sequence[Work], degrees: list[int], num_gpus: int) -> None:
@@ -112,5 +111,5 @@ def _use_rest(works: Sequence[Work], degrees: list[int], num_gpus: int) -> None:
     for work in works:
         level = work.menu.top(free)
         if level >= 0:
-            degrees[work.place] = work.menu.degrees[level]
+            degrees[work.row] = work.menu.degrees[level]
             free -= work.menu.degrees[level]

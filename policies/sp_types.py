@@ -21,12 +21,11 @@ class DegreeMenu:
     """Seconds of one denoising step by sequence-parallel degree, for one kind of request.
 
     Attributes:
-        slo_class: under which requests of this kind are counted.
+        slo_class: that requests of this kind are counted under.
         degrees: numbers of GPUs, rising.
-        step_s: seconds per step at each of them, falling: a degree that is not faster than a
-            smaller one has no place in a menu (see :func:`menu_of`).
-        tail_s: seconds that a request takes beside its steps (encoding, decoding), on other GPUs.
-        work: of a whole request, in any unit that all menus share: how large it is.
+        step_s: seconds per step at each of them, falling (see :func:`menu_of`).
+        tail_s: seconds of a request beside its steps (encoding, decoding), on other GPUs.
+        work: of a whole request, in any unit that all menus share.
     """
 
     slo_class: str
@@ -59,7 +58,6 @@ class DegreeMenu:
 
     @property
     def fastest_s(self) -> float:
-        """Seconds per step at the largest degree."""
         return self.step_s[-1]
 
     def top(self, num_free: int) -> int:
@@ -67,7 +65,6 @@ class DegreeMenu:
         return self.top_by_free[min(num_free, self.degrees[-1])]
 
     def level_of(self, degree: int) -> int:
-        """Return the level of a degree; -1 for none of the menu's."""
         return self.degrees.index(degree) if degree in self.degrees else -1
 
 
@@ -116,11 +113,11 @@ class GroupRequest:
     """What a scheduler may know of one request in a group.
 
     Attributes:
-        steps_left: denoising steps that have not begun; the one in flight is not among them.
-        has_begun: whether it ever took a step: to take it up again costs a switch.
+        steps_left: denoising steps that have not begun, without the one in flight.
+        has_begun: whether it ever took a step: to resume it costs a switch.
         degree: GPUs that it holds; 0 while it waits.
-        target: GPUs that it was last told to use from its next boundary on.
-        ready_s: instant at which its step in flight is expected to end; of no meaning if it waits.
+        target: GPUs of the last decision, from its next boundary on.
+        ready_s: instant at which its step in flight is expected to end.
     """
 
     request_id: int
@@ -139,7 +136,6 @@ class GroupRequest:
         return self.deadline_s - self.menu.tail_s
 
     def in_flight_s(self, now_s: float) -> float:
-        """Return the seconds until its step in flight ends."""
         return max(0.0, self.ready_s - now_s) if self.degree else 0.0
 
     def finish_s(self, level: int, now_s: float) -> float:
@@ -152,8 +148,8 @@ class GroupView:
     """A group of GPUs and all of its requests that have not ended.
 
     Attributes:
-        switch_s: seconds that a change of degree, or taking a paused request up again, costs it.
-        look_again_s: what the decision before this one answered under that name; 0 at first.
+        switch_s: seconds that a change of degree, or resuming a paused request, costs it.
+        look_again_s: of the decision before this one; 0 at first.
     """
 
     num_gpus: int
@@ -168,10 +164,10 @@ class RoundDecision:
     """What a group does from each request's next step boundary on.
 
     Attributes:
-        degrees: by request, in the view's order: GPUs that it uses; 0 for none.
-        dropped: those that are given up for good.
-        sacrificed: those that the plan expects to miss their deadlines; they get what is left.
-        look_again_s: instant at which the plan wants to decide anew if nothing happens before.
+        degrees: GPUs by request, in the view's order; 0 for none.
+        dropped: requests that are given up for good.
+        sacrificed: requests expected to miss their deadlines; they get what is left.
+        look_again_s: instant of the next decision if nothing happens before.
     """
 
     degrees: tuple[int, ...]
@@ -184,12 +180,10 @@ Planner = Callable[[GroupView], RoundDecision]
 
 
 def is_hopeless(request: GroupRequest, now_s: float, *, doubt: float = 0.0) -> bool:
-    """Whether a request misses its deadline even if it gets all the GPUs it can use at once.
+    """Whether a request misses its deadline even with all the GPUs it can use at once.
 
     Args:
-        request: with the times that are believed.
-        now_s: the present instant.
-        doubt: by which share steps may be faster than believed.
+        doubt: share by which steps may be faster than expected.
     """
     finish_s = request.finish_s(-1, now_s)
     return finish_s - doubt * (finish_s - now_s) > request.due_s + ROUNDING_S

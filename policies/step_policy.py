@@ -1,7 +1,7 @@
-"""What a replica asks between two steps: which rows go next, for how long, and which never will.
+"""What a replica asks between two steps: which rows go next, for how long, and which are dropped.
 
-The production answer is that of :mod:`ray_cluster.policies.mixed_batching`. Other answers stand in
-:mod:`ray_cluster.policies.baselines`, to be compared with it.
+The production answer is :mod:`ray_cluster.policies.mixed_batching`; its rivals are in
+:mod:`ray_cluster.policies.baselines`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ class ReplicaSight:
 
     Attributes:
         rows: those that could step now.
-        step_cost: seconds of a step, as the replica expects them.
+        step_cost: expected seconds of a step.
         max_batch: most rows that it steps together.
         now_s: present instant on the clock of the deadlines.
-        max_batch_by_size: most rows of one size that there is memory for; without it as many as
-            of any other.
+        max_batch_by_size: most rows of one size that memory allows; None for no such bound.
     """
 
     rows: Sequence[RowView]
@@ -39,11 +38,11 @@ class ReplicaSight:
         return max(1, min(self.max_batch, self.max_batch_by_size[size_px]))
 
     def share(self, size_px: tuple[int, int]) -> float:
-        """Return which part of a full batch a row of that size is; rows of 1 in all fit."""
+        """Return which part of a full batch a row of that size is."""
         return 1 / self.most_of(size_px)
 
     def batch_s(self, request_ids: Sequence[str]) -> float:
-        """Return the seconds that a step of these rows is expected to take."""
+        """Return the expected seconds of a step of these rows."""
         chosen = set(request_ids)
         return step_s(
             self.step_cost,
@@ -57,9 +56,9 @@ class StepDecision:
 
     Attributes:
         request_ids: the rows that step together; none leaves the device idle until a row comes.
-        num_rounds: steps for which this stays the answer if no row comes, goes or ends.
+        num_rounds: steps for which this holds if no row comes, goes or ends.
         dropped: rows that are given up.
-        idle_until_s: without rows to step, the instant at which to ask again at the latest.
+        idle_until_s: without rows to step, the latest instant of the next decision.
     """
 
     request_ids: tuple[str, ...] = ()

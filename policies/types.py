@@ -79,7 +79,6 @@ class RequestView:
 
     @property
     def size_px(self) -> tuple[int, int]:
-        """Width and height."""
         return (self.width_px, self.height_px)
 
     @property
@@ -89,12 +88,10 @@ class RequestView:
 
     @property
     def remaining_steps(self) -> int:
-        """Denoising steps still to take."""
         return self.num_steps - self.steps_done
 
     @property
     def previews_left(self) -> int:
-        """Previews still to be made."""
         if not self.num_previews:
             return 0
         steps = preview_steps(self.num_steps, self.num_previews)
@@ -160,7 +157,6 @@ class StepCost:
 
     @property
     def prices_extras(self) -> bool:
-        """Whether add-ons and masks change what a row costs."""
         return bool(self.control_share or self.lora_share or self.spared_share)
 
 

@@ -1,18 +1,19 @@
-"""Two models on equal GPUs: the choices of published cascades and of random routing, enumerated.
+"""What published cascade planners share: demand as a moving average, and their choices.
 
-The published policies state mixed-integer programs. With one cascade their optimum is found by
-trying all pairs of batches, for the rest follows from them: as few light replicas as carry the
-demand, and the rest heavy.
+They state mixed-integer programs. With one cascade on equal GPUs the optimum is found by trying all
+pairs of batches: as few light replicas as carry the demand, and the rest heavy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.fleet import Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
 
 THRESHOLDS = tuple(number / 200 for number in range(201))
 _EPSILON = 1e-9
@@ -40,6 +41,28 @@ def two_models(fleet: Fleet) -> TwoModels:
         raise ValueError(f"this policy plans a cascade; given {service}")
     (light,), (heavy,) = fleet.pools_of(service.model), fleet.pools_of(service.cascade.heavy_model)
     return TwoModels(service, light, heavy)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalAverage:
+    """Exponential moving average of the arrivals per interval.
+
+    Attributes:
+        per_s: None before the first interval.
+    """
+
+    seen_s: float
+    num_arrived: int
+    per_s: float | None = None
+
+    def observe(self, state: ClusterState, service: str, weight: float) -> ArrivalAverage:
+        """Return the average with the interval that ends now, which has that weight."""
+        passed_s, seen = state.now_s - self.seen_s, state.service(service)
+        if passed_s <= 0:
+            return self
+        rate = (seen.num_arrived - self.num_arrived) / passed_s
+        level = rate if self.per_s is None else self.per_s + weight * (rate - self.per_s)
+        return replace(self, seen_s=state.now_s, num_arrived=seen.num_arrived, per_s=level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +142,18 @@ def light_alone(models: TwoModels, num_gpus: int) -> CascadeSizing:
         if option.seconds <= models.service.slo_s and option.rate_per_s > batch.rate_per_s:
             batch = option
     return CascadeSizing(num_gpus, 0, batch.batch, 1, threshold=0.0, rate=0.0)
+
+
+def plan_of(choice: CascadeSizing, models: TwoModels) -> Plan:
+    """Return a choice as the plan of a cascade whose late images are dropped, as published."""
+    name = models.service.name
+    cascade = CascadePlan(name, choice.threshold, choice.rate, when_late="drop")
+    return Plan(pools_of(choice, models), (cascade,))
+
+
+def pools_of(choice: CascadeSizing, models: TwoModels) -> tuple[PoolPlan, PoolPlan]:
+    """Return a choice's replicas and batches."""
+    return (
+        PoolPlan(models.light.name, choice.num_light, choice.light_batch),
+        PoolPlan(models.heavy.name, choice.num_heavy, choice.heavy_batch),
+    )

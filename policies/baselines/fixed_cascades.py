@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray_cluster.policies.baselines.cascade_choice import highest_threshold, two_models
-from ray_cluster.policies.baselines.threshold_maximising import plan_of
+from ray_cluster.policies.baselines.cascade_choice import highest_threshold, plan_of, two_models
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.fleet import Fleet
 from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
@@ -24,7 +23,6 @@ class FixedPlanner:
         """There is nothing to remember."""
 
     def plan(self, state: ClusterState, memory: None) -> tuple[Plan, None]:  # noqa: ARG002
-        """Return the plan."""
         return self.fixed, None
 
 
@@ -69,4 +67,4 @@ def for_the_peak(
     )
     if choice is None:
         raise ValueError(f"{num_gpus} GPUs can't carry a peak of {peak_per_s}/s")
-    return FixedPlanner(plan_of(choice, models, drops=True))
+    return FixedPlanner(plan_of(choice, models))

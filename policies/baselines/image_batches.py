@@ -22,9 +22,9 @@ def _until_first_ends(requests: Sequence[RequestView]) -> StepDecision:
 
 @dataclass(frozen=True, slots=True)
 class FixedBatches:
-    """Makes images of one size from their first step to their last; nobody joins on the way.
+    """Makes images of one size from their first step to their last; no row joins on the way.
 
-    First come, first served: the size is that of whoever waits for longest. A cap of 1 makes one
+    First come, first served: the size is that of the longest-waiting row. A cap of 1 makes one
     image after the other.
 
     Attributes:
@@ -57,11 +57,11 @@ class FixedBatches:
 
 @dataclass(frozen=True, slots=True)
 class InTimeBatches:
-    """Makes all images that a replica holds in one batch, but for those that would be late in it.
+    """Makes all images that a replica holds in one batch, except those that would be late in it.
 
-    The most urgent is looked at first, and each that is given up makes the batch shorter for the
-    others. Nothing begins in the same decision: others can take the free places before. DiffServe's
-    workers drop in this way.
+    The most urgent is judged first, and each that is dropped makes the batch shorter for the
+    others. Nothing begins in the same decision: other requests can take the free slots first.
+    DiffServe's workers drop like this.
 
     Attributes:
         batch_s: seconds of a batch of so many images.
@@ -89,12 +89,12 @@ class InTimeBatches:
 
 
 def take_turns_by_size(sight: ReplicaSight) -> StepDecision:
-    """Step the rows of one size after those of another; who comes joins at the next turn.
+    """Step the rows of one size after those of another; new rows join at the next turn.
 
-    That is iteration-level batching (Orca) with one batch per resolution.
+    Iteration-level batching (Orca) with one batch per resolution.
     """
     sizes = {row.request.size_px for row in sight.rows}
-    # the size that has waited for longest; who joins late does not bring its size forward
+    # the size that has waited for longest; a row that joins late does not bring its size forward
     waited = {
         size: max(row.waited_rounds for row in sight.rows if row.request.size_px == size)
         for size in sizes
@@ -108,9 +108,9 @@ def take_turns_by_size(sight: ReplicaSight) -> StepDecision:
 
 
 def mix_as_they_come(sight: ReplicaSight) -> StepDecision:
-    """Step whatever there is up to the cap, of all sizes together, who came first first.
+    """Step rows of all sizes together up to the cap, first come first.
 
-    PatchedServe's own control, PatchedCache (section 8), batches so.
+    PatchedServe's own control, PatchedCache (section 8), batches like this.
     """
     rows = sorted(sight.rows, key=_arrived)
     requests = [row.request for row in rows[: sight.max_batch]]

@@ -54,7 +54,6 @@ class OngoingRequestsPlanner:
     look_back_s: float = 30.0
 
     def begin(self, state: ClusterState) -> tuple[Deployment, ...]:
-        """Return a memory of the replicas that there are."""
         return tuple(
             Deployment(spec.name, max(self.min_replicas, state.pool(spec.name).num_replicas))
             for spec in self.fleet.pools
@@ -63,7 +62,6 @@ class OngoingRequestsPlanner:
     def plan(
         self, state: ClusterState, memory: tuple[Deployment, ...]
     ) -> tuple[Plan, tuple[Deployment, ...]]:
-        """Return the plan for a state."""
         after = tuple(
             self._decide(one, spec, state)
             for one, spec in zip(memory, self.fleet.pools, strict=True)

@@ -6,26 +6,26 @@ random. A request waits for at most so many executions of its batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ray_cluster.policies.baselines.cascade_choice import (
+    ArrivalAverage,
     CascadeSizing,
     highest_share,
     light_alone,
+    pools_of,
     two_models,
 )
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.fleet import Fleet
-from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
+from ray_cluster.policies.plan import CascadePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class RandomMemory:
-    """Counter, moving average and the last choice."""
+    """Demand and the last choice."""
 
-    seen_s: float
-    num_arrived: int
-    demand_per_s: float | None = None
+    demand: ArrivalAverage
     choice: CascadeSizing | None = None
 
 
@@ -47,14 +47,12 @@ class RandomScalingPlanner:
     most_heavy_batch: int = 32
 
     def begin(self, state: ClusterState) -> RandomMemory:
-        """Return a memory that knows the counter."""
         name = two_models(self.fleet).service.name
-        return RandomMemory(state.now_s, state.service(name).num_arrived)
+        return RandomMemory(ArrivalAverage(state.now_s, state.service(name).num_arrived))
 
     def plan(self, state: ClusterState, memory: RandomMemory) -> tuple[Plan, RandomMemory]:
-        """Return the plan for a state."""
         models = two_models(self.fleet)
-        memory = self._learn(state, memory, models.service.name)
+        average = memory.demand.observe(state, models.service.name, self.smoothing)
         factor, slo_s = 1 + self.wait_by_execution, models.service.slo_s
         pairs = [
             (light, heavy)
@@ -63,15 +61,10 @@ class RandomScalingPlanner:
             if factor * max(light.seconds, heavy.seconds) <= slo_s
             and heavy.batch <= self.most_heavy_batch
         ]
-        demand = self.demand_factor * (memory.demand_per_s or 0.0)
+        demand = self.demand_factor * (average.per_s or 0.0)
         num_gpus = state.num_gpus(models.light.device)
         found = highest_share(pairs, num_gpus=num_gpus, demand_per_s=demand)
         choice = found or memory.choice or light_alone(models, num_gpus)
-        memory = replace(memory, choice=choice)
-        pools = (
-            PoolPlan(models.light.name, choice.num_light, choice.light_batch),
-            PoolPlan(models.heavy.name, choice.num_heavy, choice.heavy_batch),
-        )
         cascade = CascadePlan(
             models.service.name,
             0.0,
@@ -81,13 +74,5 @@ class RandomScalingPlanner:
             when_late="drop",
         )
         infeasible = None if found else "no share leaves enough capacity"
-        return Plan(pools, (cascade,), infeasible=infeasible), memory
-
-    def _learn(self, state: ClusterState, memory: RandomMemory, service: str) -> RandomMemory:
-        passed_s, seen = state.now_s - memory.seen_s, state.service(service)
-        if passed_s <= 0:
-            return memory
-        rate = (seen.num_arrived - memory.num_arrived) / passed_s
-        before = memory.demand_per_s
-        level = rate if before is None else before + self.smoothing * (rate - before)
-        return replace(memory, seen_s=state.now_s, num_arrived=seen.num_arrived, demand_per_s=level)
+        plan = Plan(pools_of(choice, models), (cascade,), infeasible=infeasible)
+        return plan, RandomMemory(average, choice)

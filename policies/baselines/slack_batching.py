@@ -52,7 +52,6 @@ class SizeRegression:
     _known_s: dict[tuple[float, ...], float] = field(default_factory=dict, repr=False)
 
     def __call__(self, requests: Sequence[RequestView]) -> float:
-        """Return the seconds of a step."""
         features = _features(requests, self.sizes, self.patch_px)
         if features not in self._known_s:
             self._known_s[features] = float(self.model.predict([features])[0]) / 1e3

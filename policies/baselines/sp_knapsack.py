@@ -1,4 +1,4 @@
-"""Rounds of a fixed length, each a knapsack over who survives to the next one.
+"""Rounds of a fixed length, each a knapsack over the requests that survive to the next one.
 
 TetriServe's published policy, unchanged: the mix of two degrees with the fewest GPU-seconds
 (section 4.2.1), Algorithm 1 (4.2.2), what is left to those it did not choose, and elastic scale-up
@@ -60,9 +60,9 @@ def plan_knapsack(view: GroupView, options: KnapsackOptions) -> RoundDecision:
     if next_s is None:
         return _keep(view, options)
     live = [
-        place for place, request in enumerate(view.requests) if not is_hopeless(request, view.now_s)
+        row for row, request in enumerate(view.requests) if not is_hopeless(request, view.now_s)
     ]
-    requests = [view.requests[place] for place in live]
+    requests = [view.requests[row] for row in live]
     mixes = [cheapest_mix(one, view.now_s) for one in requests]
     offered = [
         options_of(one, mix, view.now_s, options.round_s)
@@ -75,11 +75,9 @@ def plan_knapsack(view: GroupView, options: KnapsackOptions) -> RoundDecision:
     free = _fill(requests, mixes, levels, free)
     _scale_up(requests, levels, free)
     degrees = [0] * len(view.requests)
-    for place, level in zip(live, levels, strict=True):
-        degrees[place] = view.requests[place].menu.degrees[level] if level >= 0 else 0
-    dropped = tuple(
-        one.request_id for place, one in enumerate(view.requests) if place not in set(live)
-    )
+    for row, level in zip(live, levels, strict=True):
+        degrees[row] = view.requests[row].menu.degrees[level] if level >= 0 else 0
+    dropped = tuple(one.request_id for row, one in enumerate(view.requests) if row not in set(live))
     return RoundDecision(tuple(degrees), dropped, look_again_s=next_s)
 
 

@@ -43,15 +43,15 @@ def plan_static(view: GroupView, options: StaticOptions) -> RoundDecision:
     free = view.num_gpus - sum(degrees)
     dropped: list[int] = []
     blocked = False
-    for place in _waiting(view, options.discipline):
-        request = view.requests[place]
+    for row in _waiting(view, options.discipline):
+        request = view.requests[row]
         level = options.level(request)
         if options.drops and request.finish_s(level, view.now_s) > request.due_s + ROUNDING_S:
             dropped.append(request.request_id)
             continue
         degree = request.menu.degrees[level]
         if degree <= free and not blocked:
-            degrees[place] = degree
+            degrees[row] = degree
             free -= degree
         else:
             blocked = options.discipline != "edf_backfill"
@@ -66,8 +66,8 @@ def plan_moldable(view: GroupView) -> RoundDecision:
     degrees = [request.degree for request in view.requests]
     free = view.num_gpus - sum(degrees)
     dropped: list[int] = []
-    for place in _waiting(view, "edf"):
-        request = view.requests[place]
+    for row in _waiting(view, "edf"):
+        request = view.requests[row]
         level = _need(request, view.now_s)
         if level is None:
             dropped.append(request.request_id)
@@ -77,7 +77,7 @@ def plan_moldable(view: GroupView) -> RoundDecision:
             # nothing is left for those behind it
             free = 0
             continue
-        degrees[place] = degree
+        degrees[row] = degree
         free -= degree
     return RoundDecision(tuple(degrees), tuple(dropped))
 
@@ -93,8 +93,8 @@ def _need(request: GroupRequest, now_s: float) -> int | None:
 
 def _waiting(view: GroupView, discipline: Discipline) -> Iterator[int]:
     """Places of the requests that hold no GPUs, in the order of a discipline."""
-    places = [place for place, request in enumerate(view.requests) if not request.degree]
+    rows = [row for row, request in enumerate(view.requests) if not request.degree]
     if discipline == "fcfs":
-        yield from sorted(places, key=lambda place: (view.requests[place].arrival_s, place))
+        yield from sorted(rows, key=lambda row: (view.requests[row].arrival_s, row))
     else:
-        yield from sorted(places, key=lambda place: (view.requests[place].due_s, place))
+        yield from sorted(rows, key=lambda row: (view.requests[row].due_s, row))

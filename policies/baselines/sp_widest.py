@@ -29,11 +29,11 @@ def plan_widest(view: GroupView, doubt: float = 0.1) -> RoundDecision:
             break
         victim = max(range(plan.first_late + 1), key=lambda number: works[number].widest_gpu_s)
         lost.append(works.pop(victim))
-    sacrificed = [*sorted(lost, key=lambda work: (work.due_s, work.place)), *sorted_out.doubtful]
+    sacrificed = [*sorted(lost, key=lambda work: (work.due_s, work.row)), *sorted_out.doubtful]
     order = [*works, *sacrificed]
     granted = grant_wide([work.menu for work in order], range(len(order)), view.num_gpus)
     degrees = [0] * len(view.requests)
     for number, level in granted.items():
-        degrees[order[number].place] = order[number].menu.degrees[level]
-    ids = tuple(view.requests[work.place].request_id for work in sacrificed)
+        degrees[order[number].row] = order[number].menu.degrees[level]
+    ids = tuple(view.requests[work.row].request_id for work in sacrificed)
     return RoundDecision(tuple(degrees), sorted_out.dropped, ids)

@@ -1,12 +1,12 @@
 """DiffServe's plan: the highest threshold under the demand, every few seconds (section 3.3).
 
-Beside it the variants of its section 4.5: a threshold that is fixed, batches by additive increase
-and multiplicative decrease, and queues guessed as a multiple of the execution. The data path is the
-published one: a threshold is all that decides, and what can't be in time is dropped.
+With the variants of its section 4.5: a fixed threshold, batches by additive increase and
+multiplicative decrease, and queues estimated as a multiple of the execution. As published, only the
+threshold decides, and what can't be in time is dropped.
 
-Two things are kinder than published: demand is counted from arrivals, where the artifact reads what
-is in flight, and the deferral rate of a threshold is calibrated with the confidences seen. Without
-a solution the last plan stays; before the first one all is light.
+Two things are kinder than published: demand is counted from arrivals, not from requests in flight,
+and the deferral rate of a threshold is calibrated with observed confidences. Without a solution the
+last plan stays; before the first one all is light.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from dataclasses import dataclass, replace
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.baselines.cascade_choice import (
     THRESHOLDS,
+    ArrivalAverage,
     CascadeSizing,
     TwoModels,
     highest_threshold,
     light_alone,
+    plan_of,
     two_models,
 )
 from ray_cluster.policies.cascade import ConfidenceWindow, deferral_rate, observe, window_from
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.fleet import Fleet, PoolSpec
-from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
+from ray_cluster.policies.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,15 @@ class AimdBatches:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdMemory:
-    """What the planner keeps between rounds.
+    """What the planner remembers between rounds.
 
     Attributes:
-        demand_per_s: moving average; None before the first interval.
-        choice: the last one; None before it.
+        choice: the last one, if any.
     """
 
-    seen_s: float
-    num_arrived: int
+    demand: ArrivalAverage
     num_missed: int
     confidences: ConfidenceWindow
-    demand_per_s: float | None = None
     choice: CascadeSizing | None = None
     batches: AimdBatches = AimdBatches()
 
@@ -61,12 +60,12 @@ class ThresholdPlanner:
 
     Attributes:
         smoothing: weight of the last interval in the moving average.
-        demand_factor: by which demand is multiplied (the paper's lambda).
+        demand_factor: for the demand (the paper's lambda).
         wait_by_execution: of each model; None for Little's law on the present queues.
         fixed_threshold: None to maximise it.
         adapts_batches: whether batches follow misses instead of the program.
-        most_heavy_batch: none above is tried; batches beyond the deadline never are.
-        window_size: confidences that are remembered.
+        most_heavy_batch: largest batch of the heavy model to try.
+        window_size: confidences that count.
     """
 
     fleet: Fleet
@@ -79,18 +78,17 @@ class ThresholdPlanner:
     window_size: int = 600
 
     def begin(self, state: ClusterState) -> ThresholdMemory:
-        """Return a memory that knows the counters and the offline curve."""
         models = two_models(self.fleet)
         assert models.service.cascade is not None
         seen = state.service(models.service.name)
         window = window_from(models.service.cascade.deferral, self.window_size)
-        return ThresholdMemory(state.now_s, seen.num_arrived, seen.num_missed, window)
+        average = ArrivalAverage(state.now_s, seen.num_arrived)
+        return ThresholdMemory(average, seen.num_missed, window)
 
     def plan(self, state: ClusterState, memory: ThresholdMemory) -> tuple[Plan, ThresholdMemory]:
-        """Return the plan for a state."""
         models = two_models(self.fleet)
         memory = self._learn(state, memory, models)
-        demand = self.demand_factor * (memory.demand_per_s or 0.0)
+        demand = self.demand_factor * (memory.demand.per_s or 0.0)
         fixed = self.fixed_threshold
         choice = highest_threshold(
             self._pairs(state, memory, models),
@@ -102,25 +100,20 @@ class ThresholdPlanner:
         infeasible = None if choice else "no threshold leaves enough capacity"
         left = memory.choice or light_alone(models, state.num_gpus(models.light.device))
         choice = choice or left
-        plan = replace(plan_of(choice, models, drops=True), infeasible=infeasible)
+        plan = replace(plan_of(choice, models), infeasible=infeasible)
         return plan, replace(memory, choice=choice)
 
     def _learn(
         self, state: ClusterState, memory: ThresholdMemory, models: TwoModels
     ) -> ThresholdMemory:
-        seen, passed_s = state.service(models.service.name), state.now_s - memory.seen_s
-        if passed_s <= 0:
+        seen = state.service(models.service.name)
+        if state.now_s <= memory.demand.seen_s:
             return memory
-        rate = (seen.num_arrived - memory.num_arrived) / passed_s
-        before = memory.demand_per_s
-        level = rate if before is None else before + self.smoothing * (rate - before)
         is_late = seen.num_missed > memory.num_missed
         return replace(
             memory,
-            seen_s=state.now_s,
-            num_arrived=seen.num_arrived,
+            demand=memory.demand.observe(state, models.service.name, self.smoothing),
             num_missed=seen.num_missed,
-            demand_per_s=level,
             confidences=observe(memory.confidences, seen.confidences),
             batches=AimdBatches(
                 _adapted(memory.batches.light, models.light, is_late=is_late),
@@ -148,28 +141,13 @@ class ThresholdPlanner:
 
     def _waits_s(self, state: ClusterState, memory: ThresholdMemory, models: TwoModels) -> float:
         """Queues over arrival rates (Little's law), of both models together."""
-        demand = memory.demand_per_s or 0.0
+        demand = memory.demand.per_s or 0.0
         if self.wait_by_execution is not None or demand <= 0:
             return 0.0
         deferred = demand * (memory.choice.rate if memory.choice else 0.0)
         first_s = state.model(models.light.model).num_waiting / demand
         num_deferred = state.model(models.heavy.model).num_waiting
         return first_s + (num_deferred / deferred if deferred > 0 else 0.0)
-
-
-def plan_of(choice: CascadeSizing, models: TwoModels, *, drops: bool) -> Plan:
-    """Return a choice as the plan of a cascade."""
-    cascade = CascadePlan(
-        models.service.name,
-        choice.threshold,
-        choice.rate,
-        when_late="drop" if drops else "light",
-    )
-    pools = (
-        PoolPlan(models.light.name, choice.num_light, choice.light_batch),
-        PoolPlan(models.heavy.name, choice.num_heavy, choice.heavy_batch),
-    )
-    return Plan(pools, (cascade,))
 
 
 def _adapted(batch: int, pool: PoolSpec, *, is_late: bool) -> int:

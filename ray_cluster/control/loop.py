@@ -1,9 +1,8 @@
 """The plan loop: observe, plan, compare with what is applied, and apply the difference.
 
-Live and simulated clusters run this same code, each behind the protocols below. The loop decides
-nothing: a planner does. The loop owns what lives between rounds: the last state seen, the planner's
-memory and the plan as far as it could be applied. What could not be applied is tried again in the
-next round, whatever the reason was.
+Live and simulated clusters run this code behind the protocols below; a planner decides. The loop
+owns what lives between rounds: the last state, the planner's memory and the plan as far as it was
+applied. What could not be applied is tried again in the next round.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ray_cluster.policies.planner import Planner
 
 M = TypeVar("M")
 
-# what a cluster may fail with; anything else is a bug and is seen by whoever runs the loop
+# what a cluster may fail with; anything else is a bug and ends the loop
 FAILURES = (RayClusterError, OSError)
 
 _log = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ class Timer(Protocol):
     """Something that will happen once, unless it is called off."""
 
     def call_off(self) -> None:
-        """Have it not happen."""
+        """Cancel it."""
 
 
 class Clock(Protocol):
@@ -40,17 +39,17 @@ class Clock(Protocol):
         """Return the present instant in seconds; it never goes back."""
 
     def after(self, delay_s: float, act: Callable[[], None]) -> Timer:
-        """Have something happen once after a while."""
+        """Call something once after a while."""
 
 
 class Cluster(Protocol):
-    """What is planned. Every method may raise `FAILURES`; what was asked for may then be done."""
+    """What is planned. Every method may raise `FAILURES`, and may have acted all the same."""
 
     def observe(self) -> ClusterState:
         """Return the state, with the confidences since the last call."""
 
     def scale(self, pool: str, num_replicas: int) -> None:
-        """Have so many replicas, soon; asking twice for the same is as good as asking once."""
+        """Have so many replicas, soon; idempotent."""
 
     def turn(self, knobs: Knobs) -> None:
         """Apply batch caps and thresholds at once; ignored if a later version was applied."""
@@ -61,7 +60,7 @@ class RoundReport:
     """What one round did.
 
     Attributes:
-        actions: that were asked for; None if there was no state to plan for.
+        actions: that were asked for; None without a state to plan for.
         failures: of actions, in words.
     """
 
@@ -75,11 +74,8 @@ class ControlLoop(Generic[M]):
     """Rounds of planning for one cluster.
 
     Args:
-        planner: decides.
-        cluster: is observed and changed.
-        clock: tells and gives time.
         period_s: from round to round.
-        on_round: hears of every round.
+        on_round: called with every round's report.
         applied: the plan that the cluster has already, if any.
     """
 
@@ -111,7 +107,6 @@ class ControlLoop(Generic[M]):
 
     @property
     def state(self) -> ClusterState | None:
-        """The last state that was observed."""
         return self._state
 
     def start(self) -> None:
@@ -129,7 +124,6 @@ class ControlLoop(Generic[M]):
         self.run_round()
 
     def run_round(self) -> RoundReport:
-        """Observe, plan and apply once."""
         report = self._round()
         for failure in report.failures:
             _log.warning("round at %.1f s: %s; it is tried again", report.at_s, failure)
@@ -154,7 +148,7 @@ class ControlLoop(Generic[M]):
         return same if same == self._wanted else replace(same, version=same.version + 1)
 
     def _apply(self, actions: PlanDiff) -> list[str]:
-        """Do the actions, remember those that worked, and return what went wrong."""
+        """Do the actions, note those that worked, and return what went wrong."""
         failures = []
         if actions.knobs is not None:
             try:

@@ -41,7 +41,6 @@ class Attached:
         self._ledger.fail(record, "aborted", message)
 
     def expire(self, now_s: float) -> None:
-        """End the requests whose clients are gone."""
         for record in list(self._ledger):
             if now_s >= self._gone_s(record):
                 self.abort(record, "its client was not heard of any more")

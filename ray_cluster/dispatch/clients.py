@@ -27,7 +27,6 @@ class WaitingClients:
         self._forget_s: dict[str, float] = {}
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether an outcome of that request is stored."""
         return request_id in self._outcomes
 
     def keep(self, outcome: Outcome, now_s: float) -> None:
@@ -75,7 +74,6 @@ class WaitingClients:
         return found
 
     def forget(self, now_s: float) -> None:
-        """Drop outcomes whose time is over."""
         for request_id, forget_s in list(self._forget_s.items()):
             if forget_s > now_s:
                 break

@@ -260,7 +260,6 @@ class DispatchCore:
         return replica is not None and self._ledger.show(shown, replica)
 
     def preview(self, request_id: str) -> Preview | None:
-        """Return the last preview of a request that has not ended."""
         record = self._ledger.get(request_id)
         return None if record is None else record.preview
 
@@ -277,7 +276,6 @@ class DispatchCore:
         return self.take_outcomes()
 
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Note that the client of these requests is still there."""
         self._attached.touch(request_ids, now_s)
 
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
@@ -308,11 +306,9 @@ class DispatchCore:
         return self._ledger.take_outcomes()
 
     def knows(self, request_id: str) -> bool:
-        """Whether the request is waiting or leased."""
         return request_id in self._ledger
 
     def open_requests(self) -> Iterator[ImageRequest]:
-        """Yield every request that is waiting or leased."""
         return (record.request for record in self._ledger)
 
     def progress(
@@ -335,16 +331,12 @@ class DispatchCore:
         return {model: profile for model, profile in found if model not in self._removed}
 
     def num_open_by_model(self) -> dict[str, int]:
-        """Return how many requests of each model wait or are leased."""
         return dict(Counter(record.view.model for record in self._ledger))
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
-        """Return the present state for status pages."""
         return ClusterSnapshot.of(
             self._ledger,
             self.replicas,
-            epoch=self._epoch,
-            max_waiting=self._limits.max_queued_images,
             models=self._shown_models(),
             now_s=now_s,
         )

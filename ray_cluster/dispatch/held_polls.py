@@ -82,12 +82,10 @@ class HeldPolls:
                 held.event.set()
 
     def end(self, replica_id: str) -> None:
-        """End a replica's poll, if one is held."""
         if (held := self._by_id.pop(replica_id, None)) is not None:
             held.end()
 
     def end_all(self) -> None:
-        """End every held poll."""
         for replica_id in list(self._by_id):
             self.end(replica_id)
 

@@ -81,7 +81,6 @@ class Ledger:
         return len(self._records)
 
     def get(self, request_id: str) -> RequestRecord | None:
-        """Return the record of a request that has not ended."""
         return self._records.get(request_id)
 
     def attached_of(self, client: str) -> Collection[RequestRecord]:
@@ -100,7 +99,7 @@ class Ledger:
         """Open records for a group and queue it, as it was offered.
 
         Args:
-            client: who waits for it; None if nobody need.
+            client: whose attached images they are; None for a job's.
         """
         for request, view in as_offered(requests, views, offer):
             record = self._open(request, view, None if client is None else now_s, client or "")
@@ -135,7 +134,6 @@ class Ledger:
     def refuse(
         self, requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
     ) -> None:
-        """Note that an API call's images were refused."""
         self.counters.note_refused(views, offer)
         log_refused(requests, str(offer.reason))
 
@@ -206,7 +204,7 @@ class Ledger:
     def adopt_stale(
         self, replica: ReplicaRecord, steps_done_by_id: Mapping[str, int], now_s: float
     ) -> dict[str, Fence]:
-        """Lease to a replica what it has and nobody else was given."""
+        """Lease to a replica what it works on and no other replica was leased."""
         adopted = {}
         for request_id in replica.stale:
             record = self._records.get(request_id)
@@ -273,7 +271,6 @@ class Ledger:
     def fail(
         self, record: RequestRecord, kind: Literal["error", "aborted", "lost"], message: str
     ) -> None:
-        """End a request without an image."""
         self.counters.totals[kind] += 1
         stage: Literal["queue", "replica"] = "queue" if record.holder is None else "replica"
         self._end(record, Failure(record.view.request_id, kind, message, stage))

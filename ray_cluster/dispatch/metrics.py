@@ -43,9 +43,11 @@ class _CellCollector(Collector):
             "images_by_fidelity",
             "Images made, by their fidelity.",
             ("model", "fidelity"),
-            cluster.made,
+            cluster.counters.made,
         )
-        yield _counts("refused_images", "Images refused.", ("model", "reason"), cluster.refused)
+        yield _counts(
+            "refused_images", "Images refused.", ("model", "reason"), cluster.counters.refused
+        )
         yield self._ratios()
         waiting = GaugeMetricFamily(
             "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
@@ -71,14 +73,14 @@ class _CellCollector(Collector):
         )
         for one in cluster.replicas:
             leased.add_metric([one.model, one.replica_id], one.num_leased)
-            room.add_metric([one.model, one.replica_id], one.num_free)
+            room.add_metric([one.model, one.replica_id], one.room)
         yield leased
         yield room
 
     def _deadlines(self) -> Metric:
         cluster = self._cluster
-        ends = {(*key, "met"): count for key, count in cluster.met.items()}
-        ends |= {(*key, "missed"): count for key, count in cluster.missed.items()}
+        ends = {(*key, "met"): count for key, count in cluster.counters.met.items()}
+        ends |= {(*key, "missed"): count for key, count in cluster.counters.missed.items()}
         return _counts(
             "deadlines",
             "Images by whether they ended by their deadlines.",
@@ -93,7 +95,7 @@ class _CellCollector(Collector):
             labels=["model"],
         )
         bounds = [*map(str, RATIO_BOUNDS), "+Inf"]
-        for model, ratios in sorted(self._cluster.ratios.items()):
+        for model, ratios in sorted(self._cluster.counters.ratios.items()):
             buckets = zip(bounds, accumulate(ratios.counts), strict=True)
             found.add_metric([model], list(buckets), sum_value=ratios.total)
         return found

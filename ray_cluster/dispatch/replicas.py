@@ -154,7 +154,6 @@ class Replicas:
         return () if rows is None else rows.ids
 
     def note_heard(self, replica: ReplicaRecord, now_s: float) -> None:
-        """Note a sign of life."""
         replica.heard_s = now_s
         self._rows[replica.model].hear(replica.replica_id, now_s)
 
@@ -207,7 +206,6 @@ class Replicas:
         return choose_leases(queue.of_model(model), row, table, now_s)
 
     def _residency(self, model: str) -> Residency | None:
-        """What is resident on a model's replicas; None if nothing is."""
         holders = self._rows[model].holders
         pool = self.pool(model) if holders else None
         return None if pool is None else Residency(pool.slowest_cost, pool.max_batch, holders)
@@ -293,7 +291,6 @@ class ReplicaRows:
 
     @property
     def holders(self) -> Mapping[str, Collection[int]]:
-        """Rows by what is resident on them."""
         return self._holders
 
     @property

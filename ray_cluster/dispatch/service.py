@@ -67,7 +67,6 @@ class DispatchService:
         self._polls.end_all()
 
     async def pool_settings(self, pool: str) -> WorkerSettings | None:
-        """See :meth:`DispatchCore.worker_settings`."""
         return self._core.worker_settings(pool)
 
     async def register(self, registration: Registration) -> int:
@@ -82,7 +81,6 @@ class DispatchService:
         return epoch
 
     def remember(self, registrations: Iterable[Registration]) -> None:
-        """See :meth:`DispatchCore.remember`."""
         self._core.remember(registrations)
 
     async def unregister(self, replica_id: str) -> None:
@@ -166,13 +164,11 @@ class DispatchService:
         self._polls.wake()
 
     def open_requests(self) -> Iterator[ImageRequest]:
-        """See :meth:`DispatchCore.open_requests`."""
         return self._core.open_requests()
 
     def progress(
         self, request_ids: Iterable[str], *, predicts: bool
     ) -> tuple[Progress | None, ...]:
-        """See :meth:`DispatchCore.progress`."""
         return self._core.progress(request_ids, self._clock(), predicts=predicts)
 
     async def close_admission(self) -> None:
@@ -229,16 +225,13 @@ class DispatchService:
         self._polls.wake()
 
     async def end_attached(self) -> None:
-        """See :meth:`DispatchCore.end_attached`."""
         self._settle(self._core.end_attached())
         self._polls.wake()
 
     async def models(self) -> dict[str, ModelProfile]:
-        """See :meth:`DispatchCore.models`."""
         return self._core.models()
 
     async def snapshot(self) -> ClusterSnapshot:
-        """Return the present state for status pages."""
         return self._core.snapshot(self._clock())
 
     def start(self) -> None:

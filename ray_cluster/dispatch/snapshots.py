@@ -1,4 +1,4 @@
-"""What the dispatcher has at one instant, for status pages and metrics."""
+"""The dispatcher's state at one instant, for status pages and metrics."""
 
 from __future__ import annotations
 
@@ -7,74 +7,31 @@ from dataclasses import dataclass
 
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.state import ReplicaRecord
-from ray_cluster.dispatch.statistics import Ratios
-from ray_cluster.policies.types import StepCost
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSnapshot:
-    """One live replica as a status page shows it.
-
-    Attributes:
-        silent_s: seconds since its last sign of life.
-        leased_work_s: replica seconds that what it holds still takes in full batches.
-    """
-
-    replica_id: str
-    model: str
-    num_leased: int
-    num_free: int
-    max_in_flight: int
-    max_batch: int
-    silent_s: float
-    leased_work_s: float
-    step_cost: StepCost
-
-    @staticmethod
-    def of(record: ReplicaRecord, now_s: float) -> ReplicaSnapshot:
-        view = record.view()
-        return ReplicaSnapshot(
-            replica_id=view.replica_id,
-            model=view.model,
-            num_leased=view.num_leased,
-            num_free=view.room,
-            max_in_flight=view.max_in_flight,
-            max_batch=view.max_batch,
-            silent_s=now_s - record.heard_s,
-            leased_work_s=view.leased_work_s,
-            step_cost=view.step_cost,
-        )
+from ray_cluster.dispatch.statistics import OutcomeCounters
+from ray_cluster.policies.types import ReplicaView
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """The dispatcher's state at one instant, for status pages and metrics.
+    """What waits, what is leased, and what happened since the dispatcher started.
 
     Attributes:
-        num_waiting_by_model: every known model, also those with nothing waiting.
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
-        totals: events since the dispatcher started, by name: accepted, refused, completed,
-            missed (completed after their deadline), error, aborted, lost, requeued, preempted.
-        met: images that ended by their deadlines, by model and size class.
-        missed: those that ended later or not at all, likewise.
-        made: images made, by model and the fidelity that they got.
-        ratios: real over predicted seconds, by model.
-        refused: images by model and reason.
+        num_waiting_by_model: every known model, also those with nothing waiting.
+        counters: a copy.
     """
 
-    epoch: int
     num_waiting: int
-    max_waiting: int
     num_leased: int
     oldest_waiting_s: float
     num_waiting_by_model: Mapping[str, int]
-    replicas: tuple[ReplicaSnapshot, ...]
-    totals: Mapping[str, int]
-    met: Mapping[tuple[str, str], int]
-    missed: Mapping[tuple[str, str], int]
-    made: Mapping[tuple[str, str], int]
-    ratios: Mapping[str, Ratios]
-    refused: Mapping[tuple[str, str], int]
+    replicas: tuple[ReplicaView, ...]
+    counters: OutcomeCounters
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """Events since the dispatcher started, by name."""
+        return self.counters.totals
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -88,27 +45,15 @@ class ClusterSnapshot:
 
     @staticmethod
     def of(
-        ledger: Ledger,
-        replicas: Iterable[ReplicaRecord],
-        *,
-        epoch: int,
-        max_waiting: int,
-        models: Iterable[str],
-        now_s: float,
+        ledger: Ledger, replicas: Iterable[ReplicaRecord], *, models: Iterable[str], now_s: float
     ) -> ClusterSnapshot:
-        waiting, counters = tuple(ledger.queue), ledger.counters
+        """Return the present state; of models, what waits is counted."""
+        waiting = tuple(ledger.queue)
         return ClusterSnapshot(
-            epoch=epoch,
             num_waiting=len(waiting),
-            max_waiting=max_waiting,
             num_leased=len(ledger) - len(waiting),
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
             num_waiting_by_model={model: ledger.queue.count(model) for model in sorted(models)},
-            replicas=tuple(ReplicaSnapshot.of(one, now_s) for one in replicas),
-            totals=dict(counters.totals),
-            met=dict(counters.met),
-            missed=dict(counters.missed),
-            made=dict(counters.made),
-            ratios=dict(counters.ratios),
-            refused=dict(counters.refused),
+            replicas=tuple(one.view() for one in replicas),
+            counters=ledger.counters.copy(),
         )

@@ -21,7 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ray_cluster import requests
 from ray_cluster.policies.cascade import CascadeDecision, CascadeReason
+from ray_cluster.requests import ImageRequest
 
 StageKind = Literal["denoise", "score"]
 RouteKind = Literal["single", "cascade", "direct"]
@@ -36,8 +38,8 @@ class StageSpec:
 
     Attributes:
         model: whose replicas do it.
-        leaves: what the next stage needs of this one. A stage that leaves pixels also leaves an
-            encoded candidate, which is published if no later image is.
+        leaves: for the next stage. A stage that leaves pixels also leaves an encoded candidate,
+            which is published if no later image is.
     """
 
     model: str
@@ -47,7 +49,7 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The stages that a request may go through; it is fixed when the request is accepted.
+    """The stages that a request may go through; fixed when the request is accepted.
 
     Attributes:
         kind: ``single`` for a model without a cascade, ``direct`` for the heavy model of one.
@@ -85,9 +87,8 @@ class Publication:
 
     Attributes:
         stage_index: of the stage that made it.
-        model: of that stage.
-        reason: why this image: the decision on the light one, or how the route was, or
-            ``heavy_failed`` for a light image in place of a heavy one.
+        reason: the decision on the light image, or the kind of route, or ``heavy_failed`` for a
+            light image in place of a heavy one.
     """
 
     stage_index: int
@@ -100,9 +101,9 @@ class RequestStages:
     """Where a request stands on its route.
 
     Attributes:
-        index: of the present stage; of the last one that was begun, after the end.
-        confidence: of the light image; None until it is scored, and if nobody could score it.
-        decided: why the light image is deferred or published; None until that is decided.
+        index: of the present stage; after the end, of the last one that began.
+        confidence: of the light image; None until it is scored, and if it could not be.
+        decided: why the light image is deferred or published; None until then.
         published: the image, if the request ended with one.
         failure: why the request ended without an image, if it did.
     """
@@ -116,7 +117,6 @@ class RequestStages:
 
     @property
     def present(self) -> StageSpec:
-        """The stage that waits or runs."""
         return self.route.stages[self.index]
 
     @property
@@ -131,11 +131,7 @@ class RequestStages:
 
 
 def finish_image(stages: RequestStages, index: int) -> RequestStages:
-    """Take in that a denoise stage has made its image: publish it if the stage is the last.
-
-    Args:
-        index: of the stage that made it, as it was leased.
-    """
+    """Finish a denoise stage: go on to the next, or publish the image of the last."""
     _check(stages, index, "denoise")
     if index + 1 < len(stages.route.stages):
         return replace(stages, index=index + 1)
@@ -145,10 +141,10 @@ def finish_image(stages: RequestStages, index: int) -> RequestStages:
 def decide(
     stages: RequestStages, index: int, decision: CascadeDecision, confidence: float | None
 ) -> RequestStages:
-    """Take in the score of a light image with what was decided: go on, or publish that image.
+    """Apply the decision on a scored light image: go on, or publish that image.
 
     Args:
-        confidence: in [0, 1]; None if nobody could score it.
+        confidence: in [0, 1]; None if it could not be scored.
     """
     _check(stages, index, "score")
     if confidence is not None and not 0 <= confidence <= 1:
@@ -162,13 +158,13 @@ def decide(
 def fail(
     stages: RequestStages, index: int, kind: FailureKind, *, keeps_light: bool
 ) -> RequestStages:
-    """Take in that the present stage will make no image: end the request, if need be without one.
+    """End the request: the present stage makes no image. The light image may answer.
 
     A scorer that fails is no failure of the request: see :func:`decide` without a confidence.
 
     Args:
-        keeps_light: whether the light image answers for a heavy one that failed; an aborted
-            request gets none.
+        keeps_light: whether the light image answers for a failed heavy one; an aborted request gets
+            none.
     """
     _check(stages, index, None if kind == "aborted" else "denoise")
     candidate = stages.candidate_index
@@ -178,7 +174,7 @@ def fail(
 
 
 def begin_again(stages: RequestStages, index: int) -> RequestStages:
-    """Take in that what an earlier stage left is gone: the first stage does its work anew."""
+    """Start anew, because what an earlier stage left is gone."""
     _check(stages, index, None)
     return RequestStages(stages.route)
 
@@ -201,3 +197,45 @@ def _check(stages: RequestStages, index: int, kind: StageKind | None) -> None:
         raise ValueError(f"only the present stage, {stages.index}, can report; given {index}")
     if kind is not None and kind != stages.present.kind:
         raise ValueError(f"stage {index} must be a {kind} stage for that; it is {stages.present}")
+
+
+# Names of what stages leave in stores. The first stage has the request's own id, so that a request
+# of one stage has the names of requests without stages. Only the public name of an image can be
+# downloaded: no client sees a light image before the decision on it.
+
+
+def stage_id(request_id: str, stage_index: int) -> str:
+    """Return the id under which a stage of a request is queued and leased."""
+    return request_id if stage_index == 0 else f"{request_id}.{stage_index}"
+
+
+def state_name(request_id: str, stage_index: int) -> str:
+    """Return the name of a stage's exported state in the state store."""
+    return requests.state_name(stage_id(request_id, stage_index))
+
+
+def candidate_name(request_id: str, stage_index: int) -> str:
+    """Return the name of an encoded image that is not published, or not yet."""
+    return f"{request_id}.{stage_index}.candidate"
+
+
+def image_name(request: ImageRequest, route: Route, stage_index: int) -> str:
+    """Return the name under which a stage stores its encoded image: public only in the last stage.
+
+    Raises:
+        ValueError: the stage makes no image.
+    """
+    stage = route.stages[stage_index]
+    if stage.kind != "denoise":
+        raise ValueError(f"stage {stage_index} stores no image: it is {stage}")
+    if stage_index + 1 == len(route.stages):
+        return request.file_id
+    return candidate_name(request.request_id, stage_index)
+
+
+def private_names(request_id: str, route: Route) -> tuple[str, ...]:
+    """Return all names of a request in stores except public ones, to delete at its end."""
+    makers = [index for index, one in enumerate(route.stages) if one.kind == "denoise"]
+    states = (state_name(request_id, index) for index in makers)
+    candidates = (candidate_name(request_id, index) for index in makers[:-1])
+    return (*states, *candidates)

@@ -27,7 +27,7 @@ def as_offered(
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One accepted request until it ends; it waits while nobody holds it.
+    """One accepted request until it ends; it waits while no replica holds it.
 
     Attributes:
         slo_s: seconds from arrival to the deadline.
@@ -70,7 +70,6 @@ class RequestRecord:
     asked_s: float = 0.0
 
     def note_kept(self, steps_done: int, model_digest: str) -> None:
-        """Note how many steps are in the state store, and of which model."""
         is_same = model_digest == self.kept_digest
         self.kept_steps = max(self.kept_steps, steps_done) if is_same else steps_done
         self.kept_digest = model_digest
@@ -125,7 +124,6 @@ class ReplicaRecord:
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """Ids it works on without a lease."""
         if self.named <= self.held.keys():
             return ()
         return tuple(sorted(self.named - self.held.keys()))
@@ -166,7 +164,6 @@ class ReplicaRecord:
         return tuple(record for record in self.held.values() if record.since_s < before_s)
 
     def take(self, record: RequestRecord) -> None:
-        """Hold one more request."""
         self._note_change()
         self.held[record.view.request_id] = record
         self.num_free -= 1

@@ -16,13 +16,12 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_EVERY_S = 600.0
 _MAX_AGE_S = 86400.0
-# nobody writes one entry for so long
+# writing one entry takes less than this
 _MAX_PART_AGE_S = 600.0
 
 
 class StateSweeper:
-    """Says what there is of open requests at the start, and deletes what nobody will go on from:
-    states of requests that were aborted or lost, and what is left all the same.
+    """Reports the states of open requests at the start, and deletes those without a request.
 
     Args:
         store: where the replicas of all pools keep states; other cells' may, too.
@@ -48,11 +47,9 @@ class StateSweeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to sweep."""
         self._task = asyncio.create_task(self._sweep_forever(), name="the sweep of states")
 
     async def close(self) -> None:
-        """Stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

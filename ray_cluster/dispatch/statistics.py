@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, fields
 
 from ray_cluster.dispatch.state import RequestRecord
 from ray_cluster.policies.cost_model import decode_s
@@ -43,15 +44,12 @@ class PredictionStats:
         return self._errors.get((model, is_simulated), PredictionError())
 
     def arrivals(self, model: str) -> Arrivals:
-        """Return the latest accepted requests."""
         return self._arrivals.get(model, Arrivals())
 
     def stages(self, model: str) -> StageTimes:
-        """Return what requests take outside of their steps."""
         return self._stages.get(model, StageTimes())
 
     def note_accepted(self, view: RequestView) -> None:
-        """Count an accepted request."""
         self._arrivals[view.model] = observe_arrivals(self.arrivals(view.model), [view])
 
     def note_end(self, record: RequestRecord, timing: Timing, took_s: float) -> None:
@@ -89,7 +87,6 @@ class Ratios:
     total: float = 0.0
 
     def plus(self, ratio: float) -> Ratios:
-        """Return it with one more."""
         bucket, counts = bisect_left(RATIO_BOUNDS, ratio), list(self.counts)
         counts[bucket] += 1
         return Ratios(tuple(counts), self.total + ratio)
@@ -103,11 +100,13 @@ def size_class(view: RequestView) -> str:
     return str(side)
 
 
+@dataclass(slots=True)
 class OutcomeCounters:
     """Counts of a cell's requests for metrics.
 
     Attributes:
-        totals: events by name.
+        totals: events by name: accepted, refused, completed, missed (completed after their
+            deadline), error, aborted, lost, requeued, preempted and so on.
         refused: images by model and reason.
         met: images that ended by their deadlines, by model and size class.
         missed: those that ended later or not at all, except ends of ``CALLERS_OWN``.
@@ -116,16 +115,18 @@ class OutcomeCounters:
         ratios: real over predicted seconds, by model.
     """
 
-    def __init__(self) -> None:
-        self.totals: Counter[str] = Counter()
-        self.refused: Counter[tuple[str, str]] = Counter()
-        self.met: Counter[tuple[str, str]] = Counter()
-        self.missed: Counter[tuple[str, str]] = Counter()
-        self.made: Counter[tuple[str, str]] = Counter()
-        self.ratios: dict[str, Ratios] = {}
+    totals: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    made: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ratios: dict[str, Ratios] = field(default_factory=dict)
+
+    def copy(self) -> OutcomeCounters:
+        """Return the counts as they are now."""
+        return OutcomeCounters(*(copy(getattr(self, one.name)) for one in fields(self)))
 
     def note_refused(self, group: Sequence[RequestView], offer: Offer) -> None:
-        """Count a group that was refused."""
         self.totals["refused"] += len(group)
         if group:
             # clients can ask for any name: that must not become a label each
@@ -133,7 +134,6 @@ class OutcomeCounters:
             self.refused[model, str(offer.reason)] += len(group)
 
     def note_end(self, view: RequestView, *, is_met: bool) -> None:
-        """Count an end."""
         (self.met if is_met else self.missed)[view.model, size_class(view)] += 1
 
     def note_ratio(self, model: str, *, took_s: float, predicted_s: float) -> None:

@@ -111,7 +111,6 @@ class WaitingQueue:
         return request_id in self._views
 
     def add(self, view: RequestView) -> None:
-        """Put a request in its place."""
         assert view.request_id not in self._views, f"{view.request_id} waits already"
         self._views[view.request_id] = view
         self._lanes.setdefault(view.model, _Lane()).add(
@@ -148,7 +147,6 @@ class WaitingQueue:
         return lane.behind(bisect_right(lane.keys, queue_key(view)))
 
     def load(self, model: str) -> Load:
-        """Return the load that waits of a model."""
         lane = self._lanes.get(model)
         return NO_LOAD if lane is None else lane.load_of_first(len(lane.keys))
 
@@ -160,7 +158,6 @@ class WaitingQueue:
         return model in self._lanes
 
     def count(self, model: str) -> int:
-        """Return how many requests of the model wait."""
         return len(self._keys(model))
 
     def of_model(self, model: str) -> Sequence[RequestView]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ray_cluster.policies.cost_learning import StepHistory, credible_s, learnt_cost, remember
+from ray_cluster.policies.cost_learning import StepHistory, clipped_s, observe_step, refitted_cost
 from ray_cluster.policies.cost_model import (
     CostResidual,
     StepWork,
@@ -53,11 +53,11 @@ class StepCosts:
         )
         if self._is_first(work, num_calls):
             return
-        step = TimedStep(work, credible_s(duration_s, step_s(self.current, work)))
-        self._history = remember(self._history, step, num_calls=num_calls)
+        step = TimedStep(work, clipped_s(duration_s, step_s(self.current, work)))
+        self._history = observe_step(self._history, step, num_calls=num_calls)
         self._num_learnt += 1
         if self._num_learnt % _EVERY == 0:
-            self._learnt = learnt_cost(self._measured, self._history)
+            self._learnt = refitted_cost(self._measured, self._history)
 
     def _is_first(self, work: StepWork, num_calls: int) -> bool:
         # in whole pixels: sums in another order differ in their last digit

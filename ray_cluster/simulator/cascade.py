@@ -21,7 +21,7 @@ from ray_cluster.policies.baselines.fixed_cascades import (
 )
 from ray_cluster.policies.baselines.random_scaling import RandomScalingPlanner
 from ray_cluster.policies.baselines.threshold_maximising import ThresholdPlanner
-from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.plan import Plan, PoolPlan

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.stage_names import stage_id
+from ray_cluster.dispatch.stages import stage_id
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import InTimeBatches
-from ray_cluster.policies.batch_times import BatchTimes, observe_batch
 from ray_cluster.policies.cascade import HeavyOutlook
+from ray_cluster.policies.cluster_state import BatchTimes, observe_batch
 from ray_cluster.policies.cost_fit import fit_image_cost
 from ray_cluster.policies.fleet import Fleet, PoolSpec
 from ray_cluster.policies.types import RequestView, StepCost

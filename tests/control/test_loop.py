@@ -9,7 +9,7 @@ import pytest
 from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.plan import CascadePlan, Knobs, Plan, PoolPlan, diff
+from ray_cluster.policies.plan import CascadePlan, Knobs, Plan, PlanDiff, PoolPlan, diff
 from ray_cluster.simulator.events import EventQueue
 
 EMPTY = ClusterState(0.0, (), (), (), ())
@@ -91,7 +91,7 @@ def test_what_could_not_be_applied_is_tried_again_and_nothing_else(failing: str)
     asked = cluster.actions()
     assert len(asked) == len(set(asked)) == 3
     assert asked[-1].startswith(failing)
-    assert diff(loop.applied, SMALL).is_empty
+    assert diff(loop.applied, SMALL) == PlanDiff(None, (), ())
 
 
 def test_a_cluster_that_cannot_be_seen_is_left_alone() -> None:
@@ -151,7 +151,8 @@ def test_a_pool_that_a_plan_no_longer_names_is_emptied() -> None:
 
 
 def test_equal_plans_differ_in_nothing() -> None:
-    assert diff(SMALL, replace(SMALL, version=9, infeasible="for some reason")).is_empty
+    same = replace(SMALL, version=9, infeasible="for some reason")
+    assert diff(SMALL, same) == PlanDiff(None, (), ())
     only_knobs = replace(SMALL, cascades=(CascadePlan("s", 0.4),))
     assert diff(SMALL, only_knobs).scales == ()
     assert diff(SMALL, only_knobs).knobs is not None

@@ -11,8 +11,7 @@ import pytest
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.dispatch.settings_book import SettingsBook
-from ray_cluster.dispatch.settings_watch import SettingsWatch
+from ray_cluster.dispatch.settings import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
 from tests.fakes import FakeClock, some_settings
 from tests.jobs.cell import until

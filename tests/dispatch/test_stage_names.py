@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from ray_cluster import requests
-from ray_cluster.dispatch.stage_names import (
+from ray_cluster.dispatch.stages import (
+    Route,
     candidate_name,
+    cascade_route,
+    direct_route,
     image_name,
     private_names,
+    single_route,
     stage_id,
     state_name,
 )
-from ray_cluster.dispatch.stages import Route, cascade_route, direct_route, single_route
 from ray_cluster.storage.blob_store import BlobStore
 from tests.fakes import image_request
 

@@ -42,9 +42,9 @@ def test_ends_are_counted_but_those_that_clients_called_off_or_brought_about_are
     )
     cluster = core.snapshot(9.0)
     assert cluster.totals["invalid"] == 1
-    assert sum(cluster.met.values()) == sum(cluster.missed.values()) == 1
+    assert sum(cluster.counters.met.values()) == sum(cluster.counters.missed.values()) == 1
     expected = sum(took / one.predicted_s for took, one in zip((2.0, 9.0), offers, strict=False))
-    assert cluster.ratios["m"].total == pytest.approx(expected)
+    assert cluster.counters.ratios["m"].total == pytest.approx(expected)
     text = str(cell_snapshot(cluster, 0))
     assert "ray_cluster_deadlines" in text
     assert "ray_cluster_real_over_predicted" in text
@@ -59,7 +59,7 @@ def test_refusals_are_counted_by_reason_and_unknown_models_are_no_labels() -> No
     core.offer([image_request("x", model="soon")], 0.0)
     core.offer([image_request("y", model="made-up-1")], 0.0)
     core.offer([image_request("z", model="made-up-2"), image_request("zz", model="made-up-2")], 0.0)
-    assert core.snapshot(1.0).refused == {
+    assert core.snapshot(1.0).counters.refused == {
         ("m", "queue_full"): 1,
         ("soon", "model_not_ready"): 1,
         ("other", "unknown_model"): 3,

@@ -12,7 +12,7 @@ from typing import Any
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.dispatch.settings_book import SettingsBook
+from ray_cluster.dispatch.settings import SettingsBook
 from ray_cluster.errors import Stage
 from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.engine.step_engine import StepReport
 from ray_cluster.observability.metrics_book import MetricsBook
 from ray_cluster.observability.metrics_snapshot import Snapshot, merge, render, take
@@ -113,19 +114,12 @@ def test_sums_never_fall(events: list[tuple[str, int, float]]) -> None:
 
 def test_the_documentation_names_every_metric() -> None:
     cluster = ClusterSnapshot(
-        epoch=1,
         num_waiting=0,
-        max_waiting=1,
         num_leased=0,
         oldest_waiting_s=0.0,
         num_waiting_by_model={},
         replicas=(),
-        totals={},
-        met={},
-        missed={},
-        made={},
-        ratios={},
-        refused={},
+        counters=OutcomeCounters(),
     )
     snapshots = [
         GatewayMetrics().snapshot(),

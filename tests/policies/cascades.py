@@ -8,7 +8,7 @@ from ray_cluster.policies.allocation_problem import (
     Stage,
     Supply,
 )
-from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 
 FIDS_BY_LIGHT_TENTHS = (
     *(18.55, 17.85, 17.33, 16.98, 16.79, 16.95),

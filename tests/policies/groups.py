@@ -31,7 +31,7 @@ def works_by_deadline(requests: list[GroupRequest]) -> list[Work]:
         Work(place, one.menu, float(one.steps_left), one.due_s)
         for place, one in enumerate(requests)
     ]
-    return sorted(works, key=lambda work: (work.due_s, work.place))
+    return sorted(works, key=lambda work: (work.due_s, work.row))
 
 
 def requests_strategy(max_size: int, num_gpus: int = 4) -> st.SearchStrategy[list[GroupRequest]]:

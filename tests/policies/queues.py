@@ -9,10 +9,11 @@ import numpy as np
 
 from ray_cluster.policies.fluid import PoolView, pool_of
 from ray_cluster.policies.forecast import ForecastView
-from ray_cluster.policies.load import NO_LOAD, Load, amounts_of, load_of, total_load
+from ray_cluster.policies.load import NO_LOAD, NUM_AMOUNTS, Load, amounts_of, load_of, total_load
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.queue_view import WaitingLoads
 from ray_cluster.policies.replica_simulation import ForecastReplica
+from ray_cluster.policies.routing import ReplicaTable, shared_prices
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 
@@ -105,4 +106,13 @@ def queue_of(
         replicas=replicas,
         max_waiting=max_waiting,
         configured=("m", "cold"),
+    )
+
+
+def table_of(views: Sequence[ReplicaView]) -> ReplicaTable:
+    """Return the table of replicas, all of which can be counted on."""
+    return ReplicaTable(
+        np.array([one.leased_work_s for one in views], dtype=float),
+        np.array([one.room for one in views], dtype=np.int64),
+        np.array([shared_prices(one) for one in views]).reshape(len(views), NUM_AMOUNTS),
     )

@@ -189,7 +189,7 @@ def test_what_waits_ahead_counts_with_all_its_terms(
     assert predicted_s == pytest.approx((num_ahead + 1) * alone_s(cost, last))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=40),
     st.integers(1, 3),

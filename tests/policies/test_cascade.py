@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from ray_cluster.policies.cascade import (
     CascadeEntry,
     ConfidenceWindow,
+    DeferralCurve,
     HeavyOutlook,
+    QualityCurve,
     answers_with_light,
     cascade_entry,
     decide_deferral,
@@ -23,7 +25,6 @@ from ray_cluster.policies.cascade import (
     threshold_for,
     window_from,
 )
-from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
 from ray_cluster.policies.plan import CascadePlan
 from tests.policies.cascades import DEFERRALS, FID
 
@@ -36,14 +37,14 @@ def test_quality_is_best_between_the_models_and_worse_with_the_heavy_one_alone()
     assert FID.score_at(0.6) == 16.79
     assert FID.score_at(1.0) == 18.55
     assert FID.score_at(0.55) == pytest.approx((16.79 + 16.95) / 2)
-    assert FID.gain_at(0.0) == 0
-    assert FID.gain_at(0.6) == pytest.approx(22.77 - 16.79)
+    assert FID.gains[0] == 0
+    assert max(FID.gains) == pytest.approx(22.77 - 16.79)
 
 
 def test_a_score_may_rise_with_quality() -> None:
     curve = QualityCurve((0.0, 0.5, 1.0), (0.2, 0.6, 0.5), lower_is_better=False)
     assert curve.best_rate == 0.5
-    assert curve.gain_at(1.0) == pytest.approx(0.3)
+    assert curve.gains[-1] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

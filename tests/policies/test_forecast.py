@@ -77,7 +77,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(REQUESTS)
 def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     kinds: list[tuple[int, int, float]],
@@ -99,7 +99,7 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     assert max(coarse.values()) == pytest.approx(max(truth.values()), rel=0.35)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from([256, 512]), st.floats(0.5, 40), LORAS),

@@ -18,7 +18,6 @@ from ray_cluster.policies.routing import (
     choose_leases,
     fair_level_s,
     soonest_first,
-    table_of,
     works_of,
 )
 from ray_cluster.policies.types import (
@@ -29,6 +28,7 @@ from ray_cluster.policies.types import (
     template_resident,
 )
 from tests.fakes import STEP_COST, replica_view, request_view
+from tests.policies.queues import table_of
 from tests.policies.test_routing import replica_lists
 
 NUM_REPLICAS = 3
@@ -88,7 +88,7 @@ residencies = st.lists(st.sets(names), min_size=NUM_REPLICAS, max_size=NUM_REPLI
 rows = st.integers(0, NUM_REPLICAS - 1)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(queues, replica_lists, st.data())
 def test_without_residents_or_add_ons_the_leases_are_the_first_ones(
     queue: list[RequestView], views: list[ReplicaView], data: st.DataObject
@@ -107,7 +107,7 @@ def test_without_residents_or_add_ons_the_leases_are_the_first_ones(
         assert found == Placement(old_prefix(waits, row, table))
 
 
-@settings(max_examples=500)
+@settings(max_examples=120)
 @given(queues, residencies, rows, st.integers(0, 6))
 def test_every_pass_is_for_a_request_that_has_all_it_needs_here_and_harms_nobody(
     queue: list[RequestView], residency: Residency, row: int, num_leases: int
@@ -134,7 +134,7 @@ def test_every_pass_is_for_a_request_that_has_all_it_needs_here_and_harms_nobody
     assert placed.passed == tuple(passed)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(queues, residencies, rows, st.integers(0, 6))
 def test_leases_at_once_are_those_one_after_the_other(
     queue: list[RequestView], residency: Residency, row: int, num_leases: int
@@ -215,7 +215,7 @@ def test_an_endless_flow_of_others_leases_first_no_more_than_the_bound() -> None
     assert num_before == MOST_PASSES
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(queues, st.lists(rows, min_size=1, max_size=20), residencies, st.integers(1, 3))
 def test_over_many_polls_nobody_sees_more_later_requests_go_first_than_the_bound(
     queue: list[RequestView], polls: list[int], residency: Residency, num_leases: int

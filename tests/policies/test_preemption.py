@@ -141,7 +141,7 @@ def in_time(scene: ForecastView) -> Mapping[str, bool]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(KINDS, min_size=1, max_size=4),
     st.lists(KINDS, max_size=3),

@@ -11,12 +11,12 @@ from ray_cluster.policies.routing import (
     choose_leases,
     count_leases,
     soonest_first,
-    table_of,
     works_of,
 )
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import share_s
+from tests.policies.queues import table_of
 
 SLOW = StepCost(fixed_s=1.0, per_megapixel_s=10.0)
 

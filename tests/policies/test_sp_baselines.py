@@ -114,7 +114,7 @@ def test_the_knapsack_saves_as_many_as_enumeration(
     assert sum(one.survives for one in chosen) == best
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(requests_strategy(1))
 def test_the_cheapest_mix_is_that_of_all_splits_over_two_degrees(some: list[GroupRequest]) -> None:
     (one,) = some

@@ -83,7 +83,7 @@ def test_following_the_plan_in_small_time_slices_agrees_with_it(some: list[Group
 
 def _on_time_in_slices(works: list[Work]) -> bool:
     """Serve wide with exact ends found one by one, written out independently."""
-    left = {w.place: w.steps for w in works}
+    left = {w.row: w.steps for w in works}
     time_s = 0.0
     while any(left.values()):
         free, rates = 4, {}
@@ -91,11 +91,11 @@ def _on_time_in_slices(works: list[Work]) -> bool:
             fitting = [
                 (d, s)
                 for d, s in zip(w.menu.degrees, w.menu.step_s, strict=True)
-                if d <= free and left[w.place]
+                if d <= free and left[w.row]
             ]
             if fitting:
                 degree, step_s = fitting[-1]
-                rates[w.place] = step_s
+                rates[w.row] = step_s
                 free -= degree
         first = min(rates, key=lambda place: left[place] * rates[place])
         span_s = left[first] * rates[first]
@@ -104,7 +104,7 @@ def _on_time_in_slices(works: list[Work]) -> bool:
             left[place] = max(0.0, left[place] - span_s / step_s)
             if left[place] * step_s < 1e-9:
                 left[place] = 0.0
-                if time_s > next(w.due_s for w in works if w.place == place) + 1e-9:
+                if time_s > next(w.due_s for w in works if w.row == place) + 1e-9:
                     return False
     return True
 

@@ -51,7 +51,7 @@ def test_nothing_to_step_is_no_decision() -> None:
     assert one_size_batches(ReplicaSight([], COST, 2, 0.0)) == StepDecision()
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(states, st.integers(1, 3))
 def test_a_decision_stays_the_answer_for_as_long_as_it_says(
     drawn: list[tuple[int, int, float, int, int]], max_batch: int

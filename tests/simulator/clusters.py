@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ray_cluster.policies.allocation_problem import BatchOption
-from ray_cluster.policies.cascade_curves import DeferralCurve, QualityCurve
+from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue

@@ -107,7 +107,7 @@ def test_among_rows_that_waited_no_longer_nobody_more_urgent_is_left_out(
     assert all(one.request.priority <= highest for one in some)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(arrivals, limits)
 def test_every_row_steps_within_three_times_the_largest_number_of_batches(
     schedule: Schedule, most: Limits

@@ -1,23 +1,77 @@
-"""Watches the settings' file, and applies what changes in it."""
+"""The settings in force: read from a watched file, and handed to gateways."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable
 from contextvars import Context
 
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.settings import Settings
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.errors import ConfigError
+from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 
 logger = logging.getLogger(__name__)
 
+# between two long polls of a gateway that lives
+_GAP_S = 5.0
+_MAX_HELD_S = 30.0
 _EVERY_S = 1.0
 # an editor may write a file in pieces, and a piece may be valid: without its last lines a document
-# may ask for no key. What has changed must stay so for this long
+# may ask for no key. So a change must last this long
 _SETTLED_S = 0.2
+
+
+class SettingsBook:
+    """Hands the settings in force to gateways, and keeps which version each has applied.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._changed = asyncio.Event()
+        # version and the instant until which it counts as alive, by process
+        self._applied: dict[str, tuple[str, float]] = {}
+        self.settings = settings
+        self._for_gateways = gateway_settings(settings)
+
+    def put(self, settings: Settings) -> None:
+        """Put other settings in force, and answer all held calls for them."""
+        self.settings = settings
+        self._for_gateways = gateway_settings(settings)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
+        """Return the settings once their version is not ``seen``; None after ``wait_s``."""
+        wait_s = min(wait_s, _MAX_HELD_S)
+        self._applied[process_id] = (seen, self._clock() + wait_s + _GAP_S)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while seen == self.settings.version:
+                        await self._changed.wait()
+        except asyncio.CancelledError:
+            # its process is gone, or will call again
+            self._applied.pop(process_id, None)
+            raise
+        return None if seen == self.settings.version else self._for_gateways
+
+    def version_by_gateway(self) -> dict[str, str]:
+        """Return the version that each live gateway has applied; empty where none yet."""
+        now_s = self._clock()
+        self._applied = {
+            process_id: (version, until_s)
+            for process_id, (version, until_s) in self._applied.items()
+            if until_s >= now_s
+        }
+        return {process_id: version for process_id, (version, _) in self._applied.items()}
 
 
 class SettingsWatch:
@@ -57,7 +111,7 @@ class SettingsWatch:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the file is still being looked at."""
+        """Whether the file is still watched."""
         return self._task is not None and not self._task.done()
 
     async def look(self) -> None:
@@ -89,7 +143,6 @@ class SettingsWatch:
         self._digest, self._problem = digest, problem
 
     def stop(self) -> None:
-        """Watch no more."""
         if self._task is not None:
             self._task.cancel()
 
