@@ -12,19 +12,6 @@ from ray_cluster.requests import ImageRequest, SamplerName
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """Steps of an image.
-
-    Attributes:
-        num_steps: to be made with.
-        terms: None for an exact image that may not be degraded.
-    """
-
-    num_steps: int
-    terms: Terms | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """What the steps of an image depend on."""
 
@@ -35,11 +22,11 @@ class Setting:
     num_steps: int
 
 
-def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
-    """Return the steps of a call's images.
+def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int, Terms | None]:
+    """Return the steps of a call's images, and their terms, None if all must be exact.
 
     Raises:
-        InvalidRequest: the model cannot keep the fidelity that is asked for or allowed, or the
+        InvalidRequest: the model does not offer the fidelity that is asked for or allowed, or the
             fields contradict each other.
     """
     fidelity: Fidelity = fields.fidelity or "exact"
@@ -61,9 +48,9 @@ def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
         floors.append(least)
     fewest = min(floors, default=None)
     if fidelity == "exact" and fewest is None:
-        return Effort(num_steps)
+        return num_steps, None
     floor = num_steps if fewest is None else fewest
-    return Effort(num_steps, Terms(fidelity, setting.num_steps, floor, known))
+    return num_steps, Terms(fidelity, setting.num_steps, floor, known)
 
 
 def _known(setting: Setting) -> FewerSteps | None:
@@ -76,7 +63,7 @@ def _known(setting: Setting) -> FewerSteps | None:
 
 
 def _not_known(param: str, value: str, setting: Setting) -> InvalidRequest:
-    """Say why nobody knows how few steps will do, and what to change."""
+    """Return the error for a fidelity whose steps were not measured."""
     table, model = setting.table, setting.model
     if table is None:
         why = f"how few steps {model} needs for it has not been measured"
@@ -129,7 +116,7 @@ def _min_steps(fields: ImageGenerationRequest, setting: Setting, num_steps: int)
 
 
 def fidelity_of(request: ImageRequest) -> ImageFidelity:
-    """Return what a reply says of an image's fidelity.
+    """Return an image's fidelity as replies show it.
 
     Args:
         request: with the steps that it is made with.

@@ -48,7 +48,7 @@ def generate_here(
     pool = call.pool if call.pool in config.pools else _on_best_device(call.pool)
     prepare_threads(pool.num_threads)
     # what is wrong is said before the weights are loaded
-    requests = resolve(call.fields, profile_of(pool), pool.defaults, config.limits)
+    requests = resolve(call.fields, profile_of(pool), config.limits)
     with step_progress(console) as progress:
         return _make(pool, requests, config.dispatch.default_slo_s, previews, progress)
 
