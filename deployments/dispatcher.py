@@ -34,10 +34,10 @@ from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.models.local import check_models
-from ray_cluster.observability.metrics_book import MetricsBook
+from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.protocol.dispatcher import CellCalls, DispatcherLink, ImageCalls, JobCalls
-from ray_cluster.protocol.leases import Registration
-from ray_cluster.protocol.rpc import RpcAddress, RpcServer
+from ray_cluster.protocol.leases import Endpoint, Registration
+from ray_cluster.protocol.rpc import RpcServer
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 
@@ -84,7 +84,7 @@ class Dispatcher:
             clock=time.monotonic,
             on_outcome=self._states.on_outcome,
             on_metrics=lambda replica, own: book.update(replica, own, time.monotonic()),
-            on_register=self._note_worker,
+            on_register=self._save_worker,
         )
         self._jobs = await self._open_jobs(storage, config)
         cell = CellService(
@@ -132,10 +132,10 @@ class Dispatcher:
         self._service.apply(settings)
         self._jobs.apply(settings)
 
-    def _note_worker(self, registration: Registration) -> None:
-        self._jobs.note_worker(registration)
+    def _save_worker(self, registration: Registration) -> None:
+        self._jobs.save_worker(registration)
 
-    async def address(self) -> RpcAddress:
+    async def address(self) -> Endpoint:
         """Return where this dispatcher listens."""
         return self._address
 

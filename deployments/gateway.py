@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.gateway_metrics import GatewayMetrics
+from ray_cluster.api.metrics import GatewayMetrics
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.deployments.actors import (

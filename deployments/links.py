@@ -16,7 +16,8 @@ from ray_cluster.deployments.deploy_file import FRONT
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient, DispatcherLink
 from ray_cluster.protocol.interface import Method, stub
-from ray_cluster.protocol.rpc import RpcAddress, RpcClient, RpcFailed
+from ray_cluster.protocol.leases import Endpoint
+from ray_cluster.protocol.rpc import RpcClient, RpcFailed
 from ray_cluster.protocol.timeouts import within
 
 # longer than any call is held
@@ -88,7 +89,7 @@ class DispatcherHandle:
                     # caller would stop the whole cell
                     handle = serve.get_deployment_handle(DISPATCHER, FRONT)
                     self._handle = handle.options(_by_reference=False)
-                address = await cast(Awaitable[RpcAddress], self._handle.address.remote())
+                address = await cast(Awaitable[Endpoint], self._handle.address.remote())
                 self._client = RpcClient(address)
             return self._client
 

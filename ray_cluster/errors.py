@@ -77,11 +77,11 @@ class RequestFailed(RayClusterError):
 
 
 class DeviceBroken(RayClusterError):
-    """Every call on the accelerator fails until the process ends; no fault of one request."""
+    """Every call on the accelerator fails until the process ends; no single request is at fault."""
 
 
 class Unavailable(RayClusterError):
-    """A part that the call needs is away just now; nothing is wrong with the call."""
+    """A part of the service that the call needs is unavailable; the call itself is right."""
 
 
 class DispatcherUnavailable(Unavailable):
@@ -91,7 +91,7 @@ class DispatcherUnavailable(Unavailable):
 class JobStoreUnavailable(Unavailable):
     """The dispatcher cannot read or write its jobs just now.
 
-    No job was made. One that was to be cancelled is, and is written to be when that is possible.
+    No job was made. A job that was to be cancelled is, and is written so when that is possible.
     """
 
 

@@ -18,9 +18,9 @@ NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
 FlowSampler = Literal["flow_match_euler"]
 SamplerName = Literal[NoiseSampler, FlowSampler]
 GuidanceKind = Literal["rows", "embedded", "none"]
-"""How a model is guided: by a second row per step, by an input of its own, or not at all."""
+"""Guidance by a second row per step, by an input of the model, or none."""
 ImageFormat = Literal["png", "jpeg", "webp"]
-# for models that are trained on noise schedules, and for those that are trained on flows
+# for models trained on noise schedules, and for those trained on flows
 SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
 FLOW_SAMPLER_NAMES: tuple[FlowSampler, ...] = get_args(FlowSampler)
 # beyond it, nothing but noise comes of any model
@@ -28,8 +28,14 @@ MAX_GUIDANCE_SCALE = 30
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
 
 
+def size_of(text: str) -> tuple[int, int]:
+    """Return width and height in pixels of a size written as WIDTHxHEIGHT."""
+    width, _, height = text.partition("x")
+    return int(width), int(height)
+
+
 def noise_samplers(prediction_type: str) -> tuple[NoiseSampler, ...]:
-    """Return those that are defined for a model of a noise schedule, by what it predicts."""
+    """Return the samplers for a model of a noise schedule, by what it predicts."""
     if prediction_type == "sample":
         return tuple(name for name in SAMPLER_NAMES if name != "euler_ancestral")
     return SAMPLER_NAMES
@@ -37,14 +43,14 @@ def noise_samplers(prediction_type: str) -> tuple[NoiseSampler, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """How the finished pixels are coded.
+    """How the finished pixels are encoded.
 
     Attributes:
         image_format: container of the reply.
         compression: quality in percent for jpeg and webp (100 is best); None for png.
         metadata: whether a png carries its recipe as text chunks.
         is_stored: whether the image goes to the result store instead of into the reply.
-        num_previews: how often it is shown before it is done, in the same form.
+        num_previews: how many previews are sent before it is done, in the same format.
     """
 
     image_format: ImageFormat = "png"
@@ -56,11 +62,9 @@ class OutputSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """An image that a client has sent: its bytes are in the input store, and nowhere else.
+    """An image that a client has sent, by its SHA-256 in hexadecimal digits.
 
-    Attributes:
-        sha256: of the bytes, as 64 hexadecimal digits.
-        num_bytes: how many there are.
+    Its bytes are in the input store, and nowhere else.
     """
 
     sha256: str
@@ -103,7 +107,7 @@ class AddOns:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a request changes, where it does not start from noise alone.
+    """What a request changes in a template, if it does not start from noise alone.
 
     Attributes:
         image: the template.
@@ -134,13 +138,12 @@ class ImageRequest:
         seed: seeds the request's own noise generator, in [0, 2**63).
         priority: higher is served first.
         slo_s: seconds from arrival to the deadline; None takes the service's default.
-        when_late: whether it is wanted though it will miss its deadline.
+        when_late: whether it is to be made even if it would miss its deadline.
         add_ons: ControlNets and LoRAs.
         edit: what it changes; None for text to image.
-        terms: what it asked for and may be degraded to; None for an exact image with all steps.
-        embeds_guidance: whether the model takes the guidance scale as an input, and so needs no
-            second row for it.
-        call_id: ``X-Request-ID`` of the HTTP call that asked for it; says nothing of the image.
+        terms: requested and least fidelity; None for an exact image with all steps.
+        embeds_guidance: whether the guidance scale is an input of the model, without second rows.
+        call_id: ``X-Request-ID`` of the HTTP call.
         job_id: the durable job that it belongs to; empty for an attached one.
         owner: whose inputs it may read; see :class:`ray_cluster.storage.inputs.InputStore`.
     """
@@ -179,7 +182,7 @@ class ImageRequest:
 
     @property
     def fidelity(self) -> Fidelity | None:
-        """Which mode its present steps keep to; None if that is not known."""
+        """The best mode that its present steps satisfy; None if that is not known."""
         return "exact" if self.terms is None else self.terms.fidelity(self.num_steps)
 
     @property
@@ -189,7 +192,7 @@ class ImageRequest:
 
     @property
     def fewest_steps(self) -> int | None:
-        """How few steps it may be made with to be in time; None if it needs all it has."""
+        """Fewest steps that it may be made with to be in time; None if it needs all it has."""
         fewest = None if self.terms is None else self.terms.fewest_steps
         return fewest if fewest is not None and fewest < self.num_steps else None
 
@@ -257,7 +260,7 @@ class ImageRequest:
 
 
 def granted(requests: Sequence[ImageRequest], num_steps: Sequence[int]) -> tuple[ImageRequest, ...]:
-    """Return requests with the steps that admission let them in with; none stands for all."""
+    """Return requests with the steps that admission granted; none given: with all their steps."""
     if not num_steps:
         return tuple(requests)
     return tuple(
@@ -272,10 +275,9 @@ def state_name(request_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds one image spent in each stage; waiting between stages counts to the later one.
+    """Seconds that one image spent in each stage; waiting counts to the later stage.
 
-    The queue's are those that the last dispatcher has seen: of a job that outlived one, they are
-    fewer than what its stages leave of its whole time.
+    ``queue_s`` is what the last dispatcher has seen: too little for a job that outlived one.
     """
 
     queue_s: float = 0.0
@@ -314,9 +316,8 @@ class Failure:
     """Why a request ended without an image.
 
     Attributes:
-        kind: ``error`` ended with an exception, ``invalid`` was found wrong only by the replica (a
-            prompt with too many tokens), ``aborted`` by its client, ``lost`` after too many
-            replicas died under it.
+        kind: ``error``: an exception; ``invalid``: found wrong only by the replica (a prompt with
+            too many tokens); ``aborted`` by its client; ``lost``: too many replicas died under it.
         param: the parameter that is wrong, as the API spells it; with ``invalid`` only.
         attempts: leases it took, as the dispatcher counted them.
     """
@@ -331,7 +332,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What a replica says of its model when it registers; the gateway validates with it.
+    """What a model accepts, as its replicas register it; the gateway validates with it.
 
     Attributes:
         size_multiple_px: width and height must be multiples of this.
@@ -341,7 +342,7 @@ class ModelProfile:
         max_prompt_tokens: longer prompts are refused, never silently cut.
         max_steps_by_sampler: most denoising steps each sampler can take.
         guidance: what a guidance scale does.
-        fewer_steps: how few steps keep which fidelity; None where nobody has measured it.
+        fewer_steps: steps by fidelity; None where that was not measured.
         outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
     """
 

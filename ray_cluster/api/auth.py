@@ -21,11 +21,10 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
 
 
 def key_guard(settings: CurrentSettings) -> Callable[..., Awaitable[None]]:
-    """Return a FastAPI dependency that lets a call pass only with one of the present keys.
+    """Return a FastAPI dependency that refuses calls without one of the present keys.
 
-    Before the settings have come nobody passes; without keys in them everybody does. Digests of
-    equal length are compared in constant time, all of them at every call: the time of an answer
-    tells nothing about a key.
+    Before the settings have come every call is refused; without keys in them, none. All digests
+    are compared in constant time at every call: the time of an answer tells nothing about a key.
     """
 
     async def check(request: Request, credentials: Credentials) -> None:
@@ -44,17 +43,17 @@ def key_guard(settings: CurrentSettings) -> Callable[..., Awaitable[None]]:
 
 
 def client_of(request: Request) -> str:
-    """Return whose call it is: a digest of its API key, or nothing on an open service."""
+    """Return the client of a call: a digest of its API key, or nothing on an open service."""
     return str(getattr(request.state, "client", ""))
 
 
 def owner_of(request: Request) -> str:
-    """Return whose images it may read in the input store, and under whom it stores others."""
+    """Return the owner of the images that a call may read and stores in the input store."""
     return client_of(request) or OPEN_OWNER
 
 
 def caller_of(request: Request) -> str:
-    """Return whose images in flight are counted together: the client's, else the address's."""
+    """Return whose images in flight are counted together: the client, else the address."""
     address = request.client.host if request.client is not None else ""
     return client_of(request) or f"address {address}"
 

@@ -1,4 +1,4 @@
-"""Bounds a request's body while it streams in, and reads a JSON object from it, strictly."""
+"""Bounds a request's body while it arrives, and reads a JSON object from it, strictly."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _MAX_DRAINED_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """What a route's bodies may be.
+    """Bounds of a route's bodies.
 
     Attributes:
-        max_bytes: their size.
         max_s: seconds within which they must have arrived.
         time_key: the setting that ``max_s`` comes from, for messages.
     """
@@ -37,22 +36,22 @@ class BodyLimit:
 
     @classmethod
     def of_json(cls, limits: LimitsConfig) -> BodyLimit:
-        """Return the limit of routes whose bodies are JSON, and are held in memory."""
+        """Return the limit of JSON bodies, which are held in memory."""
         return cls(limits.max_body_bytes, limits.max_body_s, "limits.max_body_s")
 
     @classmethod
     def of_uploads(cls, limits: LimitsConfig) -> BodyLimit:
-        """Return the limit of routes whose bodies are forms with files, which are streamed."""
+        """Return the limit of forms with files, which are streamed."""
         return cls(limits.max_upload_bytes, limits.max_upload_s, "limits.max_upload_s")
 
     @property
     def drained_bytes(self) -> int:
-        """How much of a body that is too large is read all the same."""
+        """How much of a body that is too large is read nevertheless."""
         return min(self.max_bytes * DRAIN_FACTOR, self.max_bytes + _MAX_DRAINED_BYTES)
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Bound the time within; raises :class:`ApiError` 408 when it is over."""
+        """Bound the time of a block; raises :class:`ApiError` 408 when it is over."""
         try:
             async with asyncio.timeout(self.max_s):
                 yield
@@ -105,10 +104,10 @@ async def bounded(request: Request, limit: BodyLimit) -> AsyncGenerator[bytes, N
     """Yield the request's body as it arrives.
 
     Raises:
-        ApiError: 413 once there is more of it than the limit allows; no byte above that is yielded.
+        ApiError: 413 once it is larger than the limit; no byte above that is yielded.
     """
     num_bytes = 0
-    # a length that is announced far too large is not even drained
+    # a body that is announced far too large is not even drained
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and len(announced) < 20:
         num_bytes = 0 if int(announced) <= limit.drained_bytes else limit.max_bytes + 1

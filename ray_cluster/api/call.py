@@ -12,7 +12,7 @@ from starlette.requests import Request
 from ray_cluster.api.auth import owner_of
 from ray_cluster.api.body import BodyLimit, read_object
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.request_id import request_id_of
+from ray_cluster.api.middleware import request_id_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.settings import CurrentSettings
@@ -69,9 +69,8 @@ class CallReader:
                 "partial_images",
             )
         profile = await self._catalog.profile(fields.model)
-        defaults = self._catalog.defaults(profile.model)
         is_stored = is_job or key is not None or fields.response_format == "url"
-        requests = resolve(fields, profile, defaults, limits, is_stored=is_stored)
+        requests = resolve(fields, profile, limits, is_stored=is_stored)
         call_id = request_id_of(request)
         owner = owner_of(request)
         requests = tuple(replace(one, call_id=call_id, owner=owner) for one in requests)

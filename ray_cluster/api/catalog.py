@@ -1,4 +1,4 @@
-"""What models there are: those in the settings, and those that a replica has registered."""
+"""``GET /v1/models`` and its source: models in the settings, and those that replicas registered."""
 
 from __future__ import annotations
 
@@ -9,67 +9,57 @@ from collections.abc import Callable
 from contextvars import Context
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
+from ray_cluster.api.replies import FewerStepsCard, ModelCard, ModelList, StepsByFidelity
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
 
+# age of the profiles at which a call has them read again
+_MAX_AGE_S = 1.0
+
 
 class Catalog:
-    """Profiles of the registered models, kept for a short while to spare the dispatcher a call.
+    """Profiles of the registered models, cached for a short while to spare the dispatcher a call.
 
     Args:
         clock: seconds; only differences count.
-        max_age_s: age at which a call has the profiles asked for again.
     """
 
     def __init__(
-        self,
-        client: DispatcherClient,
-        settings: CurrentSettings,
-        clock: Callable[[], float],
-        max_age_s: float = 1.0,
+        self, client: DispatcherClient, settings: CurrentSettings, clock: Callable[[], float]
     ) -> None:
         self._client = client
         self._settings = settings
         self._clock = clock
-        self._max_age_s = max_age_s
         self._profile_by_model: dict[str, ModelProfile] = {}
         self._read_at_s = -math.inf
         self._reading: asyncio.Task[None] | None = None
 
     @property
-    def configured(self) -> list[str]:
-        """Names of the configured models; the first is the default."""
-        return self._settings.models
-
-    @property
-    def needed(self) -> list[str]:
-        """Those of them without which this gateway is not ready."""
-        return self._settings.needed_models
-
-    @property
     def known(self) -> list[str]:
-        """Names of the models that are configured or were registered when last asked."""
-        return list(dict.fromkeys([*self._settings.models, *self._profile_by_model]))
+        """Names of the models that are configured, or registered and not removed since."""
+        return list(dict.fromkeys([*self._settings.models, *self._offered]))
 
-    def defaults(self, model: str) -> DefaultsConfig:
-        """Return the configured defaults of a model; none for one that is not configured."""
-        return self._settings.defaults(model)
+    @property
+    def _offered(self) -> dict[str, ModelProfile]:
+        # the dispatcher leaves removed models out as well, from its next answer on
+        removed = self._settings.removed_models
+        found = self._profile_by_model.items()
+        return {name: profile for name, profile in found if name not in removed}
 
     async def refresh(self) -> dict[str, ModelProfile]:
         """Return the profiles that are registered now; callers at the same time share one read."""
         await asyncio.shield(self._start_reading())
-        found = self._profile_by_model.items()
-        return {name: self._settings.applied_to(profile) for name, profile in found}
+        return {name: self._settings.applied_to(one) for name, one in self._offered.items()}
 
     def _start_reading(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
             # in a context of its own: Serve cancels what a cancelled request has called, by context
             self._reading = asyncio.create_task(self._read(), context=Context())
-            self._reading.add_done_callback(_note_failure)
+            self._reading.add_done_callback(_log_failure)
         return self._reading
 
     async def _read(self) -> None:
@@ -89,19 +79,70 @@ class Catalog:
             # no call waits for this: what a model is changes next to never, and whether it can be
             # served now is the dispatcher's to say
             self._start_reading()
-        if name in self._profile_by_model:
-            return self._settings.applied_to(self._profile_by_model[name])
-        if name in self.configured:
+        if (found := self._offered.get(name)) is not None:
+            return self._settings.applied_to(found)
+        if name in self._settings.models:
             raise model_not_ready(name)
         raise model_not_found(name, self.known)
 
     @property
     def _is_old(self) -> bool:
-        # a wall clock may be set back: then what is kept is from the future, and old
-        return not 0 <= self._clock() - self._read_at_s < self._max_age_s
+        # a wall clock may be set back: then the profiles are from the future, and old
+        return not 0 <= self._clock() - self._read_at_s < _MAX_AGE_S
 
 
-def _note_failure(reading: asyncio.Task[None]) -> None:
-    """Look at the error of a read that perhaps nobody waits for any more."""
+def _log_failure(reading: asyncio.Task[None]) -> None:
+    """Fetch the error of a read that perhaps nobody waits for any more."""
     if not reading.cancelled() and (error := reading.exception()) is not None:
         logger.warning("the models could not be asked for: %s", error)
+
+
+class ModelsEndpoint:
+    """Lists the models that are ready, and what each can do."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def list(self) -> ModelList:
+        """List the models that a replica has registered, in the configuration's order."""
+        profiles = await self._catalog.refresh()
+        names = [name for name in self._catalog.known if name in profiles]
+        return ModelList(data=[_card(profiles[name]) for name in names])
+
+    async def retrieve(self, model: str) -> ModelCard:
+        """Describe one model: 404 for an unknown one, 503 for one that has not registered yet."""
+        return _card(await self._catalog.profile(model))
+
+
+def _card(profile: ModelProfile) -> ModelCard:
+    return ModelCard(
+        id=profile.model,
+        created=profile.created_s,
+        family=profile.family,
+        size_multiple_px=profile.size_multiple_px,
+        min_px=profile.min_px,
+        max_px=profile.max_px,
+        default_size=f"{profile.default_width_px}x{profile.default_height_px}",
+        max_prompt_tokens=profile.max_prompt_tokens,
+        max_steps_by_sampler=dict(profile.max_steps_by_sampler),
+        fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),
+    )
+
+
+def _steps_card(table: StepTable) -> FewerStepsCard:
+    return FewerStepsCard(
+        sampler=table.sampler,
+        max_guidance_scale=table.max_guidance_scale,
+        steps=[_steps_row(row) for row in table.rows],
+    )
+
+
+def _steps_row(row: FewerSteps) -> StepsByFidelity:
+    balanced, fast = row.balanced_reuse, row.fast_reuse
+    return StepsByFidelity(
+        asked=row.asked,
+        balanced=row.balanced if balanced is None else balanced.num_steps,
+        fast=row.fast if fast is None else fast.num_steps,
+        balanced_reuse=None if balanced is None else str(balanced.schedule),
+        fast_reuse=None if fast is None else str(fast.schedule),
+    )

@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API writes them, with retry advice that its clients obey.
+"""Errors in OpenAI's form, with retry advice that its clients obey.
 
 The ``openai`` client retries 408, 409, 429 and 5xx by itself, twice; the header
 ``x-should-retry`` overrules it. So a failure that would come back says ``false``.
@@ -22,8 +22,7 @@ from ray_cluster.errors import (
 )
 from ray_cluster.requests import Failure
 
-# nothing predicts how long a model loads or a dispatcher restarts; shorter than either, so that
-# a client that comes back loses little
+# nothing predicts how long a model loads or a dispatcher restarts; shorter than either
 DEFAULT_RETRY_AFTER_S = 5.0
 
 
@@ -31,12 +30,11 @@ class ApiError(RayClusterError):
     """An answer other than success.
 
     Args:
-        status: HTTP status code.
         message: what was given, what is allowed, what to change.
         code: short machine-readable reason.
         param: the parameter that is wrong, as the API spells it.
-        retry_after_s: seconds after which the same call can succeed; None where it never will.
-            Infinite where nothing predicts it.
+        retry_after_s: seconds after which the same call can succeed; None where it never will,
+            infinite where nothing predicts it.
         retry: ``self`` where a client library may repeat the call without asking, as far as there
             is a ``retry_after_s``; ``asked`` where only a person should.
         headers: further headers of the reply.
@@ -82,25 +80,41 @@ class ApiError(RayClusterError):
                 headers["x-should-retry"] = "true"
         return headers
 
-    def response(self) -> Response:
-        """Return the reply; ASCII only, so that no text of a caller can break its coding."""
+    def body(self) -> str:
+        """Return the JSON; ASCII only, so that no text of a caller can break its coding."""
         error = {
             "message": self.message,
             "type": self.type,
             "param": self.param,
             "code": self.code,
         }
-        return Response(
-            json.dumps({"error": error}),
-            status_code=self.status,
-            headers=self.headers,
-            media_type="application/json",
-        )
+        return json.dumps({"error": error})
+
+    def response(self) -> Response:
+        """Return the reply."""
+        return Response(self.body(), self.status, self.headers, "application/json")
 
 
 def whole_seconds(wait_s: float) -> int:
     """Return a wait as the header ``Retry-After`` writes it: at least one, rounded up."""
     return max(1, math.ceil(wait_s if math.isfinite(wait_s) else DEFAULT_RETRY_AFTER_S))
+
+
+def unavailable(
+    message: str,
+    code: str,
+    *,
+    param: str | None = None,
+    retry_after_s: float = DEFAULT_RETRY_AFTER_S,
+) -> ApiError:
+    """Return a 503 after which any client may try again."""
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    return ApiError(status, message, code=code, param=param, retry_after_s=retry_after_s)
+
+
+def not_found(message: str, code: str, param: str = "id") -> ApiError:
+    """Return a 404."""
+    return ApiError(HTTPStatus.NOT_FOUND, message, code=code, param=param)
 
 
 def from_invalid(error: InvalidRequest) -> ApiError:
@@ -112,24 +126,23 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     """Return the 404 for a model that no pool serves.
 
     Args:
-        known: those that there are; the first is taken by calls that name none.
+        known: the models that exist, the default one first.
     """
-    first, *others = known
+    # a gateway may hear later than the dispatcher that this model was removed
+    first, *others = [name for name in known if name != model] or ["no other"]
     allowed = ", ".join([f"{first} (taken where 'model' is left out)", *others])
-    return ApiError(
-        HTTPStatus.NOT_FOUND,
+    return not_found(
         f"The model {model[:100]!r} does not exist; allowed: {allowed}.",
-        code="model_not_found",
-        param="model",
+        "model_not_found",
+        "model",
     )
 
 
 def model_not_ready(model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S) -> ApiError:
     """Return the 503 for a model of which no replica is up."""
-    return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
+    return unavailable(
         f"The model {model!r} is still loading or has no live replica; try again.",
-        code="model_not_ready",
+        "model_not_ready",
         param="model",
         retry_after_s=retry_after_s,
     )
@@ -138,41 +151,34 @@ def model_not_ready(model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S) ->
 def from_unavailable(error: Unavailable) -> ApiError:
     """Return the 503 for a part of the service that is away."""
     if isinstance(error, JobStoreUnavailable):
-        return ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
+        return unavailable(
             "The store of jobs cannot be read or written just now; try again. Images without an "
             "Idempotency-Key need no job and are made.",
-            code="job_store_unavailable",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
+            "job_store_unavailable",
         )
-    return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
+    return unavailable(
         "The dispatcher does not answer (it is starting or restarting); try again.",
-        code="dispatcher_unavailable",
-        retry_after_s=DEFAULT_RETRY_AFTER_S,
+        "dispatcher_unavailable",
     )
 
 
 def from_failure(failure: Failure) -> ApiError:
     """Return the error for an image that was admitted and not made.
 
-    ``error`` is a property of the request (the same values give the same exception): no retry;
-    unless it came from the result store, which may be well again.
-    ``lost`` on a replica means that several died under it. That may be the request's own doing,
-    and every repetition costs as many replicas again: no client library shall do that by itself.
-    ``lost`` in the queue (the dispatcher was restarted) and ``aborted`` (it took this client for
-    gone) say nothing about the request: another try can succeed.
+    ``error`` depends on the request alone (the same values give the same exception): no retry,
+    unless it came from the result store, which may work again later.
+    ``lost`` on a replica means that several died under it. The request itself may be the cause,
+    and every repetition costs as many replicas again: no client library shall repeat it.
+    ``lost`` in the queue (the dispatcher was restarted) and ``aborted`` (its client seemed gone)
+    say nothing about the request: another try can succeed.
     """
     if failure.kind == "invalid":
         return from_invalid(InvalidRequest(failure.message, failure.param))
     what = f"{failure.message} (image {failure.request_id}, stage {failure.stage})"
     if failure.stage == "storing":
-        return ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
+        return unavailable(
             f"The image was made and could not be kept: {what}. Try again.",
-            code="result_store_unavailable",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
-            retry="self",
+            "result_store_unavailable",
         )
     if failure.kind == "error":
         return ApiError(

@@ -12,19 +12,6 @@ from ray_cluster.requests import ImageRequest, SamplerName
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """Steps of an image.
-
-    Attributes:
-        num_steps: to be made with.
-        terms: None for an exact image that may not be degraded.
-    """
-
-    num_steps: int
-    terms: Terms | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """What the steps of an image depend on.
 
@@ -40,11 +27,11 @@ class Setting:
     outer_blocks: tuple[int, int] | None = None
 
 
-def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
-    """Return the steps of a call's images.
+def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int, Terms | None]:
+    """Return the steps of a call's images, and their terms, None if all must be exact.
 
     Raises:
-        InvalidRequest: the model cannot keep the fidelity that is asked for or allowed, or the
+        InvalidRequest: the model does not offer the fidelity that is asked for or allowed, or the
             fields contradict each other.
     """
     fidelity: Fidelity = fields.fidelity or "exact"
@@ -66,16 +53,16 @@ def resolve_effort(fields: ImageGenerationRequest, setting: Setting) -> Effort:
         fewest_outer, most_outer = setting.outer_blocks or (1, 0)
         if fewest_outer <= reuse.schedule.num_outer <= most_outer:
             steps = reuse.num_steps
-            return Effort(steps, Terms(fidelity, setting.num_steps, steps, known, reuse))
+            return steps, Terms(fidelity, setting.num_steps, steps, known, reuse)
     num_steps = setting.num_steps if known is None else known.steps(fidelity)
     floors = [] if known is None or "fidelity" not in allowed else [known.fast]
     if (least := _min_steps(fields, setting, num_steps)) is not None:
         floors.append(least)
     fewest = min(floors, default=None)
     if fidelity == "exact" and fewest is None:
-        return Effort(num_steps)
+        return num_steps, None
     floor = num_steps if fewest is None else fewest
-    return Effort(num_steps, Terms(fidelity, setting.num_steps, floor, known))
+    return num_steps, Terms(fidelity, setting.num_steps, floor, known)
 
 
 def _known(setting: Setting) -> FewerSteps | None:
@@ -88,7 +75,7 @@ def _known(setting: Setting) -> FewerSteps | None:
 
 
 def _not_known(param: str, value: str, setting: Setting) -> InvalidRequest:
-    """Say why nobody knows how few steps will do, and what to change."""
+    """Return the error for a fidelity whose steps were not measured."""
     table, model = setting.table, setting.model
     if table is None:
         why = f"how few steps {model} needs for it has not been measured"
@@ -141,7 +128,7 @@ def _min_steps(fields: ImageGenerationRequest, setting: Setting, num_steps: int)
 
 
 def fidelity_of(request: ImageRequest) -> ImageFidelity:
-    """Return what a reply says of an image's fidelity.
+    """Return an image's fidelity as replies show it.
 
     Args:
         request: with the steps that it is made with.

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.api.errors import ApiError, not_found, unavailable
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.leases import LATE_WRITE_S
 from ray_cluster.requests import ImageRequest
@@ -22,19 +22,16 @@ logger = logging.getLogger(__name__)
 
 PATH = "/v1/files"
 _FILE_ID = re.compile(r"img-[0-9a-f]{32}(-[0-9])?\.(png|jpeg|webp)")
-_MEDIA_TYPES: dict[str, str] = {
-    image_format: f"image/{image_format}" for image_format in ("png", "jpeg", "webp")
-}
 
 
 def url_maker(request: Request) -> Callable[[str], str]:
-    """Return what makes the URLs of files, at the host that this caller has called."""
+    """Return a function that makes URLs of files, at the host that this caller has called."""
     base = str(request.base_url).rstrip("/")
     return lambda file_id: f"{base}{PATH}/{file_id}"
 
 
 class FilesEndpoint:
-    """Hands out images and previews, and deletes those that nobody was told of.
+    """Returns images and previews, and deletes those whose links nobody has.
 
     Their ids can't be guessed, so that a link needs no key.
     """
@@ -60,7 +57,7 @@ class FilesEndpoint:
             raise _not_found(file_id)
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-        media_type = _MEDIA_TYPES[file_id.rpartition(".")[2]]
+        media_type = f"image/{file_id.rpartition('.')[2]}"
         return Response(data, media_type=media_type, headers=headers)
 
     async def read(self, file_id: str) -> bytes | None:
@@ -73,11 +70,8 @@ class FilesEndpoint:
             return await asyncio.to_thread(self._results.get, file_id)
         except BlobStoreError as error:
             logger.error("a result could not be read: %s", error)
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "The result store does not answer; try again.",
-                code="result_store_unavailable",
-                retry_after_s=DEFAULT_RETRY_AFTER_S,
+            raise unavailable(
+                "The result store does not answer; try again.", "result_store_unavailable"
             ) from error
 
     def delete_later(self, requests: Sequence[ImageRequest]) -> None:
@@ -98,9 +92,7 @@ class FilesEndpoint:
 
 
 def _not_found(file_id: str) -> ApiError:
-    return ApiError(
-        HTTPStatus.NOT_FOUND,
+    return not_found(
         f"There is no file {file_id[:100]!r}; images are forgotten after a while.",
-        code="file_not_found",
-        param="id",
+        "file_not_found",
     )

@@ -1,11 +1,13 @@
-"""Carries the images of one call through the dispatcher: all of them, or none."""
+"""Has the images of one call made by the dispatcher: all of them, or none."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from contextvars import Context
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,7 +16,7 @@ from ray_cluster.api.errors import from_failure
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.protocol.outcomes import Completed, Outcome, Preview, Sight
+from ray_cluster.protocol.outcomes import Completed, Outcome, Preview
 from ray_cluster.requests import Failure, ImageRequest
 
 logger = logging.getLogger(__name__)
@@ -25,24 +27,46 @@ T = TypeVar("T")
 _FIRST_WAIT_S = 1.0
 
 
+@dataclass(slots=True)
+class _Group:
+    """An admitted group: ids of its images that have not ended, and those that are made."""
+
+    pending: dict[str, None]
+    completed: dict[str, Completed] = field(default_factory=dict)
+
+    def take(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Note which images have ended; raise :class:`ApiError` for the first that failed."""
+        failure: Failure | None = None
+        for request_id in [one for one in self.pending if one in outcomes]:
+            outcome = outcomes[request_id]
+            del self.pending[request_id]
+            if isinstance(outcome, Completed):
+                self.completed[request_id] = outcome
+            else:
+                failure = failure or outcome
+        if failure is not None:
+            # the dispatcher's log has it
+            raise from_failure(failure)
+
+
 class GroupRunner:
-    """Offers groups of image requests, waits for them, and gives up what nobody waits for.
+    """Offers groups of image requests, waits for them, and aborts what nobody waits for.
 
     Args:
         wait_s: returns the seconds that one wait may take now; well below the dispatcher's
-            ``attached_timeout_s``, as every wait tells it that the client is still there.
-        on_left: told of a group that was admitted and has ended without a reply.
+            ``attached_timeout_s``, as every wait shows it that the client is still there.
+        on_abandoned: called with a group that may have been admitted and ends without a reply.
     """
 
     def __init__(
         self,
         client: DispatcherClient,
         wait_s: Callable[[], float],
-        on_left: Callable[[Sequence[ImageRequest]], None],
+        on_abandoned: Callable[[Sequence[ImageRequest]], None],
     ) -> None:
         self._client = client
         self._wait_s = wait_s
-        self._on_left = on_left
+        self._on_abandoned = on_abandoned
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -50,79 +74,77 @@ class GroupRunner:
     ) -> list[Completed]:
         """Return the finished images in the order of their requests.
 
-        However it ends, nothing of the group is left with the dispatcher.
-
         Args:
             client: whose call it is.
 
         Raises:
             ApiError: not admitted, or an image failed; the others are aborted then.
         """
-        pending = {request.request_id: None for request in requests}
-        completed: dict[str, Completed] = {}
-        is_left = True
-        try:
-            wait_s = min(self._wait_s(), _FIRST_WAIT_S)
-            reply = await self._client.submit(tuple(requests), client, wait_s)
-            # these ids are random: a duplicate is this very offer, sent again after a lost reply
-            if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
-                pending.clear()
-                is_left = False
-                raise from_refusal(reply.offer, requests, known_models)
-            _sort(reply.outcomes, pending, completed)
-            while pending:
-                outcomes = await self._client.wait(tuple(pending), self._wait_s())
-                _sort(outcomes, pending, completed)
-            is_left = False
-        except DispatcherUnavailable:
-            # whoever does not answer this would not answer the abort either: the client shall
-            # hear of it at once
-            self._start_abort(tuple(pending))
-            pending.clear()
-            raise
-        finally:
-            if is_left:
-                self._on_left(requests)
-            if pending:
-                await asyncio.shield(self._start_abort(tuple(pending)))
-        return [completed[request.request_id] for request in requests]
+        wait_s = min(self._wait_s(), _FIRST_WAIT_S)
+        async with self._admitted(requests, known_models, client, wait_s) as (group, first):
+            group.take(first)
+            while group.pending:
+                group.take(await self._client.wait(tuple(group.pending), self._wait_s()))
+        return [group.completed[request.request_id] for request in requests]
 
     async def watch(
         self, request: ImageRequest, known_models: Sequence[str], client: str
     ) -> AsyncGenerator[Preview | Completed | None]:
-        """Have one image made, and tell what there is to see of it.
+        """Have one image made; yield its previews, at last the image.
 
-        Yields None once it is admitted and whenever there has been nothing new for a while, then
-        its previews, at last the image. However it ends, nothing is left with the dispatcher.
+        Yields None once it is admitted and whenever nothing has happened for a while.
 
         Raises:
             ApiError: not admitted, or the image failed.
         """
-        is_open, seen = True, -1
-        try:
-            reply = await self._client.submit((request,), client, 0.0)
-            if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
-                is_open = False
-                raise from_refusal(reply.offer, [request], known_models)
+        request_id, seen = request.request_id, -1
+        async with self._admitted([request], known_models, client, 0.0) as (group, first):
             yield None
             # it may have ended at once
-            sight = Sight(reply.outcomes.get(request.request_id))
-            while sight.outcome is None:
-                sight = await self._client.watch(request.request_id, seen, self._wait_s())
-                if sight.outcome is None:
-                    seen = seen if sight.preview is None else sight.preview.index
-                    yield sight.preview
-            is_open = False
-            completed: dict[str, Completed] = {}
-            _sort({request.request_id: sight.outcome}, {request.request_id: None}, completed)
-            yield completed[request.request_id]
+            group.take(first)
+            while group.pending:
+                update = await self._client.watch(request_id, seen, self._wait_s())
+                if update.outcome is not None:
+                    group.take({request_id: update.outcome})
+                else:
+                    seen = seen if update.preview is None else update.preview.index
+                    yield update.preview
+        yield group.completed[request_id]
+
+    @asynccontextmanager
+    async def _admitted(
+        self,
+        requests: Sequence[ImageRequest],
+        known_models: Sequence[str],
+        client: str,
+        wait_s: float,
+    ) -> AsyncIterator[tuple[_Group, Mapping[str, Outcome]]]:
+        """Have a group admitted; yield it with the outcomes that came with the answer.
+
+        However this ends, nothing is left with the dispatcher.
+        """
+        group = _Group(dict.fromkeys(request.request_id for request in requests))
+        is_abandoned = True
+        try:
+            reply = await self._client.submit(tuple(requests), client, wait_s)
+            # these ids are random: a duplicate is this very offer, sent again after a lost reply
+            if not reply.offer.accepted and reply.offer.reason != "duplicate_id":
+                group.pending.clear()
+                is_abandoned = False
+                raise from_refusal(reply.offer, requests, known_models)
+            yield group, reply.outcomes
+            is_abandoned = False
         except DispatcherUnavailable:
-            self._start_abort([request.request_id])
-            is_open = False
+            # whoever does not answer this would not answer the abort either: the client gets the
+            # error at once
+            self._start_abort(tuple(group.pending))
+            group.pending.clear()
             raise
         finally:
-            if is_open:
-                await asyncio.shield(self._start_abort([request.request_id]))
+            if is_abandoned:
+                self._on_abandoned(requests)
+            if group.pending:
+                await asyncio.shield(self._start_abort(tuple(group.pending)))
 
     def _start_abort(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         # a task of its own: whoever cancels this handler again must not stop the abort. And in a
@@ -137,27 +159,10 @@ class GroupRunner:
         try:
             await self._client.abort(tuple(request_ids))
         except DispatcherUnavailable:
-            # it gives them up by itself, as nobody waits for them any more
+            # it aborts them by itself, as nobody waits for them any more
             logger.warning(
                 "could not abort %s: the dispatcher does not answer", ", ".join(request_ids)
             )
-
-
-def _sort(
-    outcomes: dict[str, Outcome], pending: dict[str, None], completed: dict[str, Completed]
-) -> None:
-    """Move finished images from ``pending`` to ``completed``; raise for the first failed one."""
-    failure: Failure | None = None
-    for request_id in [request_id for request_id in pending if request_id in outcomes]:
-        outcome = outcomes[request_id]
-        del pending[request_id]
-        if isinstance(outcome, Completed):
-            completed[request_id] = outcome
-        else:
-            failure = failure or outcome
-    if failure is not None:
-        # the dispatcher's log tells of it
-        raise from_failure(failure)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""Every way in which a call can go wrong ends in an error of OpenAI's form."""
+"""Turns every exception of a call into an error of OpenAI's form."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ray_cluster.api.errors import ApiError, from_invalid, from_unavailable
-from ray_cluster.api.request_id import HEADER, HeaderWriter, request_id_of
+from ray_cluster.api.middleware import REQUEST_ID_HEADER, HeaderWriter, request_id_of
 from ray_cluster.api.validate import describe
 from ray_cluster.config.validation_errors import must_be
 from ray_cluster.errors import InvalidRequest, Unavailable
 
 logger = logging.getLogger(__name__)
 
-# what nginx made the custom for a client that left; nobody reads it
+# nginx's custom for a client that left; nobody reads it
 CLIENT_CLOSED_REQUEST = 499
 
 
 def install(app: FastAPI, writer: HeaderWriter) -> None:
     """Register the handlers of all exceptions on ``app``."""
+
+    async def expected(request: Request, error: Exception) -> Response:
+        return _api_error(request, error).response()
+
+    async def disconnected(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     async def unexpected(request: Request, error: Exception) -> Response:
         request_id = request_id_of(request)
@@ -36,46 +42,40 @@ def install(app: FastAPI, writer: HeaderWriter) -> None:
         ).response()
         if writer == "app":
             # this handler runs outside of the middleware that writes it elsewhere
-            response.headers[HEADER] = request_id
+            response.headers[REQUEST_ID_HEADER] = request_id
         return response
 
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(InvalidRequest, _invalid)
-    app.add_exception_handler(Unavailable, _unavailable)
-    app.add_exception_handler(RequestValidationError, _fastapi_invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
+    for kind in (ApiError, InvalidRequest, Unavailable, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, expected)
+    app.add_exception_handler(ClientDisconnect, disconnected)
     app.add_exception_handler(Exception, unexpected)
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, InvalidRequest)
-    return from_invalid(error).response()
-
-
-async def _unavailable(_: Request, error: Exception) -> Response:
+def _api_error(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequest():
+            return from_invalid(error)
+        case RequestValidationError():
+            return _of_fastapi(error)
+        case HTTPException():
+            return _of_starlette(request, error)
     assert isinstance(error, Unavailable)
     logger.warning("a call is not served: %s: %s", type(error).__name__, error)
-    return from_unavailable(error).response()
+    return from_unavailable(error)
 
 
-async def _fastapi_invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _of_fastapi(error: RequestValidationError) -> ApiError:
     item = error.errors()[0]
     name = str(item["loc"][-1])
     allowed = must_be(item)
     what = f"is wrong: {item['msg']}" if allowed is None else f"must be {allowed}"
     message = f"The parameter {name!r} {what}; given {describe(item['input'])}."
-    return from_invalid(InvalidRequest(message, name)).response()
+    return from_invalid(InvalidRequest(message, name))
 
 
-async def _http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _of_starlette(request: Request, error: HTTPException) -> ApiError:
     what = f"{request.method} {request.url.path}"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -87,8 +87,4 @@ async def _http(request: Request, error: Exception) -> Response:
         code = "method_not_allowed"
     else:
         message, code = str(error.detail), "http_error"
-    return ApiError(error.status_code, message, code=code, headers=headers).response()
-
-
-async def _disconnected(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return ApiError(error.status_code, message, code=code, headers=headers)

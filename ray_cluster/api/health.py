@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
+from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
 
@@ -24,22 +24,27 @@ class HealthEndpoint:
     """
 
     def __init__(
-        self, client: DispatcherClient, catalog: Catalog, warnings: Callable[[], Sequence[str]]
+        self,
+        client: DispatcherClient,
+        catalog: Catalog,
+        settings: CurrentSettings,
+        warnings: Callable[[], Sequence[str]],
     ) -> None:
         self._client = client
         self._catalog = catalog
+        self._settings = settings
         self._warnings = warnings
 
     async def live(self) -> dict[str, str]:
-        """Tell that this process answers."""
+        """Say that this process answers."""
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, object]:
-        """Tell that the settings are here, the dispatcher answers and the models are registered.
+        """Say that the settings are here, the dispatcher answers and the models are registered.
 
-        A model that was added while this gateway ran is waited for by its own calls alone.
+        A model that was added while this gateway ran is only a warning.
         """
-        if not self._catalog.configured:
+        if not self._settings.models:
             raise self._not_ready("this gateway does not know its settings yet")
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -52,19 +57,15 @@ class HealthEndpoint:
             ) from None
         except DispatcherUnavailable:
             raise self._not_ready("the dispatcher does not answer") from None
-        configured = self._catalog.configured
-        missing = [name for name in configured if name not in profiles or name in starting]
+        models = self._settings.models
+        missing = [name for name in models if name not in profiles or name in starting]
         text = f"no replica of {', '.join(missing)} has registered yet"
-        if set(missing) & set(self._catalog.needed):
+        if set(missing) & set(self._settings.needed_models):
             raise self._not_ready(text)
         if missing:
             warnings.append(text)
         return {"status": "ready", "models": list(profiles), "warnings": warnings}
 
     def _not_ready(self, reason: str) -> ApiError:
-        return ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            " ".join([f"Not ready: {reason}.", *(f"Also: {one}." for one in self._warnings())]),
-            code="not_ready",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
-        )
+        also = [f"Also: {one}." for one in self._warnings()]
+        return unavailable(" ".join([f"Not ready: {reason}.", *also]), "not_ready")

@@ -1,34 +1,25 @@
-"""``stream: true``: the previews of an image and the image itself, as OpenAI's events (SSE)."""
+"""``stream: true``: the previews of an image and the image itself, as OpenAI's events."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
-
 from ray_cluster.api.errors import ApiError, from_unavailable
-from ray_cluster.api.group import while_connected
-from ray_cluster.api.reply import RepliedImage, append_base64, deadline_of, details_of
+from ray_cluster.api.event_stream import KEEP_ALIVE
+from ray_cluster.api.reply import RepliedImage, append_base64, deadline_of, details_of, size_text
 from ray_cluster.errors import Unavailable
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import ImageRequest
 
 logger = logging.getLogger(__name__)
 
-PARTIAL = "image_generation.partial_image"
-COMPLETED = "image_generation.completed"
+Updates = AsyncGenerator[Preview | RepliedImage | None]
+"""The previews of one image, at last the image; None says that it is still being made."""
 
-Sights = AsyncGenerator[Preview | RepliedImage | None]
-"""What there is to see of one image: previews, at last the image; None says that it still lasts."""
-
-_KEEP_ALIVE = b": still there\n\n"
 # OpenAI's clients want the field; nothing is counted in tokens here
 _NO_USAGE = {
     "input_tokens": 0,
@@ -38,96 +29,66 @@ _NO_USAGE = {
 }
 
 
-class ImageStream(StreamingResponse):
-    """Streams one image; whatever makes it is told when the client leaves.
+async def image_events(
+    request: ImageRequest, updates: Updates, clock: Callable[[], float]
+) -> AsyncGenerator[bytes]:
+    """Yield the events of an image, first nothing once it is admitted; errors end them.
 
     Args:
-        request: the image that is made.
-        sights: closed at the end, however that comes.
         clock: Unix time in seconds.
+
+    Raises:
+        ApiError, Unavailable: before it is admitted.
     """
-
-    def __init__(self, request: ImageRequest, sights: Sights, clock: Callable[[], float]) -> None:
-        super().__init__(
-            _events(request, sights, clock),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
-        self._sights = sights
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        # it would listen for the client's leaving, too, and not with every server
-        streaming = super().__call__(scope, _silence, send)
-        async with aclosing(self._sights):
-            with suppress(ClientDisconnect):
-                await while_connected(Request(scope, receive), streaming)
+    async with aclosing(updates):
+        await anext(updates)
+        yield b""
+        try:
+            async for update in updates:
+                yield await _event(request, update, int(clock()))
+        except ApiError as error:
+            yield _failure(error)
+        except Unavailable as error:
+            logger.warning("the stream of %s ends: %s", request.request_id, error)
+            yield _failure(from_unavailable(error))
 
 
-async def _silence() -> Message:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def _events(
-    request: ImageRequest, sights: Sights, clock: Callable[[], float]
-) -> AsyncIterator[bytes]:
-    # at once: clients learn that the stream is open
-    yield _KEEP_ALIVE
-    try:
-        async for sight in sights:
-            match sight:
-                case None:
-                    yield _KEEP_ALIVE
-                case Preview():
-                    yield await _partial(request, sight, int(clock()))
-                case RepliedImage():
-                    yield await _completed(sight, int(clock()))
-    except ApiError as error:
-        yield _failure(error)
-    except Unavailable as error:
-        logger.warning("the stream of %s ends: %s", request.request_id, error)
-        yield _failure(from_unavailable(error))
-
-
-async def _partial(request: ImageRequest, preview: Preview, created_s: int) -> bytes:
-    head = _head(request, PARTIAL, created_s) | {
-        "partial_image_index": preview.index,
-        "step": preview.steps_done,
-        "num_steps": preview.num_steps,
-    }
-    return await _event(PARTIAL, head, preview.data)
-
-
-async def _completed(image: RepliedImage, created_s: int) -> bytes:
-    head = _head(image.request, COMPLETED, created_s) | {
-        "usage": _NO_USAGE,
-        "model": image.request.model,
-        "deadline": deadline_of([image]),
-        **details_of(image),
-    }
-    return await _event(COMPLETED, head, image.data)
-
-
-def _head(request: ImageRequest, name: str, created_s: int) -> dict[str, Any]:
-    return {
+async def _event(
+    request: ImageRequest, update: Preview | RepliedImage | None, created_s: int
+) -> bytes:
+    if update is None:
+        return KEEP_ALIVE
+    if isinstance(update, Preview):
+        name = "image_generation.partial_image"
+        more: dict[str, Any] = {
+            "partial_image_index": update.index,
+            "step": update.steps_done,
+            "num_steps": update.num_steps,
+        }
+    else:
+        name = "image_generation.completed"
+        more = {
+            "usage": _NO_USAGE,
+            "model": update.request.model,
+            "deadline": deadline_of([update]),
+            **details_of(update),
+        }
+    head = {
         "type": name,
         "created_at": created_s,
         "background": "opaque",
         "output_format": request.output.image_format,
         "quality": "auto",
-        "size": f"{request.width_px}x{request.height_px}",
+        "size": size_text(request),
+        **more,
     }
-
-
-async def _event(name: str, head: dict[str, Any], image: bytes) -> bytes:
-    start = f"event: {name}\ndata: {json.dumps(head)[:-1]}"
-    parts = [start.encode(), b', "b64_json": "']
-    await append_base64(parts, image)
+    # the image is spliced in: see the reply's module
+    parts = [f"event: {name}\ndata: {json.dumps(head)[:-1]}".encode(), b', "b64_json": "']
+    await append_base64(parts, update.data)
     parts.append(b'"}\n\n')
     return b"".join(parts)
 
 
 def _failure(error: ApiError) -> bytes:
     # OpenAI's clients raise for data with an "error" in it
-    return b"event: error\ndata: " + bytes(error.response().body) + b"\n\n"
+    return f"event: error\ndata: {error.body()}\n\n".encode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
@@ -14,14 +14,15 @@ from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, from_failure
+from ray_cluster.api.event_stream import EventStream
 from ray_cluster.api.files import FilesEndpoint, url_maker
 from ray_cluster.api.group import GroupRunner, while_connected
-from ray_cluster.api.image_stream import ImageStream, Sights
+from ray_cluster.api.image_stream import Updates, image_events
 from ray_cluster.api.jobs import JobCreator
 from ray_cluster.api.reply import RepliedImage, write_reply
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.protocol.jobs import Job
+from ray_cluster.protocol.jobs import Job, JobView
 from ray_cluster.protocol.outcomes import Completed, Preview
 from ray_cluster.requests import ImageRequest
 
@@ -67,43 +68,50 @@ class ImagesEndpoint:
         as many previews as `partial_images` says.
         """
         call = await self._reader.read(request)
+        is_job = call.idempotency_key is not None
         if call.fields.stream:
-            return await self._stream(call, request)
-        if call.idempotency_key is None:
-            work = self._attached(call.requests, caller_of(request))
-        else:
-            work = self._durable(call, request)
+            updates = (self._job_updates if is_job else self._attached_updates)(call, request)
+            events = image_events(call.requests[0], updates, self._clock)
+            # until it is admitted, errors are replies of their own
+            await anext(events)
+            return EventStream(events)
+        work = (self._job_images if is_job else self._attached_images)(call, request)
         made = await while_connected(request, work)
         url_of = url_maker(request) if call.fields.response_format == "url" else None
         content = await write_reply(made, int(self._clock()), url_of)
         return Response(content, media_type="application/json")
 
-    async def _stream(self, call: Call, request: Request) -> Response:
+    async def _attached_images(self, call: Call, request: Request) -> list[RepliedImage]:
+        known, client = self._catalog.known, caller_of(request)
+        completed = await self._runner.run(call.requests, known, client)
+        return [RepliedImage.of(*one) for one in zip(call.requests, completed, strict=True)]
+
+    async def _attached_updates(self, call: Call, request: Request) -> Updates:
         [wanted] = call.requests
-        if call.idempotency_key is None:
-            sights = self._attached_sights(wanted, caller_of(request))
-        else:
-            sights = self._durable_sights(call, request)
-        # until it is admitted, errors are replies of their own
-        await anext(sights)
-        return ImageStream(wanted, sights, self._clock)
+        updates = self._runner.watch(wanted, self._catalog.known, caller_of(request))
+        async with aclosing(updates):
+            async for one in updates:
+                yield RepliedImage.of(wanted, one) if isinstance(one, Completed) else one
 
-    async def _attached_sights(self, wanted: ImageRequest, client: str) -> Sights:
-        async with aclosing(self._runner.watch(wanted, self._catalog.known, client)) as sights:
-            async for sight in sights:
-                yield RepliedImage.of(wanted, sight) if isinstance(sight, Completed) else sight
-
-    async def _durable_sights(self, call: Call, request: Request) -> Sights:
+    async def _job_images(self, call: Call, request: Request) -> list[RepliedImage]:
         client = client_of(request)
         view, _ = await self._creator.create(call, request)
+        while not view.job.is_final:
+            job_id = view.job.job_id
+            view = _still_there(await self._client.job(client, job_id, self._wait_s()), view.job)
+        made = _images_of(view.job)
+        if call.fields.response_format == "url":
+            return made
+        return [await self._with_data(image, view.job) for image in made]
+
+    async def _job_updates(self, call: Call, request: Request) -> Updates:
+        client, seen = client_of(request), -1
+        view, _ = await self._creator.create(call, request)
         yield None
-        seen = -1
         while not view.job.is_final:
             job_id, version = view.job.job_id, view.version
             later = await self._client.job_change(client, job_id, version, self._wait_s())
-            if later is None:
-                raise _gone(view.job)
-            view = later
+            view = _still_there(later, view.job)
             preview = view.progress[0].preview if view.progress and view.progress[0] else None
             if preview is not None and preview.index > seen:
                 seen = preview.index
@@ -121,26 +129,6 @@ class ImagesEndpoint:
         # without it, the image itself may yet be there
         return None if data is None else replace(preview, data=data)
 
-    async def _attached(self, requests: Sequence[ImageRequest], client: str) -> list[RepliedImage]:
-        completed = await self._runner.run(requests, self._catalog.known, client)
-        return [
-            RepliedImage.of(request, item)
-            for request, item in zip(requests, completed, strict=True)
-        ]
-
-    async def _durable(self, call: Call, request: Request) -> list[RepliedImage]:
-        client = client_of(request)
-        view, _ = await self._creator.create(call, request)
-        while not view.job.is_final:
-            later = await self._client.job(client, view.job.job_id, self._wait_s())
-            if later is None:
-                raise _gone(view.job)
-            view = later
-        made = _images_of(view.job)
-        if call.fields.response_format == "url":
-            return made
-        return [await self._with_data(image, view.job) for image in made]
-
     async def _with_data(self, image: RepliedImage, job: Job) -> RepliedImage:
         data = await self._files.read(image.request.file_id)
         if data is None:
@@ -150,40 +138,43 @@ class ImagesEndpoint:
                 "now; use a new Idempotency-Key.",
                 code="images_forgotten",
             )
-        return image.with_data(data)
+        return replace(image, data=data)
 
 
 def _images_of(job: Job) -> list[RepliedImage]:
     if job.error is not None:
-        error = from_failure(job.error)
-        if error.retry_after_s is None:
-            raise error
-        # the same key names this job, which stays as it has ended
-        raise ApiError(
-            error.status,
-            f"{error.message} The job of this call, {job.job_id}, has ended so; use a new "
-            "Idempotency-Key.",
-            code=error.code,
-            retry_after_s=error.retry_after_s,
-            retry="asked",
-        )
+        raise _job_failed(job, from_failure(job.error))
     if job.state != "completed" or job.finished_s is None:
-        raise _gone(job)
+        raise _cancelled(job)
     elapsed_s = job.finished_s - job.created_s
     return [
-        RepliedImage(
-            request,
-            b"",
-            timing=image.timing,
-            slo_s=job.slo_s,
-            elapsed_s=elapsed_s,
-        )
+        RepliedImage(request, b"", image.timing, job.slo_s, elapsed_s)
         for request, image in zip(job.requests, job.images, strict=True)
         if image is not None
     ]
 
 
-def _gone(job: Job) -> ApiError:
+def _job_failed(job: Job, error: ApiError) -> ApiError:
+    if error.retry_after_s is None:
+        return error
+    # the same key names this job, which stays as it has ended
+    return ApiError(
+        error.status,
+        f"{error.message} The job of this call, {job.job_id}, has ended so; use a new "
+        "Idempotency-Key.",
+        code=error.code,
+        retry_after_s=error.retry_after_s,
+        retry="asked",
+    )
+
+
+def _still_there(view: JobView | None, job: Job) -> JobView:
+    if view is None:
+        raise _cancelled(job)
+    return view
+
+
+def _cancelled(job: Job) -> ApiError:
     return ApiError(
         HTTPStatus.CONFLICT,
         f"The job of this call, {job.job_id}, was cancelled; use a new Idempotency-Key.",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ray_cluster.api.errors import from_failure
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
+from ray_cluster.api.reply import size_text
 from ray_cluster.api.schema import ImageTiming
 from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.requests import ImageRequest
@@ -16,18 +17,19 @@ UrlOf = Callable[[str], str]
 
 
 def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
-    """Return what a client is told of its job.
+    """Return a job as its client sees it.
 
     Args:
         now_s: Unix time.
     """
     job, first = view.job, view.job.requests[0]
     open_images = [one for one in view.progress if one is not None]
-    num_made = len(job.requests) if job.state == "completed" else view.num_made
+    is_done = job.state == "completed"
+    num_made = len(job.requests) if is_done else view.num_made
     waits = [one.position for one in open_images if one.position is not None]
     predictions = [one.predicted_s for one in open_images]
     known = [one for one in predictions if one is not None]
-    is_done = job.state == "completed"
+    images = zip(job.requests, job.images, strict=True) if is_done else ()
     return JobResponse(
         id=job.job_id,
         state=job.state,
@@ -35,7 +37,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         finished=job.finished_s,
         model=first.model,
         prompt=first.prompt,
-        size=f"{first.width_px}x{first.height_px}",
+        size=size_text(first),
         n=len(job.requests),
         step=sum(one.steps_done for one in open_images) + num_made * first.num_steps,
         num_steps=len(job.requests) * first.num_steps,
@@ -45,14 +47,8 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         attempts=job.attempts + sum(one.attempts for one in open_images),
         deadline=_deadline(job, now_s),
         error=_error(job),
-        previews=_previews(view, url_of),
-        data=[
-            _image(request, image, url_of)
-            for request, image in zip(job.requests, job.images, strict=True)
-            if image is not None
-        ]
-        if is_done
-        else [],
+        previews=_previews(view, url_of) if view.progress else [],
+        data=[_image(request, one, url_of) for request, one in images if one is not None],
     )
 
 
@@ -73,8 +69,7 @@ def _error(job: Job) -> ErrorDetail | None:
 
 
 def _previews(view: JobView, url_of: UrlOf) -> list[JobPreview]:
-    if not view.progress:
-        return []
+    images = zip(view.job.requests, view.progress, strict=True)
     return [
         JobPreview(
             url=url_of(request.preview_file_id(progress.preview.index)),
@@ -82,9 +77,7 @@ def _previews(view: JobView, url_of: UrlOf) -> list[JobPreview]:
             index=progress.preview.index,
             step=progress.preview.steps_done,
         )
-        for number, (request, progress) in enumerate(
-            zip(view.job.requests, view.progress, strict=True)
-        )
+        for number, (request, progress) in enumerate(images)
         if progress is not None and progress.preview is not None
     ]
 

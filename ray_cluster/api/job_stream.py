@@ -1,7 +1,7 @@
-"""A job's events as a stream (SSE), which any gateway can take up where another left it.
+"""A job's events as a stream, which any gateway can continue where another left it.
 
-An event's id is the version of the job that it tells of. So nobody keeps a list of events: whoever
-comes back says what they have seen, and what differs is news.
+An event's id is the version of the job that it shows. So nobody stores a list of events: whoever
+comes back says which version they have seen, and what differs is news.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
-
 from ray_cluster.api.errors import ApiError
+from ray_cluster.api.event_stream import KEEP_ALIVE
 from ray_cluster.errors import Unavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import JobView
@@ -27,35 +24,24 @@ logger = logging.getLogger(__name__)
 
 # "queued" and the final states by their own names; a running job's events by what is new
 EVENT_NAMES = ("queued", "started", "progress", "preview", "completed", "failed", "cancelled")
+OPENING = b"retry: 1000\n\n"
+# longest silence; proxies close connections that are silent for long
+_KEEP_ALIVE_S = 10.0
+# a stream ends after so long without an answer
+_PATIENCE_S = 60.0
 _RETRY_S = 0.5
 # of a number of previews; Python refuses to read numbers of thousands
 _MANY_DIGITS = 10
-_KEEP_ALIVE = b": still there\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """Bounds of one stream.
-
-    Attributes:
-        max_s: seconds after which it ends.
-        keep_alive_s: longest silence; proxies close connections that are silent for long.
-        patience_s: seconds without an answer after which it ends.
-    """
-
-    max_s: float
-    keep_alive_s: float = 10.0
-    patience_s: float = 60.0
-
-
-class StreamPlaces:
+class StreamSlots:
     """Bounds the streams that one caller has open at this gateway."""
 
     def __init__(self) -> None:
         self._num_open: Counter[str] = Counter()
 
     @contextmanager
-    def place(self, caller: str, most: int) -> Iterator[None]:
+    def slot(self, caller: str, most: int) -> Iterator[None]:
         """Hold one of ``most``.
 
         Raises:
@@ -76,74 +62,47 @@ class StreamPlaces:
             self._num_open -= Counter([caller])
 
 
-class _PlacedResponse(StreamingResponse):
-    """A stream that holds something until it has ended, however it does."""
-
-    def __init__(self, events: AsyncIterator[bytes], held: ExitStack) -> None:
-        super().__init__(
-            events,
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        with self._held:
-            await super().__call__(scope, receive, send)
-
-
 class JobStream:
     """Follows one job of one client.
 
     Args:
         view: the job as it is now.
+        max_s: seconds after which the stream ends.
     """
 
     def __init__(
-        self, dispatcher: DispatcherClient, client: str, view: JobView, limits: StreamLimits
+        self, dispatcher: DispatcherClient, client: str, view: JobView, *, max_s: float
     ) -> None:
         self._dispatcher = dispatcher
         self._client = client
         self._view = view
-        self._limits = limits
+        self._max_s = max_s
 
-    def response(
-        self, *, after: str | None, write: Callable[[JobView], str], held: ExitStack
-    ) -> StreamingResponse:
-        """Return the stream.
+    async def events(self, seen: str, write: Callable[[JobView], str]) -> AsyncGenerator[bytes]:
+        """Yield the events.
 
         Args:
-            after: id of the last event that the client has seen; None to begin with the present.
+            seen: id of the last event that the client has; empty to begin with the present.
             write: returns an event's data.
-            held: closed when the stream has ended.
         """
-        return _PlacedResponse(self._events(after, write), held)
-
-    async def _events(
-        self, after: str | None, write: Callable[[JobView], str]
-    ) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + self._limits.max_s
-        seen = after or ""
+        end_s = loop.time() + self._max_s
         view: JobView | None = self._view
-        # an empty line at once: clients learn that the stream is open
-        yield b"retry: 1000\n\n"
         while view is not None:
             if view.version != seen:
-                yield _event(_name(seen, view), view.version, write(view))
+                name = _name(seen, view)
+                yield f"id: {view.version}\nevent: {name}\ndata: {write(view)}\n\n".encode()
                 seen = view.version
             else:
-                yield _KEEP_ALIVE
+                yield KEEP_ALIVE
             if view.job.is_final or loop.time() >= end_s:
                 return
-            wait_s = min(self._limits.keep_alive_s, max(0.0, end_s - loop.time()))
-            view = await self._next(seen, wait_s)
+            view = await self._next(seen, min(_KEEP_ALIVE_S, max(0.0, end_s - loop.time())))
 
     async def _next(self, seen: str, wait_s: float) -> JobView | None:
         """Return the job after its next change; None if it is forgotten, or nobody can tell."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + self._limits.patience_s
+        end_s = loop.time() + _PATIENCE_S
         while True:
             try:
                 job_id = self._view.job.job_id
@@ -166,7 +125,3 @@ def _name(seen: str, view: JobView) -> str:
     last = seen.rpartition(".")[2]
     num_seen = int(last) if last.isdecimal() and len(last) < _MANY_DIGITS else 0
     return "preview" if view.num_previews > num_seen else "progress"
-
-
-def _event(name: str, event_id: str, data: str) -> bytes:
-    return f"id: {event_id}\nevent: {name}\ndata: {data}\n\n".encode()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated
@@ -17,10 +16,11 @@ from starlette.responses import Response
 from ray_cluster.api.auth import caller_of, client_of
 from ray_cluster.api.call import IDEMPOTENCY_KEY, Call, CallReader
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.errors import ApiError
+from ray_cluster.api.errors import ApiError, not_found
+from ray_cluster.api.event_stream import EventStream
 from ray_cluster.api.files import url_maker
 from ray_cluster.api.job_reply import job_reply
-from ray_cluster.api.job_stream import JobStream, StreamLimits, StreamPlaces
+from ray_cluster.api.job_stream import OPENING, JobStream, StreamSlots
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.api.replies import JobList, JobResponse
 from ray_cluster.api.settings import CurrentSettings
@@ -85,7 +85,7 @@ class JobCreator:
 
 
 class JobsEndpoint:
-    """Creates, tells of, and cancels jobs; whoever asks sees only their own."""
+    """Creates, shows and cancels jobs; a caller sees only their own."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class JobsEndpoint:
         self._reader = reader
         self._creator = creator
         self._settings = settings
-        self._places = StreamPlaces()
+        self._slots = StreamSlots()
         self._clock = clock
 
     async def create(self, request: Request, response: Response) -> JobResponse:
@@ -116,8 +116,7 @@ class JobsEndpoint:
 
     async def retrieve(self, job_id: str, request: Request) -> JobResponse:
         """Tell of a job: its state, how far it is, where its images are."""
-        view = await self._look(request, job_id)
-        return self._reply(view, request)
+        return self._reply(await self._view(request, job_id), request)
 
     async def events(self, job_id: str, request: Request) -> Response:
         """Stream a job's events (SSE): queued, started, progress, preview, and its end.
@@ -125,18 +124,22 @@ class JobsEndpoint:
         Each event's data is the job as `GET /v1/jobs/{id}` shows it. With `Last-Event-ID`, which
         browsers send by themselves, a stream goes on after that event, on any gateway.
         """
-        view = await self._look(request, job_id)
-        held = ExitStack()
+        events = self._events(await self._view(request, job_id), request)
+        # before there is a slot, errors are replies of their own
+        await anext(events)
+        return EventStream(events, OPENING)
+
+    async def _events(self, view: JobView, request: Request) -> AsyncGenerator[bytes]:
+        """Yield a job's events, first nothing once there is a slot for the stream."""
         limits = self._settings.limits
-        most = limits.max_streams_per_client
-        held.enter_context(self._places.place(caller_of(request), most))
-        bounds = StreamLimits(max_s=limits.max_stream_s)
-        stream = JobStream(self._client, client_of(request), view, bounds)
-        return stream.response(
-            after=request.headers.get("Last-Event-ID"),
-            write=lambda news: self._reply(news, request).model_dump_json(),
-            held=held,
-        )
+        stream = JobStream(self._client, client_of(request), view, max_s=limits.max_stream_s)
+        with self._slots.slot(caller_of(request), limits.max_streams_per_client):
+            yield b""
+            async for event in stream.events(
+                request.headers.get("Last-Event-ID", ""),
+                lambda news: self._reply(news, request).model_dump_json(),
+            ):
+                yield event
 
     async def list(
         self,
@@ -165,7 +168,7 @@ class JobsEndpoint:
         view = await self._client.cancel_job(client_of(request), job_id)
         return self._reply(_found(view, job_id), request)
 
-    async def _look(self, request: Request, job_id: str) -> JobView:
+    async def _view(self, request: Request, job_id: str) -> JobView:
         _check_id(job_id)
         return _found(await self._client.job(client_of(request), job_id), job_id)
 
@@ -200,9 +203,7 @@ def _found(view: JobView | None, job_id: str) -> JobView:
 
 
 def _not_found(job_id: str) -> ApiError:
-    return ApiError(
-        HTTPStatus.NOT_FOUND,
+    return not_found(
         f"There is no job {job_id[:100]!r}; GET /v1/jobs lists yours. Old ones are forgotten.",
-        code="job_not_found",
-        param="id",
+        "job_not_found",
     )

@@ -1,4 +1,4 @@
-"""``GET /metrics``: the whole cell's, from any gateway; and what a gateway adds to it."""
+"""What a gateway counts, and ``GET /metrics``: the sums of the whole cell, from any gateway."""
 
 from __future__ import annotations
 
@@ -10,28 +10,57 @@ import time
 from contextvars import Context
 from typing import Unpack
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ray_cluster.api.gateway_metrics import GatewayMetrics
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.logs import LogFields, log_event
-from ray_cluster.observability.metrics_snapshot import render
+from ray_cluster.observability.metrics_snapshot import Snapshot, render, take
 from ray_cluster.protocol.dispatcher import DispatcherClient
 
 logger = logging.getLogger(__name__)
 
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 # how soon the others' scrapes know of a call that was answered here
 _PUSH_AFTER_S = 0.05
-# a gateway without calls says now and then that it lives
+# a gateway without calls reports now and then that it lives
 _PUSH_EVERY_S = 5.0
 # of an id in a path, which may be anything
 _MAX_ID_CHARS = 100
 
 
+class GatewayMetrics:
+    """Calls that one gateway has answered."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "ray_cluster_http_requests",
+            "HTTP calls answered.",
+            ["route", "method", "status"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "ray_cluster_http_request_seconds",
+            "Seconds from a call to the last byte of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    def answered(self, *, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a call."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def snapshot(self) -> Snapshot:
+        """Return the present values."""
+        return take(self._registry)
+
+
 class GatewayMetricsEndpoint:
-    """Counts this gateway's calls, tells the dispatcher, and hands out the sums of all."""
+    """Counts this gateway's calls, reports them to the dispatcher, and returns the sums of all."""
 
     def __init__(self, client: DispatcherClient, metrics: GatewayMetrics) -> None:
         self._client = client
@@ -46,7 +75,7 @@ class GatewayMetricsEndpoint:
         return Response(render(merged), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def answered(self, *, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a call, and have it told."""
+        """Count a call, and have it reported."""
         self._metrics.answered(route=route, method=method, status=status, seconds=seconds)
         self._has_news.set()
         if self._pushing is None or self._pushing.done():
@@ -63,7 +92,7 @@ class GatewayMetricsEndpoint:
             try:
                 await self._client.tell_metrics(self._process_id, self._metrics.snapshot())
             except DispatcherUnavailable as error:
-                logger.debug("metrics are told later: %s", error)
+                logger.debug("metrics are reported later: %s", error)
 
 
 class CallMiddleware:

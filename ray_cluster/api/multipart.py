@@ -23,30 +23,14 @@ _PLAIN_CODINGS = {b"binary", b"8bit", b"7bit"}
 
 @dataclass(frozen=True, slots=True)
 class PartBegin:
-    """A part begins.
-
-    Attributes:
-        name: of the form's field.
-        is_file: whether the part has a file name.
-    """
+    """A part begins: the form's field, and whether the part has a file name."""
 
     name: str
     is_file: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PartData:
-    """Some bytes of the part that has begun."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PartEnd:
-    """The part is complete."""
-
-
-Event = PartBegin | PartData | PartEnd
+Event = PartBegin | bytes | None
+"""A part begins, some bytes of it, and None at its end."""
 
 
 def boundary_of(request: Request) -> str:
@@ -78,14 +62,14 @@ async def form_events(body: AsyncIterator[bytes], boundary: str) -> AsyncGenerat
     """Yield the parts of a form, in order, as the body arrives.
 
     Raises:
-        InvalidRequest: it is no form, has too many parts or headers, or ends too early; it names
-            the part.
+        InvalidRequest: names the part; not a form, too many parts or headers, or ends too early.
     """
     parser = _Parser(boundary)
     async for chunk in body:
         for event in parser.feed(chunk):
             yield event
-    parser.check_end()
+    if not parser.has_ended:
+        raise parser.invalid("it ends before its closing boundary")
 
 
 class _Parser:
@@ -97,7 +81,7 @@ class _Parser:
         self._name = ""
         self._headers: dict[bytes, bytes] = {}
         self._field, self._value = bytearray(), bytearray()
-        self._has_ended = False
+        self.has_ended = False
         self._parser = MultipartParser(
             boundary,
             {
@@ -119,16 +103,12 @@ class _Parser:
         try:
             self._parser.write(chunk)
         except FormParserError as error:
-            raise self._invalid(str(error)) from error
+            raise self.invalid(str(error)) from error
         events, self._events = self._events, []
         return events
 
-    def check_end(self) -> None:
-        """Raise where the body is over and the form is not."""
-        if not self._has_ended:
-            raise self._invalid("it ends before its closing boundary")
-
-    def _invalid(self, reason: str) -> InvalidRequest:
+    def invalid(self, reason: str) -> InvalidRequest:
+        """Return an error that names the present part."""
         where = f" at part {self._num_parts}" if self._num_parts else ""
         where += f" ({self._name!r})" if self._name else ""
         return InvalidRequest(
@@ -142,7 +122,7 @@ class _Parser:
         self._name = ""
         self._headers = {}
         if self._num_parts > MAX_PARTS:
-            raise self._invalid(f"it has more than the {MAX_PARTS} parts allowed")
+            raise self.invalid(f"it has more than the {MAX_PARTS} parts allowed")
 
     def _add_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]
@@ -153,7 +133,7 @@ class _Parser:
     def _end_header(self) -> None:
         field = bytes(self._field).lower()
         if field in self._headers:
-            raise self._invalid(f"it has the header {field.decode('latin-1')!r} twice")
+            raise self.invalid(f"it has the header {field.decode('latin-1')!r} twice")
         self._headers[field] = bytes(self._value)
         self._field, self._value = bytearray(), bytearray()
 
@@ -161,26 +141,26 @@ class _Parser:
         kind, options = parse_options_header(self._headers.get(b"content-disposition"))
         self._name = self._name_in(options) if kind == b"form-data" else ""
         if not self._name:
-            raise self._invalid("it has no 'Content-Disposition: form-data; name=...'")
+            raise self.invalid("it has no 'Content-Disposition: form-data; name=...'")
         coding = self._headers.get(b"content-transfer-encoding", b"binary").strip().lower()
         if coding not in _PLAIN_CODINGS:
-            raise self._invalid("it has a Content-Transfer-Encoding; send its bytes as they are")
+            raise self.invalid("it has a Content-Transfer-Encoding; send its bytes as they are")
         self._events.append(PartBegin(self._name, b"filename" in options))
 
     def _name_in(self, options: dict[bytes, bytes]) -> str:
         try:
             name = options.get(b"name", b"").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self._invalid("its name is not UTF-8") from error
+            raise self.invalid("its name is not UTF-8") from error
         if len(name) > MAX_NAME_CHARS or not (name.isprintable() or not name):
-            raise self._invalid(f"its name must have at most {MAX_NAME_CHARS} printable characters")
+            raise self.invalid(f"its name must have at most {MAX_NAME_CHARS} printable characters")
         return name
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
-        self._events.append(PartData(data[start:end]))
+        self._events.append(data[start:end])
 
     def _end_part(self) -> None:
-        self._events.append(PartEnd())
+        self._events.append(None)
 
     def _end(self) -> None:
-        self._has_ended = True
+        self.has_ended = True

@@ -1,38 +1,29 @@
-"""The OpenAPI document, with the bounds of the settings as they are when it is read."""
+"""JSON schemas: the OpenAPI document with the present settings' bounds, and events of streams."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
-from ray_cluster.api.request_schema import request_schema
+from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.settings import CurrentSettings
 
-# the calls whose body the endpoints read by themselves
+# the endpoints of these calls read the body by themselves, bounded and strictly
 _GENERATING = ("/v1/images/generations", "/v1/jobs")
 
 
-def json_body(settings: CurrentSettings) -> dict[str, Any]:
-    """Return the description of the body of a call that makes images."""
-    schema = request_schema(settings)
-    examples = {example["prompt"]: {"value": example} for example in schema.pop("examples")}
-    return {
-        "required": True,
-        "content": {"application/json": {"schema": schema, "examples": examples}},
-    }
-
-
 def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:
-    """Have the application describe itself by the present settings."""
+    """Have the application's OpenAPI document follow the settings."""
     describe = app.openapi
 
     def described() -> dict[str, Any]:
         document = copy.deepcopy(describe())
         for path in _GENERATING:
-            document["paths"][path]["post"]["requestBody"] = json_body(settings)
+            document["paths"][path]["post"]["requestBody"] = _json_body(settings)
         if settings.is_open:
             _leave_keys_out(document)
         return document
@@ -42,11 +33,85 @@ def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:
 
 
 def _leave_keys_out(document: dict[str, Any]) -> None:
-    for operation in _operations(document):
-        operation.pop("security", None)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation.pop("security", None)
     document.get("components", {}).pop("securitySchemes", None)
 
 
-def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for path in document["paths"].values():
-        yield from path.values()
+def _json_body(settings: CurrentSettings) -> dict[str, Any]:
+    schema = _request_schema(settings)
+    examples = {example["prompt"]: {"value": example} for example in schema.pop("examples")}
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": schema, "examples": examples}},
+    }
+
+
+def _request_schema(settings: CurrentSettings) -> dict[str, Any]:
+    """Return the body's schema; bounds that depend on the model stand in ``GET /v1/models``."""
+    # all parts of the schema are inside it: no reference to other components
+    schema = ImageGenerationRequest.model_json_schema()
+    assert "$defs" not in schema
+    limits = settings.limits
+    num_images = min(limits.max_images_per_request, limits.max_queued_images)
+    _bound(schema, "prompt", "maxLength", limits.max_prompt_chars)
+    _bound(schema, "negative_prompt", "maxLength", limits.max_prompt_chars)
+    _bound(schema, "n", "maximum", num_images)
+    if (most := settings.max_num_inference_steps) is not None:
+        _bound(schema, "num_inference_steps", "maximum", most)
+    return schema
+
+
+def _bound(schema: dict[str, Any], name: str, keyword: str, bound: int) -> None:
+    """Add a bound to a field, which may also be null."""
+    field = schema["properties"][name]
+    for one in field.get("anyOf", [field]):
+        if one["type"] != "null":
+            one[keyword] = bound
+
+
+def event_stream(events: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Return the content of a reply that is a stream of server-sent events.
+
+    The schema is that of one event, whose data are JSON: what OpenAPI 3.2 calls ``itemSchema`` and
+    its readers take from ``schema`` before.
+
+    Args:
+        events: the data's model by the event's name.
+    """
+    kinds = [
+        {
+            "type": "object",
+            "required": ["event", "data"],
+            "properties": {
+                "event": {"const": name},
+                "id": {"type": "string"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": _inlined_schema(model),
+                },
+            },
+        }
+        for name, model in events.items()
+    ]
+    return {"text/event-stream": {"schema": {"anyOf": kinds}}}
+
+
+def _inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's JSON schema with its parts in their places, without references."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inlined(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if (reference := node.get("$ref")) is not None:
+            return inlined(parts[reference.rpartition("/")[2]])
+        return {name: inlined(value) for name, value in node.items()}
+
+    found: dict[str, Any] = inlined(schema)
+    return found

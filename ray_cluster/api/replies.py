@@ -1,4 +1,4 @@
-"""The JSON of what the API tells of itself: models, jobs, errors."""
+"""The JSON of replies about models, jobs and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_cluster.requests import SamplerName
 
 
 class StepsByFidelity(BaseModel):
-    """How few steps will do where so many are asked for."""
+    """Steps by fidelity, for a number of requested steps."""
 
     asked: int = Field(description="Fewer that stand in no row take the next one.")
     balanced: int
@@ -24,7 +24,7 @@ class StepsByFidelity(BaseModel):
 
 
 class FewerStepsCard(BaseModel):
-    """With which steps a model is `balanced` and `fast`."""
+    """The steps that make a model `balanced` and `fast`."""
 
     sampler: SamplerName = Field(description="The only one it was measured with.")
     max_guidance_scale: float
@@ -32,7 +32,7 @@ class FewerStepsCard(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """OpenAI's Model with what the model can do."""
+    """OpenAI's Model, with its bounds and defaults."""
 
     id: str
     object: Literal["model"] = "model"
@@ -90,12 +90,12 @@ class JobImage(BaseModel):
 
 
 class JobPreview(BaseModel):
-    """What an unfinished image of a job looks like."""
+    """The last preview of an unfinished image of a job."""
 
     url: str = Field(description="Where the preview is, until it is forgotten with its job.")
     image: int = Field(description="Which image of the job, from 0.")
     index: int = Field(description="Which preview of that image, from 0.")
-    step: int = Field(description="Denoising steps it rests on.")
+    step: int = Field(description="Denoising steps done.")
 
 
 class JobDeadline(BaseModel):
@@ -120,15 +120,13 @@ class JobResponse(BaseModel):
     step: int = Field(description="Denoising steps done, over all images.")
     num_steps: int = Field(description="Denoising steps to do, over all images.")
     fidelity: ImageFidelity | None = Field(
-        description="What each image gets, known from the start; null as in `data`."
+        description="Of each image, known from the start; null as in `data`."
     )
     queue_position: int | None = Field(
         description="Images of the model that wait before its next one; null when none waits."
     )
     predicted_finish: float | None = Field(description="Unix time in seconds; null if unknown.")
-    attempts: int = Field(
-        description="How often replicas were given its images: once each, if none died."
-    )
+    attempts: int = Field(description="Leases of its images to replicas: one each, if none died.")
     deadline: JobDeadline
     error: ErrorDetail | None = Field(description="Why it failed.")
     previews: list[JobPreview] = Field(

@@ -19,12 +19,12 @@ from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import ImageRequest, Timing
 
 # a multiple of 3, so that the codes of slices join; about 1 ms of work
-SLICE_BYTES = 3 * 128 * 1024
+_SLICE_BYTES = 3 * 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RepliedImage:
-    """A finished image as a reply tells of it.
+    """A finished image in a reply.
 
     Attributes:
         request: with the steps that it was made with.
@@ -46,10 +46,6 @@ class RepliedImage:
         result, made = item.result, replace(request, num_steps=item.num_steps)
         return cls(made, result.data, result.timing, item.slo_s, item.elapsed_s)
 
-    def with_data(self, data: bytes) -> RepliedImage:
-        """Return it with the image itself."""
-        return replace(self, data=data)
-
 
 async def write_reply(
     images: Sequence[RepliedImage], created_s: int, url_of: Callable[[str], str] | None = None
@@ -65,7 +61,7 @@ async def write_reply(
         "model": first.model,
         "background": "opaque",
         "output_format": first.output.image_format,
-        "size": f"{first.width_px}x{first.height_px}",
+        "size": size_text(first),
         "deadline": deadline_of(images),
     }
     parts = [json.dumps(head).encode()[:-1], b', "data": [']
@@ -82,6 +78,11 @@ async def write_reply(
     return b"".join(parts)
 
 
+def size_text(request: ImageRequest) -> str:
+    """Return an image's size as the API writes it."""
+    return f"{request.width_px}x{request.height_px}"
+
+
 def deadline_of(images: Sequence[RepliedImage]) -> dict[str, Any]:
     """Return the JSON of :class:`~ray_cluster.api.schema.Deadline`."""
     return {
@@ -93,15 +94,15 @@ def deadline_of(images: Sequence[RepliedImage]) -> dict[str, Any]:
 
 async def append_base64(parts: list[bytes], data: bytes) -> None:
     """Append an image in base64, with the event loop running in between."""
-    for start in range(0, len(data), SLICE_BYTES):
-        piece = memoryview(data)[start : start + SLICE_BYTES]
+    for start in range(0, len(data), _SLICE_BYTES):
+        piece = memoryview(data)[start : start + _SLICE_BYTES]
         parts.append(binascii.b2a_base64(piece, newline=False))
-        if len(piece) == SLICE_BYTES:
+        if len(piece) == _SLICE_BYTES:
             await asyncio.sleep(0)
 
 
 def details_of(image: RepliedImage) -> dict[str, Any]:
-    """Return what there is to say of one image beside the image itself."""
+    """Return the JSON of one image without the image itself."""
     request = image.request
     details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.num_steps}
     details["fidelity"] = fidelity_of(request).model_dump()

@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ray_cluster.api.fidelity import Setting, resolve_effort
+from ray_cluster.api.fidelity import Setting, resolve_steps
 from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.validate import describe
-from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Width and height of an image."""
-
-    width_px: int
-    height_px: int
-
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Return the size written as WIDTHxHEIGHT."""
-        width, _, height = text.partition("x")
-        return cls(int(width), int(height))
-
-    def __str__(self) -> str:
-        return f"{self.width_px}x{self.height_px}"
+from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName, size_of
 
 
 def resolve(
     fields: ImageGenerationRequest,
     profile: ModelProfile,
-    defaults: DefaultsConfig,
     limits: LimitsConfig,
     *,
     is_stored: bool = False,
 ) -> tuple[ImageRequest, ...]:
-    """Return one request per image: the call's values, then the pool's defaults, then the model's.
+    """Return one request per image.
 
     Args:
+        profile: the model's, with the pool's defaults.
         is_stored: whether the images go to the result store.
 
     Raises:
@@ -51,21 +33,19 @@ def resolve(
     num_images = _num_images(fields, limits)
     _check_prompt("prompt", fields.prompt, limits)
     _check_prompt("negative_prompt", fields.negative_prompt or "", limits)
-    size = _size(fields, profile, defaults)
-    sampler = _sampler(fields, profile, defaults)
-    num_steps = _num_steps(fields, profile, defaults, sampler)
-    guidance_scale = _guidance_scale(fields, profile, defaults)
-    effort = resolve_effort(
-        fields,
-        Setting(
-            profile.model,
-            profile.fewer_steps,
-            sampler,
-            guidance_scale,
-            num_steps,
-            profile.outer_blocks,
-        ),
+    width_px, height_px = _size(fields, profile)
+    sampler = _sampler(fields, profile)
+    num_steps = _num_steps(fields, profile, sampler)
+    guidance_scale = _guidance_scale(fields, profile)
+    setting = Setting(
+        profile.model,
+        profile.fewer_steps,
+        sampler,
+        guidance_scale,
+        num_steps,
+        profile.outer_blocks,
     )
+    num_steps, terms = resolve_steps(fields, setting)
     output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
     first_seed = _first_seed(fields, num_images)
     return tuple(
@@ -74,16 +54,16 @@ def resolve(
             model=profile.model,
             prompt=fields.prompt,
             negative_prompt=fields.negative_prompt or "",
-            width_px=size.width_px,
-            height_px=size.height_px,
-            num_steps=effort.num_steps,
+            width_px=width_px,
+            height_px=height_px,
+            num_steps=num_steps,
             guidance_scale=guidance_scale,
             sampler=sampler,
             seed=first_seed + index,
             priority=fields.priority or 0,
             slo_s=fields.slo_s,
             when_late=fields.when_late or "accept",
-            terms=effort.terms,
+            terms=terms,
             output=output,
             embeds_guidance=profile.guidance == "embedded",
         )
@@ -118,24 +98,18 @@ def _check_prompt(name: str, text: str, limits: LimitsConfig) -> None:
         raise InvalidRequest(f"The parameter {name!r} holds a NUL character; remove it.", name)
 
 
-def _size(fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig) -> Size:
+def _size(fields: ImageGenerationRequest, profile: ModelProfile) -> tuple[int, int]:
+    """Return width and height in pixels."""
+    size = profile.default_width_px, profile.default_height_px
     if fields.size is not None and fields.size != "auto":
-        size = Size.parse(fields.size)
-    elif defaults.size is not None:
-        size = Size.parse(defaults.size)
-    else:
-        size = Size(profile.default_width_px, profile.default_height_px)
-    sides = (size.width_px, size.height_px)
-    if all(_nearest_sides(side, profile) == [side] for side in sides):
+        size = size_of(fields.size)
+    widths, heights = (_nearest_sides(side, profile) for side in size)
+    if [size] == [(width, height) for width in widths for height in heights]:
         return size
-    near = [
-        str(Size(width, height))
-        for width in _nearest_sides(size.width_px, profile)
-        for height in _nearest_sides(size.height_px, profile)
-    ]
+    near = [f"{width}x{height}" for width in widths for height in heights]
     raise InvalidRequest(
-        f"The parameter 'size' is {size}, but {profile.model} makes sides of {profile.min_px} to "
-        f"{profile.max_px} px in multiples of {profile.size_multiple_px}. "
+        f"The parameter 'size' is {size[0]}x{size[1]}, but {profile.model} makes sides of "
+        f"{profile.min_px} to {profile.max_px} px in multiples of {profile.size_multiple_px}. "
         f"Nearest: {', '.join(near)}.",
         "size",
     )
@@ -151,10 +125,8 @@ def _nearest_sides(side_px: int, profile: ModelProfile) -> list[int]:
     return sorted({min(max(side, lowest), highest) for side in (below, above)})
 
 
-def _sampler(
-    fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig
-) -> SamplerName:
-    sampler = fields.sampler or defaults.sampler or profile.default_sampler
+def _sampler(fields: ImageGenerationRequest, profile: ModelProfile) -> SamplerName:
+    sampler = fields.sampler or profile.default_sampler
     if sampler not in profile.max_steps_by_sampler:
         raise InvalidRequest(
             f"The parameter 'sampler' is {sampler!r}, which {profile.model} does not offer; "
@@ -164,17 +136,12 @@ def _sampler(
     return sampler
 
 
-def _num_steps(
-    fields: ImageGenerationRequest,
-    profile: ModelProfile,
-    defaults: DefaultsConfig,
-    sampler: SamplerName,
-) -> int:
+def _num_steps(fields: ImageGenerationRequest, profile: ModelProfile, sampler: SamplerName) -> int:
     most = profile.max_steps_by_sampler[sampler]
     given = fields.num_inference_steps
     if given is None:
-        # a default gives way to the sampler that was asked for
-        return min(defaults.num_inference_steps or profile.default_num_steps, most)
+        # the sampler that was asked for may take fewer than the default
+        return min(profile.default_num_steps, most)
     if given > most:
         raise InvalidRequest(
             f"The parameter 'num_inference_steps' must be from 1 to {most} with sampler "
@@ -184,13 +151,9 @@ def _num_steps(
     return given
 
 
-def _guidance_scale(
-    fields: ImageGenerationRequest, profile: ModelProfile, defaults: DefaultsConfig
-) -> float:
+def _guidance_scale(fields: ImageGenerationRequest, profile: ModelProfile) -> float:
     _check_guidance(fields, profile)
     scale = fields.guidance_scale
-    if scale is None:
-        scale = defaults.guidance_scale
     if scale is None:
         scale = profile.default_guidance_scale
     if fields.negative_prompt and scale <= 1:
@@ -203,7 +166,7 @@ def _guidance_scale(
 
 
 def _check_guidance(fields: ImageGenerationRequest, profile: ModelProfile) -> None:
-    """Refuse what a model that is guided in another way would pay no attention to."""
+    """Refuse what a model without this kind of guidance would ignore."""
     if profile.guidance == "none" and (fields.guidance_scale or 0) > 1:
         raise InvalidRequest(
             f"The parameter 'guidance_scale' changes nothing: {profile.model} is made to do "

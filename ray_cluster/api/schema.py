@@ -118,7 +118,7 @@ class ImageGenerationRequest(BaseModel):
         None,
         ge=1,
         description="(extension) The image may be made with fewer steps, down to this number, "
-        "where it or others who wait would be late otherwise; it says how many it got.",
+        "if it or waiting requests of others would be late otherwise; the reply says how many.",
     )
     fidelity: Fidelity | None = Field(
         None,
@@ -128,8 +128,8 @@ class ImageGenerationRequest(BaseModel):
     )
     allow: list[Concession] | None = Field(
         None,
-        description="(extension) What may be given up where it or others who wait would be late "
-        "otherwise: `fidelity`, down to `fast`; `steps`, down to `min_inference_steps`, which "
+        description="(extension) What may be given up if it or waiting requests of others would be "
+        "late otherwise: `fidelity`, down to `fast`; `steps`, down to `min_inference_steps`, which "
         "alone allows it, too. Nothing if absent.",
     )
     guidance_scale: float | None = Field(
@@ -151,7 +151,8 @@ class ImageGenerationRequest(BaseModel):
     when_late: WhenLate | None = Field(
         None,
         description="(extension) `refuse` answers 429 at once if the images would probably miss "
-        "their deadline, or make others miss theirs; `accept` (the default) makes them anyway.",
+        "their deadline, or make others miss theirs, and 400 if even an idle service could not "
+        "meet the deadline; `accept` (the default) makes them anyway.",
     )
     metadata: bool | None = Field(
         None, description="(extension) Whether a png carries its recipe as text; true if absent."
@@ -189,11 +190,9 @@ class ImageFidelity(BaseModel):
     )
 
 
-class GeneratedImage(BaseModel):
-    """One image."""
+class ImageDetails(BaseModel):
+    """What replies say of an image beside the image itself."""
 
-    b64_json: str | None = Field(None, description="The coded image in base64.")
-    url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
     seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
     num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
     fidelity: ImageFidelity = Field(description="(extension) How near it is to the exact image.")
@@ -202,8 +201,15 @@ class GeneratedImage(BaseModel):
     )
 
 
+class GeneratedImage(ImageDetails):
+    """One image."""
+
+    b64_json: str | None = Field(None, description="The coded image in base64.")
+    url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
+
+
 class Deadline(BaseModel):
-    """(extension) The deadline of the call, and what became of it."""
+    """(extension) The deadline of the call, and whether it was met."""
 
     slo_s: float = Field(description="Seconds from arrival to the deadline.")
     elapsed_s: float = Field(description="Seconds from arrival until the last image was done.")
@@ -227,7 +233,7 @@ class ImagesResponse(BaseModel):
 
 
 class TokenCounts(BaseModel):
-    """OpenAI's: of the prompt."""
+    """OpenAI's, of the prompt."""
 
     image_tokens: int
     text_tokens: int
@@ -243,7 +249,7 @@ class Usage(BaseModel):
 
 
 class ImageEvent(BaseModel):
-    """What both events of a stream tell."""
+    """The fields that both events of a stream have."""
 
     created_at: int = Field(description="Unix time in seconds.")
     background: Literal["opaque"]
@@ -254,7 +260,7 @@ class ImageEvent(BaseModel):
 
 
 class PartialImageEvent(ImageEvent):
-    """A preview: what the image would become by the model's present estimate."""
+    """A preview: the image as the model estimates it at this step."""
 
     type: Literal["image_generation.partial_image"]
     partial_image_index: int = Field(description="From 0.")
@@ -262,16 +268,10 @@ class PartialImageEvent(ImageEvent):
     num_steps: int = Field(description="(extension) Denoising steps to do.")
 
 
-class CompletedEvent(ImageEvent):
+class CompletedEvent(ImageEvent, ImageDetails):
     """The image."""
 
     type: Literal["image_generation.completed"]
     usage: Usage
     model: str = Field(description="(extension) The model that made the image.")
-    seed: int = Field(description="(extension) Makes this image again.")
-    num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
-    fidelity: ImageFidelity = Field(description="(extension) How near it is to the exact image.")
-    timing: ImageTiming | None = Field(
-        None, description="(extension) Absent where a dispatcher died before it could be noted."
-    )
     deadline: Deadline

@@ -1,20 +1,18 @@
-"""The settings that a gateway goes by: they come from the dispatcher, and change while it runs."""
+"""A gateway's settings: they come from the dispatcher, and change while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from dataclasses import asdict, replace
-from http import HTTPStatus
+from dataclasses import replace
 
-from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
-from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.api.errors import unavailable
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import GatewaySettings, ModelSettings
-from ray_cluster.requests import ModelProfile
+from ray_cluster.requests import ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +23,7 @@ _FIRST_S = 20.0
 
 
 class CurrentSettings:
-    """What calls are checked with now. Before the first settings have come, nothing is served.
+    """The settings that calls are checked with. Before the first have come, nothing is served.
 
     Args:
         first: None for a gateway that waits for them.
@@ -37,15 +35,17 @@ class CurrentSettings:
         self._limits = LimitsConfig()
         self._models: dict[str, ModelSettings] = {}
         self._first_models: tuple[str, ...] | None = None
+        self.removed_models: frozenset[str] = frozenset()
         self.are_here = asyncio.Event()
         if first is not None:
             self.put(first)
 
     def put(self, settings: GatewaySettings) -> None:
-        """Go by these from now on; calls that have been checked go on as they are."""
+        """Replace the settings; calls that were checked before go on unchanged."""
         limits = LimitsConfig.model_validate(dict(settings.limits))
         self._settings, self._limits = settings, limits
-        self._models = {model.name: model for model in settings.models}
+        earlier, self._models = self._models, {model.name: model for model in settings.models}
+        self.removed_models = (self.removed_models | earlier.keys()) - self._models.keys()
         if self._first_models is None:
             self._first_models = tuple(self._models)
         self.are_here.set()
@@ -72,11 +72,9 @@ class CurrentSettings:
             ApiError: 503, they have not come yet: who may call, and for what, is not known.
         """
         if self._settings is None:
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
+            raise unavailable(
                 "This gateway has just started and does not know its settings yet; try again.",
-                code="starting",
-                retry_after_s=DEFAULT_RETRY_AFTER_S,
+                "starting",
             )
         return self._settings
 
@@ -95,25 +93,20 @@ class CurrentSettings:
         """Of any model; None before there are settings."""
         return max((one.max_num_inference_steps for one in self._models.values()), default=None)
 
-    def defaults(self, name: str) -> DefaultsConfig:
-        """Return what a call gets that does not say."""
-        found = self._models.get(name)
-        return DefaultsConfig() if found is None else DefaultsConfig(**asdict(found.defaults))
-
     def applied_to(self, profile: ModelProfile) -> ModelProfile:
-        """Return what a model's replicas say of it, as the settings change it."""
+        """Return a model's profile with the defaults of the settings."""
         found = self._models.get(profile.model)
         if found is None:
             return profile
         defaults = found.defaults
-        size = (profile.default_width_px, profile.default_height_px)
+        width_px, height_px = profile.default_width_px, profile.default_height_px
         if defaults.size is not None:
-            size = _size(defaults.size)
+            width_px, height_px = size_of(defaults.size)
         guidance_scale = defaults.guidance_scale
         return replace(
             profile,
-            default_width_px=size[0],
-            default_height_px=size[1],
+            default_width_px=width_px,
+            default_height_px=height_px,
             default_num_steps=defaults.num_inference_steps or profile.default_num_steps,
             default_guidance_scale=(
                 profile.default_guidance_scale if guidance_scale is None else guidance_scale
@@ -123,13 +116,8 @@ class CurrentSettings:
         )
 
 
-def _size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    return int(width), int(height)
-
-
 class SettingsFeed:
-    """Keeps one long poll for settings open; without a dispatcher the last ones stay."""
+    """Holds one long poll for settings open; without a dispatcher the last ones stay."""
 
     def __init__(self, client: CellCalls, current: CurrentSettings) -> None:
         self._client = client
@@ -147,7 +135,7 @@ class SettingsFeed:
             logger.warning("no settings after %g s: nothing is served until they come", _FIRST_S)
 
     def stop(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         if self._following is not None:
             self._following.cancel()
 

@@ -1,4 +1,4 @@
-"""Takes the images that calls send into the input store: files of a form, and base64 in JSON."""
+"""Stores images that calls send, as files of a form or as base64 in JSON, in the input store."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
 from ray_cluster.api.body import BodyLimit, bounded
-from ray_cluster.api.errors import DEFAULT_RETRY_AFTER_S, ApiError
-from ray_cluster.api.multipart import Event, PartBegin, PartData, boundary_of, form_events
+from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.multipart import Event, PartBegin, boundary_of, form_events
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef
@@ -26,7 +26,7 @@ from ray_cluster.storage.inputs import InputStore, InputTooLarge
 logger = logging.getLogger(__name__)
 
 LIST_MARK = "[]"
-# as many bytes as tell the kinds apart
+# enough bytes to tell the kinds apart
 _HEAD_BYTES = 12
 # a multiple of four, so that each piece can be decoded by itself
 _BASE64_PIECE_CHARS = 1 << 20
@@ -48,8 +48,8 @@ class Form:
 class Uploads:
     """Stores the images of calls under their client, each checked for size and kind.
 
-    The kind is told from the first bytes (PNG, JPEG or WebP); that the rest can be decoded is for
-    the caller to check.
+    The first bytes tell the kind (PNG, JPEG or WebP); the caller checks whether the rest can be
+    decoded.
     """
 
     def __init__(self, inputs: InputStore, limits: LimitsConfig) -> None:
@@ -111,11 +111,9 @@ class Uploads:
             ) from error
         except BlobStoreError as error:
             logger.error("an image that a client sends is not stored: %s", error)
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
+            raise unavailable(
                 "The store of images that calls send does not answer; try again.",
-                code="input_store_unavailable",
-                retry_after_s=DEFAULT_RETRY_AFTER_S,
+                "input_store_unavailable",
             ) from error
 
 
@@ -138,7 +136,7 @@ class _FormReading:
         self._images: dict[str, list[BlobRef]] = {}
 
     async def read(self, events: AsyncIterator[Event]) -> Form:
-        """Return the form that these events tell of."""
+        """Return the form of these events."""
         async for event in events:
             assert isinstance(event, PartBegin)
             base = event.name.removesuffix(LIST_MARK)
@@ -211,9 +209,9 @@ class _FormReading:
 async def _data_of_part(events: AsyncIterator[Event]) -> AsyncGenerator[bytes, None]:
     """Yield the bytes up to the end of the part that has begun."""
     async for event in events:
-        if not isinstance(event, PartData):
+        if not isinstance(event, bytes):
             return
-        yield event.data
+        yield event
 
 
 def _duplicate(name: str, instead: str) -> InvalidRequest:

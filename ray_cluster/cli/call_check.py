@@ -56,7 +56,7 @@ def check_call(
     pool = choose_pool(config, fields.model, pool_name)
     # without fidelity: its steps depend on defaults that only the model's files have
     without = fields.model_copy(update={"fidelity": None})
-    resolve(without, _profile(pool), pool.defaults, config.limits)
+    resolve(without, _profile(pool), config.limits)
     return CheckedCall(fields, pool)
 
 
@@ -104,8 +104,8 @@ def _profile(pool: PoolConfig) -> ModelProfile:
         default_width_px=sizes.default_width_px,
         default_height_px=sizes.default_height_px,
         default_num_steps=defaults.num_inference_steps or 1,
-        default_guidance_scale=5.0,
-        default_sampler=found.samplers[0],
+        default_guidance_scale=5.0 if defaults.guidance_scale is None else defaults.guidance_scale,
+        default_sampler=defaults.sampler or found.samplers[0],
         max_steps_by_sampler=dict.fromkeys(found.samplers, pool.max_num_inference_steps),
         max_prompt_tokens=0,
         created_s=0,

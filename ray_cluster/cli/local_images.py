@@ -56,7 +56,7 @@ def generate_here(
         pool = pool.model_copy(update=on_gpu)
     prepare_threads(pool.num_threads)
     # errors are raised before the weights are loaded
-    requests = resolve(call.fields, profile_of(pool), pool.defaults, config.limits)
+    requests = resolve(call.fields, profile_of(pool), config.limits)
     with step_progress(console) as progress:
         return _generate(pool, requests, config.dispatch.default_slo_s, previews, progress)
 

@@ -1,23 +1,24 @@
-"""Dataclasses as bytes: msgpack between processes, JSON where somebody may want to read it.
+"""Dataclasses as bytes: msgpack between processes, JSON where people may want to read it.
 
-Both are versioned, and know no field that the type does not have. Nothing is ever unpickled.
+Both are versioned, and refuse fields that the type does not have. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from ray_cluster.codec.schema import described, unknown_fields
-from ray_cluster.codec.unions import PACKED, PLAIN, twin_of
+from ray_cluster.codec.unions import applied, described, twin_of
 
 T = TypeVar("T")
 
 VERSION = 1
 _HEAD_BYTES = 5
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 class CodecError(ValueError):
@@ -27,9 +28,9 @@ class CodecError(ValueError):
 class Codec(Generic[T]):
     """Writes and reads values of one type as msgpack, for other processes of the cell.
 
-    The bytes begin with the version and a checksum of the type's fields. Where the other side's
-    type is another one, fields that it lacks take their defaults, and fields that are not known
-    here are an error.
+    The bytes begin with the version and a checksum of the type's fields. If the other side's type
+    differs, fields that it lacks take their defaults, and fields that are unknown here are an
+    error.
 
     Attributes:
         kind: the type: built of dataclasses, tuples, lists, mappings, unions and plain types.
@@ -37,16 +38,14 @@ class Codec(Generic[T]):
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
-        self._twin = twin_of(kind, PACKED)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._twin = twin_of(kind)
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(self._twin.kind)
         checksum = zlib.crc32(described(kind).encode())
         self._head = bytes([VERSION]) + checksum.to_bytes(_HEAD_BYTES - 1, "big")
 
     def encode(self, value: T) -> bytes:
         """Return a value as bytes."""
-        packed = value if self._twin.pack is None else self._twin.pack(value)
-        return self._head + self._encoder.encode(packed)
+        return self._head + _ENCODER.encode(applied(self._twin.pack, value))
 
     def decode(self, data: bytes) -> T:
         """Return the value that bytes stand for.
@@ -61,12 +60,13 @@ class Codec(Generic[T]):
             )
         body = memoryview(data)[_HEAD_BYTES:]
         try:
+            value = applied(self._twin.unpack, self._decoder.decode(body))
             if data[:_HEAD_BYTES] != self._head:
-                _check(self.kind, msgspec.msgpack.decode(body))
-            found = self._decoder.decode(body)
-            return cast(T, found if self._twin.unpack is None else self._twin.unpack(found))
+                given = msgspec.msgpack.decode(body)
+                _refuse_unknown(given, applied(self._twin.pack, value))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise _no_value(self.kind, error) from error
+        return cast(T, value)
 
 
 class TextCodec(Generic[T]):
@@ -78,20 +78,16 @@ class TextCodec(Generic[T]):
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self._twin = twin_of(kind, PLAIN)
+        self._twin = twin_of(kind)
 
     def encode(self, value: T) -> str:
         """Return a value as a text."""
-        packed = value if self._twin.pack is None else self._twin.pack(value)
+        plain = msgspec.to_builtins(applied(self._twin.pack, value))
         # Python's JSON knows infinity and what is not a number
-        return json.dumps({"version": VERSION, "value": msgspec.to_builtins(packed)})
+        return json.dumps({"version": VERSION, "value": plain})
 
     def decode(self, text: str | bytes) -> T:
-        """Return the value that a text stands for.
-
-        Raises:
-            CodecError: it stands for none.
-        """
+        """Return the value that a text stands for; raises :class:`CodecError` if for none."""
         outer = plain_of(text)
         if not is_versioned(outer):
             raise CodecError(
@@ -99,26 +95,22 @@ class TextCodec(Generic[T]):
             )
         return self.of_plain(outer["value"])
 
-    def of_plain(self, value: Any) -> T:
+    def of_plain(self, plain: Any) -> T:
         """Return the value that plain lists, mappings, numbers and texts stand for.
 
         Raises:
             CodecError: they stand for none.
         """
         try:
-            _check(self._kind, value)
-            found = msgspec.convert(value, self._twin.kind)
-            return cast(T, found if self._twin.unpack is None else self._twin.unpack(found))
+            value = applied(self._twin.unpack, msgspec.convert(plain, self._twin.kind))
+            _refuse_unknown(plain, msgspec.to_builtins(applied(self._twin.pack, value)))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise _no_value(self._kind, error) from error
+        return cast(T, value)
 
 
 def plain_of(text: str | bytes) -> Any:
-    """Return the plain lists, mappings, numbers and texts of JSON.
-
-    Raises:
-        CodecError: it is no JSON.
-    """
+    """Return the plain lists, mappings, numbers and texts of JSON; CodecError if it is none."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -134,9 +126,26 @@ def is_versioned(plain: Any) -> bool:
     )
 
 
-def _check(kind: Any, value: Any) -> None:
-    if unknown := unknown_fields(kind, value):
-        raise CodecError(f"unknown fields: {', '.join(unknown[:5])}")
+def _refuse_unknown(given: Any, again: Any) -> None:
+    """Raise ValueError for given fields that are gone once the value is written again."""
+    data = _ENCODER.encode(again)
+    if _ENCODER.encode(given) == data:
+        return
+    if unknown := list(_unknown(given, msgspec.msgpack.decode(data), "")):
+        raise ValueError(f"unknown fields: {', '.join(unknown[:5])}")
+
+
+def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
+    if isinstance(given, dict) and isinstance(known, dict):
+        for name, value in given.items():
+            here = f"{where}.{name}" if where else str(name)
+            if name in known:
+                yield from _unknown(value, known[name], here)
+            else:
+                yield here
+    elif isinstance(given, list) and isinstance(known, list):
+        for index, (value, other) in enumerate(zip(given, known, strict=False)):
+            yield from _unknown(value, other, f"{where}[{index}]")
 
 
 def _no_value(kind: Any, error: Exception) -> CodecError:

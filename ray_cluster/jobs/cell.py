@@ -8,8 +8,7 @@ from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.settings import SettingsBook
 from ray_cluster.jobs.service import JobService
-from ray_cluster.observability.metrics_book import MetricsBook
-from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot
 from ray_cluster.protocol.settings import GatewaySettings
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Unpack
 
+from ray_cluster.observability.logs import LogEvent, LogFields, log_event
 from ray_cluster.protocol.jobs import Job, StoredImage
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import Failure, ImageRequest
+
+logger = logging.getLogger(__name__)
 
 
 class OpenJob:
@@ -19,17 +24,17 @@ class OpenJob:
 
     Attributes:
         job: as it was accepted, with the attempts of its ended images; as it ended, once that is
-            kept.
-        is_cancelled: whether its client has given it up.
-        is_void: whether it could not be kept, and so never was.
-        kept: set once its end is in the store.
+            stored.
+        is_cancelled: whether its client has cancelled it.
+        is_void: whether it could not be stored, and so was never accepted.
+        stored: set once its end is in the store.
     """
 
     def __init__(self, job: Job, done: Mapping[str, StoredImage]) -> None:
         self.job = job
         self.is_cancelled = False
         self.is_void = False
-        self.kept = asyncio.Event()
+        self.stored = asyncio.Event()
         self._images: dict[str, StoredImage] = dict(done)
         self._pending = {
             request.request_id: request
@@ -49,9 +54,9 @@ class OpenJob:
         return len(self._images)
 
     def take(self, outcome: Outcome) -> list[str]:
-        """Take in how an image ended; return the ids of those that need not be made any more."""
+        """Add an image's outcome; return the ids of the images that need not be made any more."""
         request = self._pending.pop(outcome.request_id)
-        # what is seen of it must not fall back when an image is no longer in progress
+        # the attempts that clients see must not fall when an image is no longer in progress
         self.job = replace(self.job, attempts=self.job.attempts + outcome.attempts)
         if isinstance(outcome, Completed):
             result = outcome.result
@@ -74,3 +79,27 @@ class OpenJob:
         if self.is_cancelled:
             return replace(job, state="cancelled")
         return replace(job, state="failed", error=self._error)
+
+
+def log_job(event: LogEvent, job: Job, **fields: Unpack[LogFields]) -> None:
+    """Write to the log that something has happened to a job."""
+    first = job.requests[0]
+    fields["job_id"] = job.job_id
+    fields["request_id"] = first.call_id
+    fields["model"] = first.model
+    log_event(logger, event, **fields)
+
+
+def log_job_end(job: Job) -> None:
+    """Write to the log how a job has ended."""
+    elapsed_s = (job.finished_s or job.created_s) - job.created_s
+    log_job(
+        "job_ended",
+        job,
+        state=job.state,
+        num_images=len(job.requests),
+        num_attempts=job.attempts,
+        elapsed_s=elapsed_s,
+        slo_s=job.slo_s,
+        deadline_met=job.state == "completed" and elapsed_s <= job.slo_s,
+    )

@@ -1,8 +1,7 @@
 """Durable jobs in the dispatcher: accepted once, made whoever dies, ended once.
 
-The store knows a job from its acceptance to its purge; what goes on in between is here, in memory,
-and is found again after a death: the store says which jobs are open, the result store which of
-their images are done.
+The store has a job from its acceptance to its purge. Progress is in memory alone; after a death
+the store says which jobs are open, and the result store which of their images are done.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from ray_cluster.config.sections import StorageSettings
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import JobStoreUnavailable
-from ray_cluster.jobs.input_sweeper import InputSweeper
-from ray_cluster.jobs.job_log import tell, tell_end
-from ray_cluster.jobs.open_job import OpenJob
-from ray_cluster.jobs.store import JobStore, JobStoreError
+from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
+from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
-from ray_cluster.jobs.sweeper import JobSweeper
+from ray_cluster.jobs.sweeper import InputSweeper, JobSweeper
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.jobs import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
@@ -41,27 +39,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_S = (0.1, 0.5, 2.0, 5.0)
-# a cancelled job is cancelled; its caller is told whether that is written, too
-_KEPT_S = 2.0
+# a cancelled job is cancelled at once; its caller waits for it to be written, too
+_WRITTEN_S = 2.0
 
 
 class JobService:
-    """Keeps jobs on one event loop beside the dispatch service that has their images made.
+    """Runs on one event loop beside the dispatch service that has the images made.
 
-    Owns the open jobs, and the threads in which alone the store is called. Every call may raise
+    Owns the open jobs, and the only threads that call the store. Every call may raise
     :class:`~ray_cluster.errors.JobStoreUnavailable`.
 
     Args:
         results: where replicas put the images.
         inputs: where gateways put what clients send.
         max_open_per_client: bound on a client's jobs that have not ended.
-        wall_clock: Unix time in seconds; ages of jobs are told by it.
+        wall_clock: Unix time in seconds; ages of jobs are measured by it.
     """
 
     def __init__(
         self,
         dispatch: DispatchService,
-        store: JobStore,
+        store: SqlJobStore,
         results: BlobStore,
         inputs: InputStore,
         *,
@@ -76,28 +74,24 @@ class JobService:
         self._wall_clock = wall_clock
         self._open: dict[str, OpenJob] = {}
         self._num_open_by_client: Counter[str] = Counter()
-        # between the look for a key and the job that takes it, nobody else may take it
+        # while a call looks for its key and takes it, nobody else may take it
         self._keyed: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._threads = StoreThreads(store)
         self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
-        self._input_sweeper = InputSweeper(
-            inputs,
-            open_requests=self._open_requests,
-            wall_clock=wall_clock,
-        )
+        self._input_sweeper = InputSweeper(inputs, self._open_requests, wall_clock)
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def apply(self, settings: Settings) -> None:
-        """Go by other settings from now on; open jobs stay open."""
+        """Apply other settings from now on; open jobs stay open."""
         self._max_open = settings.limits.max_open_jobs_per_client
-        self._sweeper.keep(settings.storage)
+        self._sweeper.config = settings.storage
 
     async def start(self) -> None:
-        """Take up what an earlier dispatcher left open and knew of its workers; begin to sweep."""
+        """Restore the open jobs and the workers of an earlier dispatcher; begin to sweep."""
         self._dispatch.remember(await self._threads.call("read", self._store.workers))
         for job in await self._threads.call("read", self._store.unfinished):
-            self._take_up(job, await asyncio.to_thread(self._done, job))
+            self._restore(job, await asyncio.to_thread(self._done, job))
         self._spawn(self._sweeper.run())
         # not before the open jobs are known
         self._spawn(self._input_sweeper.run())
@@ -117,27 +111,27 @@ class JobService:
             if size is not None
         }
 
-    def _take_up(self, job: Job, done: dict[str, StoredImage]) -> None:
+    def _restore(self, job: Job, done: dict[str, StoredImage]) -> None:
         open_job = OpenJob(job, done)
         self._add(open_job)
         age_s = max(0.0, self._wall_clock() - job.created_s)
         for request in open_job.pending:
-            keeper = partial(self._on_outcome, open_job)
-            self._dispatch.restore(request, age_s=age_s, slo_s=job.slo_s, keeper=keeper)
-        tell("job_restored", job, num_images=len(open_job.pending))
+            on_outcome = partial(self._on_outcome, open_job)
+            self._dispatch.restore(request, age_s=age_s, slo_s=job.slo_s, keeper=on_outcome)
+        log_job("job_restored", job, num_images=len(open_job.pending))
         self._end_if_done(open_job)
 
-    def note_worker(self, registration: Registration) -> None:
-        """Have it kept how a worker has presented itself; a store that fails costs no more."""
+    def save_worker(self, registration: Registration) -> None:
+        """Have a worker's registration written for later dispatchers; a failure is only logged."""
         if registration.pool:
-            self._spawn(self._keep_worker(registration))
+            self._spawn(self._write_worker(registration))
 
-    async def _keep_worker(self, registration: Registration) -> None:
-        keep = partial(self._store.keep_worker, registration, self._wall_clock())
+    async def _write_worker(self, registration: Registration) -> None:
+        write = partial(self._store.save_worker, registration, self._wall_clock())
         try:
-            await self._threads.call("write", keep)
+            await self._threads.call("write", write)
         except JobStoreError as error:
-            logger.warning("it is not kept how pool %s was: %s", registration.pool, error)
+            logger.warning("the worker of pool %s is not saved: %s", registration.pool, error)
 
     async def create_job(self, job: Job) -> Creation:
         """Accept a job, or find the one that its key named before, or refuse it.
@@ -149,7 +143,7 @@ class JobService:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(_note_end)
+            making.add_done_callback(_log_failure)
             raise
 
     async def _create_once(self, job: Job, visit: StoreVisit) -> Creation:
@@ -164,14 +158,14 @@ class JobService:
 
     async def _create(self, job: Job, visit: StoreVisit) -> Creation:
         if self._num_open_by_client[job.client] >= self._max_open:
-            tell("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
+            log_job("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
         open_job = OpenJob(job, {})
-        keeper = partial(self._on_outcome, open_job)
-        offer = await self._dispatch.offer_durable(job.requests, keeper)
+        on_outcome = partial(self._on_outcome, open_job)
+        offer = await self._dispatch.offer_durable(job.requests, on_outcome)
         if not offer.accepted:
             return Creation(None, False, offer)
-        # what is kept is what will be made, by this dispatcher or the next one
+        # what is written is what will be made, by this dispatcher or the next one
         job = replace(job, requests=granted(job.requests, offer.num_steps))
         open_job.job = job
         self._add(open_job)
@@ -182,7 +176,7 @@ class JobService:
             self._remove(open_job)
             await self._dispatch.abort([request.request_id for request in job.requests])
             raise
-        tell("job_accepted", job, num_images=len(job.requests))
+        log_job("job_accepted", job, num_images=len(job.requests))
         # admission has just predicted the same
         return Creation(self._view(job, predicted_s=offer.predicted_s), True, offer)
 
@@ -192,9 +186,9 @@ class JobService:
         if open_job is not None and open_job.job.client == client:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await open_job.kept.wait()
-            if open_job.kept.is_set():
-                # the store has just been told the same
+                    await open_job.stored.wait()
+            if open_job.stored.is_set():
+                # the same has just been written
                 return JobView(open_job.job)
         job = await self._find(job_id)
         return None if job is None or job.client != client else self._view(job)
@@ -217,8 +211,8 @@ class JobService:
     async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
         """Return a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
-            kept = await self._threads.visit().read(self._store.page, query)
-            return tuple(self._view(job) for job in kept)
+            page = await self._threads.visit().read(self._store.page, query)
+            return tuple(self._view(job) for job in page)
         jobs = [one.job for one in self._open.values() if one.job.client == query.client]
         if query.after is not None:
             last = await self._find(query.after)
@@ -236,15 +230,15 @@ class JobService:
             open_job.is_cancelled = True
             await self._dispatch.abort([request.request_id for request in open_job.pending])
             try:
-                async with asyncio.timeout(_KEPT_S):
-                    await open_job.kept.wait()
+                async with asyncio.timeout(_WRITTEN_S):
+                    await open_job.stored.wait()
             except TimeoutError as error:
-                raise JobStoreUnavailable("the job is cancelled, but not yet kept so") from error
+                raise JobStoreUnavailable("the job is cancelled, but not yet written so") from error
         return await self.job(client, job_id)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What keeps jobs from being made, for an operator; the log tells more."""
+        """What keeps jobs from being made, for an operator; the log says more."""
         jobs = "the job store cannot be read or written: no job is accepted"
         results = "the result store cannot be read or written"
         inputs = "the store of images that clients send cannot be read or written"
@@ -304,10 +298,10 @@ class JobService:
 
     def _end_if_done(self, open_job: OpenJob) -> None:
         if not open_job.pending and not open_job.is_void:
-            self._spawn(self._keep_end(open_job))
+            self._spawn(self._write_end(open_job))
 
-    async def _keep_end(self, open_job: OpenJob) -> None:
-        """Write the end of a job; it is told to nobody before it is written."""
+    async def _write_end(self, open_job: OpenJob) -> None:
+        """Write the end of a job; nobody sees it before it is written."""
         ended = open_job.ended(self._wall_clock())
         if ended.state != "completed":
             await self._sweeper.delete_images([ended])
@@ -323,9 +317,9 @@ class JobService:
                 failures += 1
         self._remove(open_job)
         open_job.job = ended
-        open_job.kept.set()
-        self._watchers.look(open_job)
-        tell_end(ended)
+        open_job.stored.set()
+        self._watchers.check(open_job)
+        log_job_end(ended)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -334,7 +328,7 @@ class JobService:
         return task
 
 
-def _note_end(making: asyncio.Task[Creation]) -> None:
-    """Read the error of a job whose caller has left: there is none, or nobody else hears of it."""
+def _log_failure(making: asyncio.Task[Creation]) -> None:
+    """Fetch the error of a job whose caller has left."""
     if not making.cancelled() and (error := making.exception()) is not None:
         logger.warning("a job whose caller has left is not made: %s", error)

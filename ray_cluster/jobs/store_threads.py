@@ -18,14 +18,15 @@ from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from ray_cluster.errors import JobStoreUnavailable
-from ray_cluster.jobs.store import JobStore, JobStoreError
+from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.sql_store import SqlJobStore
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# with the store's own patience it stays below that of whoever asks: they hear what became of it
+# with the store's own time-out it stays below that of the caller, who gets an answer
 _TURN_S = 1.5
 _MAX_TOGETHER = 100
 # how often a store that fails is looked at without anybody asking
@@ -48,15 +49,8 @@ class _Call:
         return self.end_s < time.monotonic()
 
     def run(self) -> Any:
-        """Return what the store returns, or why it was not asked; in the store's thread."""
+        """Return what the store returns, or an error if it is too late; in the store's thread."""
         return JobStoreError("the job store is busy") if self.is_late else self.work()
-
-    def attempt(self) -> Any:
-        """Return what the store returns, or its error; likewise."""
-        try:
-            return self.run()
-        except JobStoreError as error:
-            return error
 
     def end(self, result: Any) -> None:
         """Answer with a result, or an error."""
@@ -71,16 +65,13 @@ class _Call:
 class StoreThreads:
     """Owns the store's threads and the calls that wait for them; used on one event loop."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: SqlJobStore) -> None:
         self._store = store
+        probe_reads, probe_writes = partial(store.find, "", ""), partial(_write_nothing, store)
+        write = partial(_do_together, store)
         self._lanes: dict[Kind, _Lane] = {
-            "read": _Lane("read", lambda: store.find("", ""), _do_each, at_once=1),
-            "write": _Lane(
-                "write",
-                lambda: _write_nothing(store),
-                partial(_do_together, store),
-                at_once=_MAX_TOGETHER,
-            ),
+            "read": _Lane("read", probe_reads, _do_each, at_once=1),
+            "write": _Lane("write", probe_writes, write, at_once=_MAX_TOGETHER),
         }
 
     @property
@@ -89,7 +80,7 @@ class StoreThreads:
         return any(lane.is_failing for lane in self._lanes.values())
 
     def visit(self) -> StoreVisit:
-        """Return the calls of somebody who begins to wait now."""
+        """Return the store for a caller that begins to wait now."""
         return StoreVisit(self, time.monotonic() + _TURN_S)
 
     async def call(self, kind: Kind, work: Callable[[], T], end_s: float = math.inf) -> T:
@@ -111,9 +102,9 @@ class StoreThreads:
 
 
 class StoreVisit:
-    """The calls of somebody who waits: all in time, or told that the store is away.
+    """The store for one caller that waits.
 
-    Each raises :class:`JobStoreUnavailable` where the store failed or is late.
+    Calls raise :class:`JobStoreUnavailable` if it fails or comes too late.
     """
 
     def __init__(self, threads: StoreThreads, end_s: float) -> None:
@@ -132,7 +123,7 @@ class StoreVisit:
         try:
             return await self._threads.call(kind, work, self._end_s)
         except JobStoreError as error:
-            # whoever calls from outside is not to know where the store is
+            # clients are not to know where the store is
             raise JobStoreUnavailable("the job store cannot be read or written") from error
 
 
@@ -140,8 +131,8 @@ class _Lane:
     """One thread, and what waits for it.
 
     Args:
-        probe: what tells whether the store is well.
-        do: returns what each of some calls returns, or its error; in the thread.
+        probe: called to find out whether the store works again.
+        do: returns what each of some calls returns, or its error; called in the thread.
         at_once: most calls that it is given.
     """
 
@@ -204,22 +195,28 @@ class _Lane:
             self.is_failing = True
             logger.error("a %s of jobs failed: %s", self._kind, errors[0])
             if self._probing is None:
-                self._probing = asyncio.create_task(self._probe_until_well())
+                self._probing = asyncio.create_task(self._probe_until_it_works())
 
-    async def _probe_until_well(self) -> None:
+    async def _probe_until_it_works(self) -> None:
         while self.is_failing:
             await asyncio.sleep(_PROBE_EVERY_S)
             # its error is noted as any other's
             await asyncio.gather(self.call(self._probe, math.inf), return_exceptions=True)
-        logger.info("%ss of jobs are well again", self._kind)
+        logger.info("%ss of jobs work again", self._kind)
         self._probing = None
 
 
 def _do_each(batch: Sequence[_Call]) -> list[Any]:
-    return [call.attempt() for call in batch]
+    results: list[Any] = []
+    for call in batch:
+        try:
+            results.append(call.run())
+        except JobStoreError as error:
+            results.append(error)
+    return results
 
 
-def _do_together(store: JobStore, batch: Sequence[_Call]) -> list[Any]:
+def _do_together(store: SqlJobStore, batch: Sequence[_Call]) -> list[Any]:
     """Write as one; where one of them fails, each for itself."""
     if sum(not call.is_late for call in batch) < 2:
         return _do_each(batch)
@@ -233,6 +230,6 @@ def _do_together(store: JobStore, batch: Sequence[_Call]) -> list[Any]:
     return results
 
 
-def _write_nothing(store: JobStore) -> None:
+def _write_nothing(store: SqlJobStore) -> None:
     with store.together():
         pass

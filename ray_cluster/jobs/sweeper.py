@@ -1,18 +1,22 @@
-"""Forgets old jobs and images, and deletes the images that nobody wants any more."""
+"""Deletes old jobs, their images, and images that clients have sent and nobody needs any more."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from ray_cluster.config.sections import StorageSettings
-from ray_cluster.jobs.store import JobStore, JobStoreError
+from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import LATE_WRITE_S
+from ray_cluster.requests import ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
+from ray_cluster.storage.inputs import InputStore, input_names
 
 logger = logging.getLogger(__name__)
 
@@ -22,66 +26,64 @@ _SWEEP_REST = 50.0
 _PURGE_AT_ONCE = 500
 
 
-async def rest_after_sweep(started_s: float) -> None:
-    """Sleep until the next sweep is due.
+class Sweeper(ABC):
+    """Sweeps again and again.
 
-    Args:
-        started_s: when the last one began, on the event loop's clock.
+    Attributes:
+        is_failing: whether the blobs could not be swept the last time.
     """
-    took_s = asyncio.get_running_loop().time() - started_s
-    await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * took_s))
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.is_failing = False
+
+    @abstractmethod
+    async def sweep(self) -> None:
+        """Delete what is old; raises JobStoreError or BlobStoreError."""
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            started_s = clock()
+            try:
+                await self.sweep()
+                self.is_failing = False
+            except (JobStoreError, BlobStoreError) as error:
+                self.is_failing = isinstance(error, BlobStoreError)
+                logger.error("%s are not deleted: %s", self._what, error)
+            await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * (clock() - started_s)))
 
 
-class JobSweeper:
-    """Keeps the stores of jobs and results within the age and size of the configuration.
+class JobSweeper(Sweeper):
+    """Bounds the age and the size of the stores of jobs and results, as configured.
 
     Args:
-        wall_clock: Unix time in seconds; ages are told by it.
+        wall_clock: Unix time in seconds; ages are measured by it.
     """
 
     def __init__(
         self,
         threads: StoreThreads,
-        store: JobStore,
+        store: SqlJobStore,
         results: BlobStore,
         config: StorageSettings,
         wall_clock: Callable[[], float],
     ) -> None:
+        super().__init__("old jobs and results")
         self._threads = threads
         self._store = store
         self._results = results
-        self._config = config
         self._wall_clock = wall_clock
-        self._is_failing = False
+        self.config = config
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether the results could not be looked through the last time."""
-        return self._is_failing
-
-    def keep(self, config: StorageSettings) -> None:
-        """Keep within other bounds, from the next sweep on."""
-        self._config = config
-
-    async def run(self) -> None:
-        """Sweep now and again, for ever."""
-        while True:
-            started_s = asyncio.get_running_loop().time()
-            try:
-                await self._sweep()
-                self._is_failing = False
-            except (JobStoreError, BlobStoreError) as error:
-                self._is_failing = isinstance(error, BlobStoreError)
-                logger.error("old jobs and results are not forgotten: %s", error)
-            await rest_after_sweep(started_s)
-
-    async def _sweep(self) -> None:
-        """Forget jobs and images that are older than the configuration says, or too many."""
-        before_s = self._wall_clock() - self._config.retention_s
+    async def sweep(self) -> None:
+        """Delete jobs and images that are older than the configuration says, or too many."""
+        before_s = self._wall_clock() - self.config.retention_s
         purge = partial(self._store.purge, before_s, limit=_PURGE_AT_ONCE)
         while purged := await self._threads.call("write", purge):
             await self.delete_images(purged)
-        most = self._config.max_results_mib
+        most = self.config.max_results_mib
         max_bytes = None if most is None else most << 20
         sweep = partial(self._results.sweep, before_s=before_s, max_bytes=max_bytes)
         await asyncio.to_thread(sweep)
@@ -98,3 +100,34 @@ class JobSweeper:
         """Delete what a replica was about to write when it heard that nobody wants it."""
         await asyncio.sleep(LATE_WRITE_S)
         await self.delete_images([job])
+
+
+class InputSweeper(Sweeper):
+    """Deletes images that clients sent, unless open requests name them or they are recent.
+
+    A request that is accepted later names recent inputs: the grace age is at least twice the time
+    that a call may take to arrive.
+
+    Args:
+        open_requests: returns every request of the cell that has not ended; called on the event
+            loop. Not to be used before the jobs of an earlier dispatcher are among them.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        inputs: InputStore,
+        open_requests: Callable[[], Iterable[ImageRequest]],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        super().__init__("images that clients have sent")
+        self._inputs = inputs
+        self._open_requests = open_requests
+        self._wall_clock = wall_clock
+
+    async def sweep(self) -> None:
+        """Delete old inputs that no open request names."""
+        # read before the requests are: what is accepted after it names younger inputs
+        sent_before_s = self._wall_clock() - self._inputs.grace_s
+        keep = input_names(self._open_requests())
+        await asyncio.to_thread(self._inputs.sweep, sent_before_s=sent_before_s, keep=keep)

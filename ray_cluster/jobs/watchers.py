@@ -1,4 +1,4 @@
-"""Who follows open jobs: each is woken when there is something new to see of theirs."""
+"""Wakes those who watch open jobs when there is something new to see of theirs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from ray_cluster.jobs.open_job import OpenJob
 
-# how soon a watcher hears of progress that replicas have told of
-_LOOK_EVERY_S = 0.1
+# how soon a watcher sees progress that replicas have reported
+_CHECK_EVERY_S = 0.1
 
 
 class _Watched:
-    """An open job that somebody follows.
+    """An open job that somebody watches.
 
     Attributes:
-        version: as it was when it was last looked at.
-        changed: set, and replaced by another, when that is no longer so.
+        version: when it was last checked.
+        changed: set, and replaced by another event, when the version has changed.
     """
 
     def __init__(self, job: OpenJob, version: str) -> None:
@@ -28,10 +28,10 @@ class _Watched:
 
 
 class JobWatchers:
-    """Looks at each followed job once in a while, however many follow it.
+    """Checks each watched job every now and then, however many watch it.
 
     Args:
-        version_of: what can be seen of a job, in short; it should cost little.
+        version_of: returns a job's version; it should cost little.
     """
 
     def __init__(self, version_of: Callable[[OpenJob], str]) -> None:
@@ -45,7 +45,7 @@ class JobWatchers:
         watched = self._watched.setdefault(job.job.job_id, _Watched(job, version))
         watched.num_watchers += 1
         if self._task is None:
-            self._task = asyncio.create_task(self._look_forever(), name="the look at jobs")
+            self._task = asyncio.create_task(self._check_forever(), name="job watchers")
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -57,24 +57,24 @@ class JobWatchers:
             if not watched.num_watchers:
                 del self._watched[job.job.job_id]
 
-    def look(self, job: OpenJob) -> None:
-        """Wake those who follow a job if it has changed; for what they shall hear of at once."""
+    def check(self, job: OpenJob) -> None:
+        """Wake the watchers of a job at once if it has changed."""
         if (watched := self._watched.get(job.job.job_id)) is not None:
-            self._look_at(watched)
+            self._check(watched)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _look_forever(self) -> None:
+    async def _check_forever(self) -> None:
         while self._watched:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
             for watched in list(self._watched.values()):
-                self._look_at(watched)
+                self._check(watched)
         self._task = None
 
-    def _look_at(self, watched: _Watched) -> None:
+    def _check(self, watched: _Watched) -> None:
         version = self._version_of(watched.job)
         if version != watched.version:
             watched.version = version

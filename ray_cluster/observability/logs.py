@@ -1,7 +1,7 @@
-"""What the service writes to its logs: events with named fields, as text or as JSON lines.
+"""The service's logs: events with named fields, as text or as JSON lines.
 
-docs/logs.md tells what each event and field means. No line of ours holds a prompt, and no text of
-a caller can end a line or begin one.
+docs/logs.md describes each event and field. No line of ours holds a prompt, and no text of a
+caller can end a line or begin one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from logging.handlers import MemoryHandler
 from typing import Any, Literal, TypedDict, Unpack
 
 from ray_cluster.config.sections import LogsConfig
-from ray_cluster.observability.log_buffer import LogBuffer
 from ray_cluster.requests import ImageRequest, Timing
 
 ROOT = "ray_cluster"
+# that wait to be written
+_MOST_LINES = 1000
 
 LogEvent = Literal[
     "call_answered",
@@ -141,13 +145,13 @@ def bound(**fields: Unpack[LogFields]) -> Iterator[None]:
 
 
 def _with_bound_fields(record: logging.LogRecord) -> bool:
-    """Add what is bound where a line is told: it may be formatted elsewhere."""
+    """Add what is bound where a line is logged: it may be formatted in another thread."""
     record.__dict__[_FIELDS] = {**(_bound.get() or {}), **record.__dict__.get(_FIELDS, {})}
     return True
 
 
 class _Formatter(logging.Formatter):
-    """Gathers what a line says.
+    """Formats our records with their fields.
 
     Args:
         process: fields of every line of this process.
@@ -159,9 +163,10 @@ class _Formatter(logging.Formatter):
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return the named fields of a record."""
-        return {**getattr(record, _FIELDS, {}), **self._process}
+        found = {**getattr(record, _FIELDS, {}), **self._process}
+        return {name: _rounded(value) for name, value in found.items()}
 
-    def trouble(self, record: logging.LogRecord) -> str:
+    def traceback(self, record: logging.LogRecord) -> str:
         """Return the traceback of a record, if it has one."""
         return self.formatException(record.exc_info) if record.exc_info else ""
 
@@ -177,27 +182,24 @@ class JsonFormatter(_Formatter):
             "levelname": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **{name: _plain(value) for name, value in self.fields(record).items()},
+            **self.fields(record),
         }
-        if trouble := self.trouble(record):
-            line["exc_text"] = trouble
+        if traceback := self.traceback(record):
+            line["exc_text"] = traceback
         return json.dumps(line)
 
 
 class TextFormatter(_Formatter):
-    """One line to read per record; lines of a traceback follow, indented."""
+    """One readable line per record; lines of a traceback follow, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         head = f"{record.levelname} {self.formatTime(record)} {record.name} -- "
         # an event's message is its name
-        pairs = [
-            f"{name}={_word(value)}"
-            for name, value in self.fields(record).items()
-            if name != "event"
-        ]
+        fields = ((name, value) for name, value in self.fields(record).items() if name != "event")
+        pairs = [f"{name}={_word(value)}" for name, value in fields]
         lines = [head + " ".join([_printable(record.getMessage()), *pairs])]
-        lines += [f"    {_printable(line)}" for line in self.trouble(record).splitlines()]
+        lines += [f"    {_printable(line)}" for line in self.traceback(record).splitlines()]
         return "\n".join(lines)
 
 
@@ -210,9 +212,39 @@ class _PerLogger(logging.Formatter):
         self._others = others
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         is_ours = record.name == ROOT or record.name.startswith(f"{ROOT}.")
         return (self._ours if is_ours else self._others).format(record)
+
+
+class _LogBuffer(MemoryHandler):
+    """Buffers records for a moment, and has a thread write them, so that no request waits for it.
+
+    A warning or worse is written at once, with what came before it, and so is everything when
+    logging is shut down or the buffer is full. A process that is killed loses its last quieter
+    lines.
+
+    Args:
+        target: formats and writes them, in their order.
+    """
+
+    def __init__(self, target: logging.Handler, delay_s: float) -> None:
+        super().__init__(_MOST_LINES, flushLevel=logging.WARNING, target=target)
+        self._delay_s = delay_s
+        self._has_lines = threading.Event()
+        # as long as the process: a daemon, which nobody waits for
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if self.buffer and not self._has_lines.is_set():
+            self._has_lines.set()
+
+    def _write(self) -> None:
+        while True:
+            self._has_lines.wait()
+            time.sleep(self._delay_s)
+            self._has_lines.clear()
+            self.flush()
 
 
 def set_up_logs(
@@ -227,7 +259,7 @@ def set_up_logs(
     Args:
         handlers: they may write other loggers' records as well, in the format that they have.
         process: fields that tell this process from others.
-        delay_s: what is no warning is written so much later, by a thread: see :class:`LogBuffer`.
+        delay_s: what is less than a warning is written so much later, by a thread.
     """
     kind = JsonFormatter if config.format == "json" else TextFormatter
     logger = logging.getLogger(ROOT)
@@ -236,14 +268,14 @@ def set_up_logs(
     for handler in handlers:
         others = handler.formatter or logging.Formatter()
         handler.setFormatter(_PerLogger(kind(process), others))
-        writer = LogBuffer(handler, delay_s) if delay_s else handler
+        writer = _LogBuffer(handler, delay_s) if delay_s else handler
         writer.addFilter(_with_bound_fields)
         logger.addHandler(writer)
     logger.setLevel(config.level.upper())
     logger.propagate = False
 
 
-def _plain(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         # JSON knows no infinity
         return round(value, 6) if math.isfinite(value) else str(value)
@@ -251,7 +283,6 @@ def _plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    value = _plain(value)
     text = value if isinstance(value, str) else json.dumps(value)
     is_plain = text.isascii() and text.isprintable() and not set(text) & set(' "=\\')
     return text if text and is_plain else json.dumps(text)

@@ -1,4 +1,4 @@
-"""A process's metrics at one instant, as values that travel, add up, and outlive the process."""
+"""Metrics of processes as values that travel, add up, and outlive their process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+# dead processes that may yet turn out to be alive
+_MAX_DEAD = 200
 
 Labels = tuple[tuple[str, str], ...]
 # what only ever grows, and so counts after the end of its process
@@ -95,3 +98,34 @@ def render(snapshot: Snapshot) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fixed(snapshot))
     return generate_latest(registry)
+
+
+class MetricsBook:
+    """The latest metrics of every process of a cell; sums never fall when a process ends.
+
+    Args:
+        silence_s: seconds without news after which a process counts as dead.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._live: dict[str, tuple[Snapshot, float]] = {}
+        self._dead: dict[str, Snapshot] = {}
+        self._folded: Snapshot = ()
+
+    def update(self, process_id: str, snapshot: Snapshot, now_s: float) -> None:
+        """Replace a process's metrics; it is alive, even if it was taken for dead."""
+        self._dead.pop(process_id, None)
+        self._live[process_id] = (snapshot, now_s)
+
+    def merged(self, now_s: float, *own: Snapshot) -> Snapshot:
+        """Return the sums over all processes, and the given snapshots."""
+        for process_id, (snapshot, heard_s) in list(self._live.items()):
+            if now_s - heard_s > self._silence_s:
+                del self._live[process_id]
+                self._dead[process_id] = lasting(snapshot)
+        while len(self._dead) > _MAX_DEAD:
+            oldest = next(iter(self._dead))
+            self._folded = merge([self._folded, self._dead.pop(oldest)])
+        live = (snapshot for snapshot, _ in self._live.values())
+        return merge([self._folded, *self._dead.values(), *live, *own])

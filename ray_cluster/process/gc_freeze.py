@@ -1,4 +1,4 @@
-"""What Python's garbage collector need not look at."""
+"""Garbage collection during start-up."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Start up within this without garbage collections; what is alive at the end is never walked.
+    """Disables garbage collection during start-up, then freezes what survives.
 
-    Importing torch and diffusers makes about a million objects, and all of them stay: the full
-    collections that they set off take a third of the import's time, and each later one would walk
-    through all of them again, in the middle of a denoising step. Garbage in cycles that was made
-    until the end stays in memory: for the start of a process, not for its work.
+    Importing torch and diffusers makes about a million lasting objects: full collections meanwhile
+    take a third of the import's time, and each later one would walk through all of them in the
+    middle of a denoising step. Cyclic garbage from the block stays in memory for ever.
     """
     was_enabled = gc.isenabled()
     gc.disable()

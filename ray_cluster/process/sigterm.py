@@ -1,7 +1,7 @@
-"""SIGTERM, heard in a process whose main thread, and so every Python signal handler, is another's.
+"""SIGTERM in a process whose main thread, and so every Python signal handler, belongs to Ray.
 
-A Ray worker's is: on SIGTERM it waits for calls of its own, half a minute if need be, in which the
-actor works on, and then ends in the midst of it without a word to the actor.
+On SIGTERM a Ray worker waits for running calls, up to half a minute, while the actor goes on, and
+then ends without telling the actor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable
 class TerminationNotice:
     """Has SIGTERM call back on the running event loop, instead of whatever it did before.
 
-    Python lets only the main thread set handlers of its own. The one of :mod:`faulthandler` any
-    thread may set; what it writes, into a pipe here, is the notice.
+    Only the main thread may set Python signal handlers, but any thread may register
+    :mod:`faulthandler`: what it writes into a pipe is the notice.
 
     Args:
         on_notice: called once, on the loop.
@@ -27,7 +27,7 @@ class TerminationNotice:
         self._on_notice = on_notice
         self._loop = asyncio.get_running_loop()
         self._read_end, self._write_end = os.pipe()
-        # whoever sends the signal again and again must not block the process in its handler
+        # repeated signals must not block the process in its handler
         os.set_blocking(self._write_end, False)
         self._loop.add_reader(self._read_end, self._notice)
         faulthandler.register(signal.SIGTERM, self._write_end, all_threads=False, chain=False)

@@ -15,7 +15,7 @@ from ray_cluster.requests import ImageRequest, ModelProfile
 
 
 class ImageCalls(Protocol):
-    """Images that somebody waits for."""
+    """Images whose clients wait for them."""
 
     async def submit(
         self, requests: tuple[ImageRequest, ...], client: str, wait_s: float
@@ -32,17 +32,17 @@ class ImageCalls(Protocol):
     async def wait(self, request_ids: tuple[str, ...], wait_s: float) -> dict[str, Outcome]:
         """Return the outcomes that are there, as soon as there is one, or nothing at the timeout.
 
-        A call also says that the client of these attached requests still waits for them. An
-        outcome is handed out once; an id that the dispatcher does not know is ``lost``.
+        A call also shows that the client of these attached requests still waits. An outcome is
+        returned once; an id that the dispatcher does not know is ``lost``.
         """
         ...
 
     async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
-        """Return how a request ended, or a preview after number ``seen``; else as :meth:`wait`."""
+        """Return a request's outcome, or a preview after ``seen``; else like :meth:`wait`."""
         ...
 
     async def abort(self, request_ids: tuple[str, ...]) -> None:
-        """Give these requests up; ids that are unknown or done are passed over."""
+        """Abort these requests; ids that are unknown or done are ignored."""
         ...
 
     async def models(self) -> dict[str, ModelProfile]:
@@ -82,14 +82,14 @@ class JobCalls(Protocol):
 
 
 class CellCalls(Protocol):
-    """What is to be known of the cell as a whole."""
+    """The cell as a whole."""
 
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
         ...
 
     async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
-        """Hand over the caller's present metrics."""
+        """Report the caller's present metrics."""
         ...
 
     async def warnings(self) -> tuple[str, ...]:
@@ -97,13 +97,13 @@ class CellCalls(Protocol):
         ...
 
     async def starting(self) -> tuple[str, ...]:
-        """Return the models that are known from before and of which no replica has come yet."""
+        """Return models known from an earlier dispatcher of which no replica has registered yet."""
         ...
 
     async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
         """Return the settings once their version is not ``seen``; None after ``wait_s``.
 
-        The call also says that this process goes by the version ``seen``: keep one open.
+        The call also shows that this process has applied the version ``seen``: keep one open.
         """
         ...
 
@@ -118,18 +118,18 @@ class DispatcherClient(ImageCalls, JobCalls, CellCalls, Protocol):
 
 
 class DispatcherLink(Protocol):
-    """A replica's way to it; every call may raise DispatcherUnavailable."""
+    """A replica's way to the dispatcher; every call may raise DispatcherUnavailable."""
 
     async def pool_settings(self, pool: str) -> WorkerSettings | None:
         """Return what a replica of a pool starts with; None if the settings have no such pool."""
         ...
 
     async def register(self, registration: Registration) -> int:
-        """Take the replica in; return the epoch that its polls must carry."""
+        """Register a replica; return the epoch that its polls must carry."""
         ...
 
     async def unregister(self, replica_id: str) -> None:
-        """Let the replica go; what it has not returned goes back to the queue."""
+        """Remove a replica; leases that it has not returned go back to the queue."""
         ...
 
     async def poll(self, poll: Poll, wait_s: float) -> PollReply:
@@ -139,13 +139,13 @@ class DispatcherLink(Protocol):
     async def report(
         self, replica_id: str, events: tuple[ReplicaEvent, ...]
     ) -> tuple[str, ...] | None:
-        """Take in what happened; return the ids whose fence was stale.
+        """Report ends of leases; return the ids whose fence was stale.
 
-        None says that the replica is not known and nothing was taken in: register, have the
-        leases adopted by a poll, and report again.
+        None if the replica is not known, and nothing was accepted: register, have the leases
+        adopted by a poll, and report again.
         """
         ...
 
     async def show(self, replica_id: str, shown: Shown) -> None:
-        """Take in a preview."""
+        """Send a preview."""
         ...

@@ -1,7 +1,4 @@
-"""What a durable job is: plain values that gateways, dispatcher and store share.
-
-A job is one API call: the images it asks for, and how far they have come.
-"""
+"""Durable jobs, as gateways, dispatcher and store share them; a job is one API call."""
 
 from __future__ import annotations
 
@@ -87,10 +84,9 @@ class JobView:
 
     @property
     def version(self) -> str:
-        """Differs whenever what can be seen of the job's progress differs.
+        """Differs whenever what clients see of the job differs.
 
-        It says all of what was seen, so that any gateway and any later dispatcher can tell what is
-        news to somebody who has seen this version.
+        It contains all that was seen, so that any gateway and any later dispatcher can compare.
         """
         open_images = [one for one in self.progress if one is not None]
         steps = sum(one.steps_done for one in open_images)

@@ -16,7 +16,7 @@ from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
 
-# what a replica needs at most between hearing of an abort and its last write to the result store
+# longest time from an abort's arrival to the replica's last write to the result store
 LATE_WRITE_S = 5.0
 
 
@@ -32,12 +32,12 @@ class Fence:
 class Lease:
     """The right and the duty to make one image.
 
-    A lease for a request that the replica holds already replaces the row: the newer fence wins.
+    A lease for a request that the replica holds already replaces the row.
 
     Attributes:
         deadline_in_s: seconds from the lease to the deadline (clocks differ between machines).
         queued_s: seconds the request has spent in the waiting queue, over all its leases.
-        may_resume: whether somebody may have worked on it: a state of it may be in the store.
+        may_resume: whether a state of it may be in the store.
     """
 
     fence: Fence
@@ -48,16 +48,16 @@ class Lease:
 
 
 WorkerKind = Literal["denoise", "score", "control"]
-"""What a worker does with what it leases, or with what others send to its endpoint."""
+"""What a worker does with leased requests, or with calls to its endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a worker takes calls of other workers; for nobody else's eyes.
+    """Where a process listens for calls of others; not to be logged.
 
     Attributes:
         target: host and port.
-        secret: comes with every call.
+        secret: must come with every call.
     """
 
     target: str
@@ -66,23 +66,22 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A worker presents itself. Registering again under the same id drops its earlier leases.
+    """What a worker is. Registering again under the same id drops its earlier leases.
 
     Attributes:
-        profile: of the model that it makes images with; None from one that makes none.
+        profile: of the model that it makes images with; None if it makes none.
         max_in_flight: most requests that it holds at once.
         max_batch: most requests that it steps together.
         pool: the pool of the configuration that it belongs to.
-        served_as: what it is known as, without a profile.
+        served_as: name of what it serves, without a profile.
         device_type: what it computes on, such as ``cpu`` or ``NVIDIA H100``.
         node: where it runs; workers of one node share memory.
         endpoint: for other workers; None if none call it.
         load_s: seconds that loading its model took.
         model_digest: of its model's files; states are gone on with only on the same one.
-        residents: ids of the adapters and templates that are there, as
-            :mod:`ray_cluster.policies.residents` names them.
-        arguments: what its pool was deployed with, as JSON of
-            :class:`ray_cluster.config.pools.PoolArguments`.
+        residents: ids of its resident adapters and templates; see
+            :mod:`ray_cluster.policies.residents`.
+        arguments: JSON of its pool's :class:`ray_cluster.config.pools.PoolArguments`.
     """
 
     replica_id: str
@@ -150,19 +149,19 @@ class Poll:
 
     Attributes:
         epoch: the dispatcher's epoch as given at registration.
-        num_free: leases it has room for now; 0 only shows that it lives.
+        num_free: leases that it can take now; 0 only shows that it lives.
         steps_done_by_id: progress of all requests it holds, from the lease (0 while it encodes)
-            until the report of their end was answered. A lease that is not named here for two
-            poll times counts as lost on the way and is given to somebody else. An id that is
-            named but not leased to this replica comes back in ``PollReply.adopted`` if nobody
-            else has it, else in ``PollReply.aborts``.
+            until the report of their end was answered. A lease that is missing here for two poll
+            times counts as lost on the way and is given to another replica. An id that is not
+            leased to this replica comes back in ``PollReply.adopted`` if no other replica has it,
+            else in ``PollReply.aborts``.
         step_cost: its present measured cost of a step.
-        metrics: what it has measured so far; None from one that measures nothing.
+        metrics: its present values; None from a worker that measures nothing.
         peers_version: of the directory that it has.
-        residents: all that is there now; None if that has not changed. What its requests need
-            counts as there, as it is being fetched.
-        settings_version: of the settings that it goes by; empty before it has had any.
-        capacity: what it takes at once by these; None leaves what it registered with.
+        residents: all present ones; None if they have not changed. What its requests need counts
+            as resident, as it is being fetched.
+        settings_version: of its settings; empty before it has had any.
+        capacity: by these settings; None leaves the registered one.
     """
 
     replica_id: str
@@ -185,14 +184,14 @@ class PollReply:
         known: False asks the replica to drop all rows and register again.
         aborts: request ids whose rows must go at the next step boundary. They mean rows held
             before this reply: apply aborts first, then add the leases.
-        moved: those of ``aborts`` that have not ended; somebody may yet need their states.
-        preempted: request ids whose leases are to be handed back at the next step boundary, with
-            what is done of them; whoever is about to be decoded stays. The replica may be leased
-            as many more at once, though it has no room before.
-        adopted: new fences, by request id, for what the replica goes on with though its lease was
-            another dispatcher's, or was taken for lost.
-        peers: the workers that it may call, where it has another version of that.
-        settings: what to go by from now on; None if that is what the poll says already.
+        moved: those of ``aborts`` that have not ended; another replica may need their states.
+        preempted: request ids whose leases are to be returned at the next step boundary, with
+            their states; a request that is about to be decoded stays. The same reply may lease
+            that many requests despite no free slots.
+        adopted: new fences, by request id, for leases of another dispatcher, or that were taken
+            for lost.
+        peers: the workers that it may call; None if it has this version.
+        settings: to be applied from now on; None if it has this version.
     """
 
     known: bool
@@ -225,10 +224,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A replica hands a lease back.
+    """A replica returns a lease.
 
     Attributes:
-        steps_done: what is done of it, in the state that is in the store now; 0 without one.
+        steps_done: denoising steps in the state that is in the store now; 0 without one.
     """
 
     request_id: str
@@ -241,7 +240,7 @@ ReplicaEvent = Finished | Failed | Returned
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A replica shows what it has of a leased request. Lost ones are not sent again."""
+    """A preview of a leased request. Lost ones are not sent again."""
 
     request_id: str
     fence: Fence

@@ -10,11 +10,11 @@ from ray_cluster.requests import Failure, ImageResult
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an unfinished image looked like.
+    """An early version of an unfinished image.
 
     Attributes:
         index: its number, from 0, among the previews that the request may have.
-        steps_done: the denoising steps it rests on, of ``num_steps``.
+        steps_done: denoising steps done, of ``num_steps``.
         data: the coded image; empty where it went to the result store.
     """
 
@@ -26,7 +26,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What a waiting client gets for a finished request.
+    """The outcome of a finished request.
 
     Attributes:
         num_steps: denoising steps that it was made with.
@@ -56,8 +56,7 @@ class Submission:
     """The dispatcher's answer to a group of requests.
 
     Attributes:
-        outcomes: those that came up while the call was held, by request id; the group's others
-            are to be waited for.
+        outcomes: those that are there already, by request id.
     """
 
     offer: Offer
@@ -66,7 +65,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the client of one request sees next: its end, or a preview, or nothing yet."""
+    """The next news of one request: its outcome, or a preview, or nothing yet."""
 
     outcome: Outcome | None = None
     preview: Preview | None = None
@@ -79,8 +78,7 @@ class Progress:
     Attributes:
         position: requests of its model that wait before it; None once it is leased.
         steps_done: denoising steps, of ``num_steps``.
-        predicted_s: seconds until it is done, by the admission policy; None without replicas, or if
-            nobody asked.
+        predicted_s: seconds until it is done, by the admission policy; None if not predicted.
         preview: the last one.
     """
 

@@ -1,7 +1,7 @@
 """Calls of an interface's methods in another process of the cell, over gRPC.
 
-Arguments and results travel by the codec. A server takes nothing that does not come with its
-secret. An error that a method declares is raised for its caller, too.
+Arguments and results travel by the codec. A server accepts only calls with its secret. An error
+that a method declares is raised for its caller, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -19,6 +18,7 @@ import grpc.aio  # type: ignore[import-untyped]
 from ray_cluster.codec.values import Codec, CodecError
 from ray_cluster.errors import RayClusterError
 from ray_cluster.protocol.interface import Method, RaisedError, methods_of
+from ray_cluster.protocol.leases import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ _SECRET = "secret"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # peers are of one cell: what the environment says of the outer world is not for them
+    # peers are of one cell: the environment's proxies are for the outer world
     ("grpc.enable_http_proxy", 0),
-    # a port that is taken is an error, and not shared
+    # a port in use is an error, and not shared
     ("grpc.so_reuseport", 0),
 )
 
@@ -53,18 +53,10 @@ class RpcFailed(Exception):
         self.is_refused = is_refused
 
 
-@dataclass(frozen=True, slots=True)
-class RpcAddress:
-    """Where a server listens, and what it must be told; for nobody else's eyes."""
-
-    target: str
-    secret: str = field(repr=False)
-
-
 class RpcServer:
     """Lets others call the methods of some interfaces, each call a task of the running loop.
 
-    A call that its caller gives up is cancelled.
+    A call whose caller cancels it, or is gone, is cancelled.
 
     Args:
         services: by interface, the object whose methods are called.
@@ -77,32 +69,32 @@ class RpcServer:
             for interface, service in services.items()
             for name, method in methods_of(interface).items()
         }
-        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_Door(self._secret)])
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=[_SecretCheck(self._secret)])
         generic = grpc.method_handlers_generic_handler(_SERVICE, handlers)
         self._server.add_generic_rpc_handlers((generic,))
 
-    async def start(self, host: str, port: int = 0) -> RpcAddress:
+    async def start(self, host: str, port: int = 0) -> Endpoint:
         """Listen; port 0 is any that is free.
 
         Raises:
-            RuntimeError: the port is taken, or is nobody's of this host.
+            RuntimeError: the port is in use, or the host has no such address.
         """
         name = f"[{host}]" if ":" in host else host
         port = self._server.add_insecure_port(f"{name}:{port}")
         await self._server.start()
-        return RpcAddress(f"{name}:{port}", self._secret)
+        return Endpoint(f"{name}:{port}", self._secret)
 
     async def stop(self) -> None:
-        """End all calls, and listen no more."""
+        """End all calls, and stop listening."""
         await self._server.stop(grace=None)
 
 
-class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns callers away that don't know the secret, before any of their message is read."""
+class _SecretCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses callers without the secret, before any of their message is read."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
-        # of a stream nothing is received that nobody asks for
+        # of a stream nothing is received before it is read
         self._refusal = grpc.stream_unary_rpc_method_handler(self._refuse)
 
     async def intercept_service(
@@ -139,12 +131,12 @@ def _handler(
 class RpcClient:
     """Calls the methods of one server, any number at a time, on one event loop."""
 
-    def __init__(self, address: RpcAddress) -> None:
+    def __init__(self, address: Endpoint) -> None:
         self._channel = grpc.aio.insecure_channel(address.target, options=_OPTIONS)
         self._metadata = ((_SECRET, address.secret),)
 
     async def call(self, method: Method, args: tuple[Any, ...]) -> Any:
-        """Return what a method returns; to cancel this cancels it there.
+        """Return what a method returns; cancelling this cancels it there.
 
         Raises:
             RpcFailed: there is no answer, or none of this version.
@@ -165,7 +157,7 @@ class RpcClient:
             raise RpcFailed(str(error), is_refused=False) from error
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Let go of the server; calls that are under way get so many seconds to end."""
+        """Disconnect; calls that are under way get so many seconds to end."""
         await self._channel.close(grace=grace_s)
 
 

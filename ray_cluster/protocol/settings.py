@@ -1,7 +1,7 @@
 """Settings as they travel from the dispatcher to gateways and workers.
 
-A version is compared for equality only: whoever has another one gets the whole part that concerns
-it. API keys travel as digests.
+Versions are compared for equality only: a process with another one gets its whole part. API keys
+travel as digests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray_cluster.requests import SamplerName
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """What a request gets that does not say; None takes the model's own default."""
+    """Values for what a request leaves out; None takes the model's own default."""
 
     size: str | None = None
     num_inference_steps: int | None = None
@@ -31,7 +31,7 @@ class ModelSettings:
 
     Attributes:
         max_num_inference_steps: of any of its pools.
-        fewer_steps: instead of what its replicas say; None leaves that.
+        fewer_steps: replaces the table in its replicas' profile; None leaves that.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What a gateway goes by.
+    """A gateway's settings.
 
     Attributes:
         api_key_digests: SHA-256 in hexadecimal digits; empty where anybody may call.
@@ -61,11 +61,11 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What the replicas of one pool go by.
+    """The settings of one pool's replicas.
 
     Attributes:
-        poll_s: longest time for which they ask a lease poll to be held.
-        defaults: their model is checked against these when it is loaded.
+        poll_s: longest time that a lease poll is to be held.
+        defaults: checked against the model when it is loaded.
     """
 
     version: str
@@ -77,7 +77,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much a replica takes at once, by the settings that it goes by and by its memory.
+    """How much a replica takes at once, by its settings and its memory.
 
     Attributes:
         max_in_flight: most requests that it holds.
@@ -89,7 +89,7 @@ class Capacity:
 
 
 def gateway_settings(settings: Settings) -> GatewaySettings:
-    """Return what gateways get of the settings."""
+    """Return the gateways' part of the settings."""
     return GatewaySettings(
         version=settings.version,
         api_key_digests=settings.api_key_digests,
@@ -102,7 +102,7 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
 
 
 def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
-    """Return what the replicas of a pool get; None for a pool that is not in the document."""
+    """Return the part of a pool's replicas; None for a pool that is not in the document."""
     found = settings.pool(pool)
     if found is None:
         return None
@@ -116,7 +116,7 @@ def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
 
 
 def _models(settings: Settings) -> dict[str, ModelSettings]:
-    """Return the models by name: of pools with the same one, the first says what it is like."""
+    """Return the models by name; of several pools with the same one, the first gives defaults."""
     found: dict[str, ModelSettings] = {}
     for pool in settings.pools:
         found.setdefault(pool.model_name, _model(pool, settings))

@@ -1,4 +1,4 @@
-"""How long a process waits for another, that may itself have been stopped meanwhile."""
+"""Time-outs of calls to other processes, for a process that may itself be stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# what has come is read within this, once a process runs again
+# a process that runs again reads within this what has arrived
 _READ_S = 0.3
 # an event loop that is this late was not run
 _FROZEN_S = 0.5
@@ -17,8 +17,8 @@ _FROZEN_S = 0.5
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` returns.
 
-    A time out says that the other side was silent. Of the time in which this process was stopped
-    nobody knows that: what came then is read before it is said.
+    A time-out means that the other side was silent. After a stop of this process, what arrived
+    meanwhile is read first.
 
     Raises:
         TimeoutError: it has not returned in so many seconds; it is cancelled.
@@ -36,9 +36,9 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def sleep_and_read(seconds: float) -> None:
-    """Sleep before others' silence is judged; after a stop of this process, read what came first.
+    """Sleep before others' silence is judged; after a stop of this process, read first.
 
-    Without it, whoever had been stopped would take everybody else for dead.
+    Otherwise a process that was stopped would take all others for dead.
     """
     clock = asyncio.get_running_loop().time
     started_s = clock()

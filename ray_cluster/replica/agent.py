@@ -28,11 +28,10 @@ from ray_cluster.protocol.leases import (
     Returned,
 )
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
-from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.metrics import ReplicaMetrics
-from ray_cluster.replica.outcome_reporter import OutcomeReporter, failure_of
 from ray_cluster.replica.poller import LeasePoller
 from ray_cluster.replica.preemption import Preemptions
 from ray_cluster.replica.preview_sender import Previews
@@ -50,14 +49,14 @@ class ReplicaAgent:
     :meth:`on_runner_event` runs on one event loop, and nothing computes there.
 
     Args:
-        registration: what to register with; its step cost is corrected by observation.
+        registration: sent to each dispatcher; its step cost is corrected by observation.
         make_runner: builds the runner around the callback for its events.
-        delivery: codes finished images and puts them where they belong.
-        states: what others can go on from; its writer is what the runner exports to.
+        delivery: encodes finished images and puts them where they belong.
+        states: of unfinished requests; the runner exports to its writer.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
         max_silence_s: longest denoising step that still counts as alive.
-        settings: what the registration is by; later ones come with the answers to its polls.
+        settings: those of the registration; later ones come with replies to polls.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class ReplicaAgent:
         self._max_silence_s = max_silence_s
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
         self._log = ReplicaLog(registration.replica_id)
-        self._ends = OutcomeReporter(link, registration.replica_id, self._on_heard)
-        self._leases = HeldLeases(self._ends)
+        self._leases = HeldLeases(link, registration.replica_id, self._on_acknowledged)
         self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
         self._polls = LeasePoller(
             link,
@@ -93,8 +91,8 @@ class ReplicaAgent:
             on_reply=self._on_reply,
             poll_s=DispatchSettings().poll_s if settings is None else settings.poll_s,
         )
-        self._hand_backs = Preemptions(
-            self._runner, states, holds=self._leases.holds, hand_back=self._hand_back
+        self._preemptions = Preemptions(
+            self._runner, states, holds=self._leases.holds, on_stored=self._return
         )
         self._peers = Directory()
         self._resuming: dict[str, asyncio.Task[None]] = {}
@@ -112,7 +110,7 @@ class ReplicaAgent:
         self._runner.start()
         self._loops = [
             asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
-            asyncio.create_task(self._ends.report_forever(), name="the reporting task"),
+            asyncio.create_task(self._leases.report_forever(), name="the reporting task"),
         ]
 
     def metrics(self) -> Snapshot:
@@ -129,10 +127,10 @@ class ReplicaAgent:
                 raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")
 
     async def drain(self) -> None:
-        """Export every row at the next step boundary, hand all leases back, and stop.
+        """Export every row at the next step boundary, return all leases, and stop.
 
         Images that are being coded are finished first; other replicas go on from the states of the
-        rest, which are in the store before the leases go back.
+        rest, which are in the store before the leases are returned.
         """
         self._is_draining = True
         if self._giving_up is not None:
@@ -143,16 +141,16 @@ class ReplicaAgent:
         left = [one.state for one in exported if one.state]
         steps_kept = await self._states.keep_all(left, self._leases.__contains__)
         for lease in self._leases:
-            self._hand_back(lease, steps_kept.get(lease.request.request_id, 0))
+            self._return(lease, steps_kept.get(lease.request.request_id, 0))
         await self._sign_off()
 
     def _on_death(self, death: Died) -> None:
-        """Leave for good: without its engine a replica would only hold leases up."""
+        """Stop for good: without its engine a replica would only hold leases up."""
         if self._is_draining:
             return
         self._is_draining = True
         self._death = death
-        logger.error("%s; this replica lets its leases go", death)
+        logger.error("%s; this replica gives up its leases", death)
         self._giving_up = asyncio.create_task(self._give_up())
 
     async def _give_up(self) -> None:
@@ -166,7 +164,7 @@ class ReplicaAgent:
     async def _end_tasks(self) -> None:
         for task in (*self._loops, *self._resuming.values()):
             task.cancel()
-        leaving = self._codings | self._hand_backs.tasks
+        leaving = self._codings | self._preemptions.tasks
         if leaving:
             await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
         for task in leaving:
@@ -178,17 +176,17 @@ class ReplicaAgent:
         self._leases.clear()
         await self._previews.stop()
         with contextlib.suppress(DispatcherUnavailable):
-            await self._ends.report()
+            await self._leases.report()
             # whoever is leased the requests now is alone with their states
             await asyncio.to_thread(self._states.stop)
             await self._link.unregister(self._registration.replica_id)
-            # asks for nothing: it tells the last metrics, and is answered at once
+            # asks for nothing: it carries the last metrics, and is answered at once
             await self._link.poll(self._poll(epoch=0), 0.0)
         await asyncio.to_thread(self._runner.stop)
         await asyncio.to_thread(self._states.stop)
 
     def on_runner_event(self, event: RunnerEvent) -> None:
-        """Take an event in from one of the runner's threads."""
+        """Accept an event from one of the runner's threads."""
         if isinstance(event, Stepped):
             self._metrics.stepped(event.report)
         elif self._loop is not None:
@@ -218,12 +216,12 @@ class ReplicaAgent:
                 self._delivery.note_end(request_id)
         self._leases.adopt(reply.adopted)
         for request_id in reply.preempted:
-            self._give_way(request_id)
+            self._preempt(request_id)
         for lease in reply.leases:
             self._take(lease)
 
     def _apply(self, settings: WorkerSettings) -> None:
-        """Go by other settings from now on; what is held stays, though it be too much."""
+        """Apply other settings from now on; held leases stay, even if they are too many."""
         max_batch = self._runner.set_max_batch(settings.max_batch)
         self._capacity = Capacity(settings.max_in_flight, max_batch)
         self._polls.poll_s = settings.poll_s
@@ -234,7 +232,7 @@ class ReplicaAgent:
         self._metrics.exported(
             total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
         )
-        in_engine, leaving = self._runner.steps_done_by_id, self._hand_backs.steps_done_by_id
+        in_engine, leaving = self._runner.steps_done_by_id, self._preemptions.steps_done_by_id
         steps_done = {**dict.fromkeys(self._resuming, 0), **in_engine, **leaving}
         num_free = max(0, self._capacity.max_in_flight - len(self._leases))
         return Poll(
@@ -261,7 +259,7 @@ class ReplicaAgent:
             self._submit(lease, deadline_s, None)
 
     async def _resume(self, lease: Lease, deadline_s: float) -> None:
-        """Go on where another replica stopped; :meth:`_drop` cancels it."""
+        """Go on from another replica's state; :meth:`_drop` cancels it."""
         state = await self._states.load(lease.request, self._runner.device)
         del self._resuming[lease.request.request_id]
         if state is not None:
@@ -281,19 +279,19 @@ class ReplicaAgent:
             resuming.cancel()
         self._runner.abort(request_id)
 
-    def _give_way(self, request_id: str) -> None:
-        """Hand a lease back; of one that has ended meanwhile the dispatcher hears so."""
+    def _preempt(self, request_id: str) -> None:
+        """Return a lease; if it has ended meanwhile, its end is reported instead."""
         lease = self._leases.get(request_id)
         if lease is None:
             return
         if (resuming := self._resuming.pop(request_id, None)) is not None:
             resuming.cancel()
-            self._hand_back(lease, 0)
+            self._return(lease, 0)
         else:
-            self._hand_backs.begin(lease)
+            self._preemptions.begin(lease)
 
-    def _hand_back(self, lease: Lease, steps_done: int) -> None:
-        """Report that a lease is given up, with the steps of its state in the store."""
+    def _return(self, lease: Lease, steps_done: int) -> None:
+        """Report that a lease is returned, with the steps of its state in the store."""
         request_id = lease.request.request_id
         self._leases.end(lease.request, Returned(request_id, lease.fence, steps_done))
         self._states.forget(request_id, is_ended=False)
@@ -330,7 +328,7 @@ class ReplicaAgent:
         self._log.failed(lease.request, failure)
         self._leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
 
-    def _on_heard(self, request_id: str) -> None:
+    def _on_acknowledged(self, request_id: str) -> None:
         # it may have been leased to this replica again meanwhile
         if request_id not in self._leases:
             self._states.forget(request_id, is_ended=True)

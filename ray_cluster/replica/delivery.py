@@ -1,4 +1,4 @@
-"""From pixels to an image in its place: coded, and in the reply or in the result store."""
+"""Encodes finished images, and puts them into the reply or the result store."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Protocol
 
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import Pixels
-from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.observability.logs import bound, fields_of
-from ray_cluster.requests import ImageResult, OutputSpec
+from ray_cluster.requests import Failure, ImageResult, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError
 
 logger = logging.getLogger(__name__)
 
-# somebody waits for the reply
+# a client waits for the reply
 _RETRY_S = (0.2, 1.0, 3.0)
 # a job outlives the death of every process, so also a while without its store
 _JOB_RETRY_S = (*_RETRY_S, 10.0, 30.0, 60.0, 120.0)
 
 
 class Coder(Protocol):
-    """Codes pixels into files in other processes."""
+    """The part of an :class:`~ray_cluster.imaging.encoder.ImageCoder` that is used here."""
 
-    def submit(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> Future[bytes]:
-        """Start coding an image."""
+    def submit(
+        self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]
+    ) -> Future[bytes]: ...
 
 
 class ResultStore(Protocol):
-    """Keeps images; a call blocks."""
+    """The part of a :class:`~ray_cluster.storage.blob_store.BlobStore` that is used here."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Keep an image under a name; BlobStoreError if that fails."""
+    def put(self, name: str, data: bytes) -> None: ...
 
 
 class Delivery:
-    """Codes decoded images, and stores those that are not to travel in the reply.
+    """Encodes decoded images, and stores those that do not travel in the reply.
 
     Args:
         results: None where no request may ask for storing.
@@ -53,7 +53,7 @@ class Delivery:
         self._ended: set[str] = set()
 
     def note_end(self, request_id: str) -> None:
-        """Do not store an image any more: its request has ended without it."""
+        """Do not store an image any more: its request has ended otherwise."""
         if request_id in self._under_way:
             self._ended.add(request_id)
 
@@ -112,7 +112,7 @@ class Delivery:
         if self._results is None:
             raise RequestFailed("this replica has no result store", "storing")
         for wait_s in (*retry_s, None):
-            # deleting it later could take away the image that another replica has made of it
+            # deleting it later could delete the image that another replica has made of it
             if request_id in self._ended:
                 return
             try:
@@ -120,8 +120,15 @@ class Delivery:
             except BlobStoreError as error:
                 logger.warning("an image is not stored: %s", error)
                 if wait_s is None:
-                    # where the store is, is not the clients' to know
+                    # clients are not to know where the store is
                     raise RequestFailed("the result store did not take it", "storing") from error
                 await asyncio.sleep(wait_s)
             else:
                 return
+
+
+def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:
+    """Return an error as the client sees it."""
+    if isinstance(error, InvalidRequest):
+        return Failure(request_id, "invalid", error.message, "encode", error.param)
+    return Failure(request_id, "error", error.message, error.stage)

@@ -1,25 +1,47 @@
-"""The leases of a replica: those it holds, and those whose ends the dispatcher has not heard of."""
+"""The leases of a replica, and the ends that the dispatcher has not acknowledged yet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ray_cluster.protocol.leases import Fence, Lease, ReplicaEvent
-from ray_cluster.replica.outcome_reporter import OutcomeReporter
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Fence, Lease, ReplicaEvent, Returned
+from ray_cluster.replica.poller import back_off
 from ray_cluster.requests import ImageRequest
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ending:
+    """The end of a lease."""
+
+    lease: Lease
+    event: ReplicaEvent
+
+
 class HeldLeases:
-    """Leases by request id; one that is leased anew replaces what there was.
+    """Leases by request id; a new one on a request replaces the old one.
 
     Args:
-        ends: reports what is ended here.
+        link: the dispatcher.
+        on_acknowledged: called with the id of each request whose end the dispatcher has
+            acknowledged, unless its lease was only returned.
     """
 
-    def __init__(self, ends: OutcomeReporter) -> None:
-        self._ends = ends
+    def __init__(
+        self, link: DispatcherLink, replica_id: str, on_acknowledged: Callable[[str], None]
+    ) -> None:
+        self._link = link
+        self._replica_id = replica_id
+        self._on_acknowledged = on_acknowledged
         self._held: dict[str, Lease] = {}
+        self._endings: list[_Ending] = []
+        self._has_news = asyncio.Event()
+        # cleared while the dispatcher is a new one that has not adopted the leases yet
+        self._is_known = asyncio.Event()
+        self._is_known.set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -30,17 +52,21 @@ class HeldLeases:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._held
 
-    def progress(self, steps_done_by_id: Mapping[str, int]) -> dict[str, int]:
-        """Return the steps of all that the dispatcher is to be told of, by id.
+    @property
+    def num_unacknowledged(self) -> int:
+        """How many ends the dispatcher has not acknowledged."""
+        return len(self._endings)
 
-        Those are the held ones, and those whose end it has not heard of.
+    def progress(self, steps_done_by_id: Mapping[str, int]) -> dict[str, int]:
+        """Return the steps done by id, of all held leases and of unacknowledged ends.
 
         Args:
-            steps_done_by_id: of what the engine has; the others have taken all theirs.
+            steps_done_by_id: of what the engine has; the others have taken all their steps.
         """
-        requests = (one.request for one in (*self._ends.leases, *self._held.values()))
+        leases = (*(end.lease for end in self._endings), *self._held.values())
         return {
-            one.request_id: steps_done_by_id.get(one.request_id, one.num_steps) for one in requests
+            one.request_id: steps_done_by_id.get(one.request_id, one.num_steps)
+            for one in (lease.request for lease in leases)
         }
 
     def get(self, request_id: str) -> Lease | None:
@@ -57,23 +83,66 @@ class HeldLeases:
         self._held[lease.request.request_id] = lease
 
     def drop(self, request_id: str) -> Lease | None:
-        """Hold a request no more, and say nothing of earlier leases on it; return what was held."""
-        self._ends.drop(request_id)
+        """Forget a request and the ends of earlier leases on it; return the lease that was held."""
+        self._endings = [end for end in self._endings if end.event.request_id != request_id]
         return self._held.pop(request_id, None)
 
     def end(self, request: ImageRequest, event: ReplicaEvent) -> None:
         """Have the end of a request's lease reported under its newest fence, if it is held."""
         if self.holds(request):
             held = self._held.pop(request.request_id)
-            self._ends.add(held, replace(event, fence=held.fence))
+            self._endings.append(_Ending(held, replace(event, fence=held.fence)))
+            self._has_news.set()
 
     def adopt(self, fence_by_id: Mapping[str, Fence]) -> None:
-        """Go on under new fences with what the dispatcher took for lost, or never knew of."""
+        """Continue under new fences with what the dispatcher took for lost, or never knew of."""
         for request_id, fence in fence_by_id.items():
             if (lease := self._held.get(request_id)) is not None:
                 self._held[request_id] = replace(lease, fence=fence)
-        self._ends.adopt(fence_by_id)
+        self._endings = [
+            _Ending(end.lease, replace(end.event, fence=fence_by_id[end.event.request_id]))
+            if end.event.request_id in fence_by_id
+            else end
+            for end in self._endings
+        ]
+        self._is_known.set()
 
     def clear(self) -> None:
         """Hold nothing any more."""
         self._held.clear()
+
+    async def report_forever(self) -> None:
+        """Report each end until it is acknowledged."""
+        failures = 0
+        while True:
+            await self._is_known.wait()
+            await self._has_news.wait()
+            self._has_news.clear()
+            try:
+                await self.report()
+            except DispatcherUnavailable as error:
+                self._has_news.set()
+                await back_off(failures, error)
+                failures += 1
+            else:
+                failures = 0
+
+    async def report(self) -> None:
+        """Report the unacknowledged ends once; they stay so if the dispatcher is a new one.
+
+        Raises:
+            DispatcherUnavailable: they stay unacknowledged.
+        """
+        reported: Sequence[_Ending] = tuple(self._endings)
+        if not reported:
+            return
+        stale = await self._link.report(self._replica_id, tuple(end.event for end in reported))
+        if stale is None:
+            # until a poll has asked for adoption
+            self._is_known.clear()
+            self._has_news.set()
+            return
+        self._endings = [end for end in self._endings if end not in reported]
+        for end in reported:
+            if not isinstance(end.event, Returned):
+                self._on_acknowledged(end.event.request_id)

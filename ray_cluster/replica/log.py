@@ -1,4 +1,4 @@
-"""What a replica's log tells of the images it works on."""
+"""What a replica's log says of the images it works on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ReplicaLog:
         self._replica_id = replica_id
 
     def started(self, lease: Lease, state: RequestState | None) -> None:
-        """Tell that a lease was taken, and from which step it goes on."""
-        self._tell(
+        """A lease was taken, perhaps with a state to resume from."""
+        self._write(
             "work_started",
             lease.request,
             queue_s=lease.queued_s,
@@ -30,30 +30,29 @@ class ReplicaLog:
         )
 
     def finished(self, request: ImageRequest, timing: Timing) -> None:
-        """Tell that an image is in its place."""
-        self._tell("work_finished", request, **durations_of(timing))
+        """An image is in its place."""
+        self._write("work_finished", request, **durations_of(timing))
 
     def failed(self, request: ImageRequest, failure: Failure) -> None:
-        """Tell that an image can't be made."""
-        log_event(
-            logger,
-            "work_failed",
-            request,
-            level=logging.WARNING,
-            replica=self._replica_id,
-            kind=failure.kind,
-            stage=failure.stage,
-            error=failure.message,
-        )
+        """An image can't be made."""
+        kind, stage, error = failure.kind, failure.stage, failure.message
+        level = logging.WARNING
+        self._write("work_failed", request, level, kind=kind, stage=stage, error=error)
 
     def dropped(self, request: ImageRequest) -> None:
-        """Tell that the dispatcher has taken a lease away."""
-        self._tell("work_dropped", request)
+        """The dispatcher has taken a lease away."""
+        self._write("work_dropped", request)
 
     def returned(self, request: ImageRequest, steps_done: int) -> None:
-        """Tell that a lease is handed back, with the steps that are in the state store."""
-        self._tell("work_returned", request, steps_done=steps_done)
+        """A lease was returned, with so many steps in the state store."""
+        self._write("work_returned", request, steps_done=steps_done)
 
-    def _tell(self, event: LogEvent, request: ImageRequest, **fields: Unpack[LogFields]) -> None:
+    def _write(
+        self,
+        event: LogEvent,
+        request: ImageRequest,
+        level: int = logging.INFO,
+        **fields: Unpack[LogFields],
+    ) -> None:
         fields["replica"] = self._replica_id
-        log_event(logger, event, request, **fields)
+        log_event(logger, event, request, level=level, **fields)

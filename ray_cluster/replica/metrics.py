@@ -1,4 +1,4 @@
-"""What a replica measures of its own work; docs/metrics.md describes each metric."""
+"""A replica's metrics; docs/metrics.md describes each."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ReplicaMetrics:
         self._resumed_steps.inc(num_steps)
 
     def exported(self, *, total: int, interval: int | None) -> None:
-        """Take in how many states were put into the store, and every how many steps they are."""
+        """Update the number of stored states, and the steps between two exports."""
         self._exports.inc(total - self._num_exports)
         self._num_exports = total
         self._interval.set(interval or 0)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Poll, PollReply, Registration
-from ray_cluster.replica.outcome_reporter import back_off
 
 logger = logging.getLogger(__name__)
 
+_RETRY_S = (0.1, 0.3, 1.0)
+
 
 class LeasePoller:
-    """Keeps one poll open at the dispatcher, whoever that is at present.
+    """Holds one poll open at the present dispatcher.
 
     Args:
-        link: the dispatcher.
-        registration: what to register with.
-        make_poll: returns what to say to the dispatcher of that epoch.
-        poll_s: longest time to wait for something to do.
-        on_reply: takes in what it answers to a replica that it knows.
+        make_poll: returns the poll for the dispatcher of that epoch.
+        on_reply: called with each reply to a replica that the dispatcher knows.
 
     Attributes:
-        poll_s: may be set; the next poll goes by it.
+        poll_s: longest time to wait for something to do; may be set for the next poll.
     """
 
     def __init__(
@@ -68,3 +67,10 @@ class LeasePoller:
             except DispatcherUnavailable as error:
                 await back_off(failures, error)
                 failures += 1
+
+
+async def back_off(failures: int, error: DispatcherUnavailable) -> None:
+    """Wait before the dispatcher is tried again, after so many failures before this one."""
+    if failures == 0:
+        logger.warning("the dispatcher cannot be reached (%s); trying again", error)
+    await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])

@@ -1,4 +1,4 @@
-"""How a replica hands single leases back while it goes on with the others."""
+"""How a replica returns single leases while it goes on with the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ray_cluster.requests import ImageRequest
 
 
 class Preemptions:
-    """Takes requests out of the engine at a step boundary, and leaves their states for others.
+    """Takes requests out of the engine at a step boundary, and stores their states for others.
 
     Args:
         holds: whether the replica still has the lease of that very request.
-        hand_back: called with a lease and the steps of its state in the store, once it is there.
+        on_stored: called with a lease and the steps of its state in the store, once it is there.
     """
 
     def __init__(
@@ -25,47 +25,44 @@ class Preemptions:
         states: StateTransfer,
         *,
         holds: Callable[[ImageRequest], bool],
-        hand_back: Callable[[Lease, int], None],
+        on_stored: Callable[[Lease, int], None],
     ) -> None:
         self._runner = runner
         self._states = states
         self._holds = holds
-        self._hand_back = hand_back
+        self._on_stored = on_stored
         self._steps_done: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
-        """Those under way."""
+        """The preemptions under way."""
         return set(self._tasks.values())
 
     @property
     def steps_done_by_id(self) -> Mapping[str, int]:
-        """Denoising steps done of what the engine has no more."""
+        """Denoising steps of requests that have left the engine and are not stored yet."""
         return self._steps_done
 
     def begin(self, lease: Lease) -> None:
-        """Hand a lease back, unless its image is as good as made: then it stays.
-
-        Who is asked again meanwhile need not do it twice.
-        """
+        """Preempt a request, unless that has begun or its image is about to be decoded."""
         request_id = lease.request.request_id
         if request_id not in self._tasks:
             self._tasks[request_id] = task = asyncio.create_task(self._run(lease))
             task.add_done_callback(lambda _: self._tasks.pop(request_id))
 
     async def _run(self, lease: Lease) -> None:
-        request, steps_kept = lease.request, {}
+        request, steps_stored = lease.request, {}
         exported = await asyncio.wrap_future(self._runner.export(request.request_id))
         if exported is None:
             return
         if exported.state is not None:
             self._steps_done[request.request_id] = exported.state.step_index
             try:
-                steps_kept = await self._states.keep_all(
+                steps_stored = await self._states.keep_all(
                     [exported.state], lambda _: self._holds(request)
                 )
             finally:
                 self._steps_done.pop(request.request_id, None)
         if self._holds(request):
-            self._hand_back(lease, steps_kept.get(request.request_id, 0))
+            self._on_stored(lease, steps_stored.get(request.request_id, 0))

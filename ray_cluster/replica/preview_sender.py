@@ -1,4 +1,4 @@
-"""A replica's previews on their way to those who watch."""
+"""Encodes a replica's previews and sends them to the dispatcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_PENDING = 4
 
 
 class Previews:
-    """Codes previews and sends them, each once; what fails or is too much is dropped.
+    """Encodes and sends each preview once; failures and too many at a time are dropped.
 
     Args:
         lease_of: returns the present lease of a request, if it is still held.

@@ -1,4 +1,4 @@
-"""The states of a replica's requests, in a store that outlives it: one way for death and drain."""
+"""The states of a replica's requests, in a store that outlives it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NUM_LOADS = 4
 
 
 class StateTransfer:
-    """Loads states that other replicas left, leaves this one's, and deletes those of no more use.
+    """Loads states of other replicas, stores this one's, and deletes those that are useless.
 
     Args:
         store: it may be slow, hang, fail or lose entries: that only costs steps.
-        model_digest: of the replica's model; states of another one are not gone on from.
+        model_digest: of the replica's model; states of another one are not resumed.
         max_load_s: longest wait for a state before the request starts over.
         max_keep_s: longest wait for all states when the replica leaves.
 
@@ -59,7 +59,7 @@ class StateTransfer:
         self.writer.stop()
 
     async def load(self, request: ImageRequest, device: torch.device) -> RequestState | None:
-        """Return the state to go on from, if there is one and it can be read."""
+        """Return the state to resume, if there is one and it can be read."""
         self.writer.expect(request.request_id)
         loop = asyncio.get_running_loop()
         try:
@@ -90,13 +90,13 @@ class StateTransfer:
     async def keep_all(
         self, states: Sequence[RequestState], is_wanted: Callable[[str], bool]
     ) -> dict[str, int]:
-        """Leave states for others; return the steps of those that are in the store, by id.
+        """Store states for others; return the steps of those that are in the store, by id.
 
         Args:
-            is_wanted: asked, in another thread, right before a request's state is written.
+            is_wanted: called, in another thread, right before a request's state is written.
         """
         return await asyncio.to_thread(self.writer.keep_all, states, is_wanted, self._max_keep_s)
 
     def forget(self, request_id: str, *, is_ended: bool) -> None:
-        """Leave a request to others, or delete what there is of it if it has ended."""
+        """Stop writing states of a request; delete the stored one if the request has ended."""
         self.writer.forget(request_id, is_ended=is_ended)

@@ -1,4 +1,4 @@
-"""A thread that puts copies of request states into the state store, and takes them out again."""
+"""A thread that writes copies of request states into the state store, and deletes them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,20 @@ logger = logging.getLogger(__name__)
 STORE_ERRORS: tuple[type[Exception], ...] = (BlobStoreError, *MODEL_ERRORS)
 
 _WINDOW = 32
-# costs that nobody has added to for so long may not be true any more
+# costs that are older may not be true any more
 _STALE_S = 30.0
 _NUM_PROBES = 3
 _LOG_EVERY_S = 60.0
 
 
 class Blobs(Protocol):
-    """Named bytes that outlive the process, each whole or not there; calls block."""
+    """The part of a :class:`~ray_cluster.storage.blob_store.BlobStore` that states need."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Keep bytes under a name."""
+    def put(self, name: str, data: bytes) -> None: ...
 
-    def get(self, name: str) -> bytes | None:
-        """Return the bytes under a name; None if there is no such entry."""
+    def get(self, name: str) -> bytes | None: ...
 
-    def delete(self, names: Iterable[str]) -> None:
-        """Remove entries; names that are not there are passed over."""
+    def delete(self, names: Iterable[str]) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -54,11 +51,11 @@ class _Copy:
 
 
 class StateWriter:
-    """Keeps copies of states in a store, the newest of each request, as fast as that takes them.
+    """Writes the newest state of each request into a store, as fast as the store allows.
 
-    It holds at most one copy of a request that waits and one that is written. A store that fails
-    or hangs costs nothing but the states. One thread writes and deletes, and asks right before a
-    write whether the state is still wanted: no entry comes after its deletion.
+    It holds at most one waiting copy of each request and one that is being written. A store that
+    fails or hangs costs nothing but the states. One thread writes and deletes, and checks right
+    before a write whether the state is still wanted: no entry is written after its deletion.
 
     Args:
         model_digest: of the model that makes the states.
@@ -96,7 +93,7 @@ class StateWriter:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Delete what is to be deleted, and end the thread; give it up if that takes longer."""
+        """Delete what is to be deleted, and end the thread, or abandon it after a time-out."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -105,7 +102,7 @@ class StateWriter:
 
     @property
     def cost_s(self) -> float | None:
-        """CPU seconds that keeping one state takes, on average; None before that was measured."""
+        """CPU seconds that writing one state takes, on average; None before that was measured."""
         with self._changed:
             if self._clock() - self._measured_s > _STALE_S:
                 self._costs_s.clear()
@@ -154,14 +151,14 @@ class StateWriter:
             self._changed.notify()
 
     def expect(self, request_id: str) -> None:
-        """Note that others may have kept a state of that request."""
+        """Note that another replica may have stored a state of that request."""
         with self._changed:
             self._entered.add(request_id)
 
     def forget(self, request_id: str, *, is_ended: bool) -> None:
-        """Write no state of a request any more; delete the one there is if the request has ended.
+        """Stop writing states of a request; delete the stored one if the request has ended.
 
-        Whatever was given to :meth:`keep` must not be wanted any more.
+        What was given to :meth:`keep` must not be wanted any more.
         """
         with self._changed:
             if (dropped := self._waiting.pop(request_id, None)) is not None:
@@ -206,7 +203,7 @@ class StateWriter:
         request_id = copy.state.request.request_id
         started_s = self._cpu_clock()
         with self._changed:
-            # in one piece: whoever forgets it now finds that it has entered
+            # under one lock: a `forget` from now on finds that it has entered
             if is_wanted := copy.is_wanted():
                 self._entered.add(request_id)
         if is_wanted:
@@ -233,7 +230,7 @@ class StateWriter:
 
     @contextmanager
     def _logged(self, what: str) -> Iterator[None]:
-        """Say now and then that the store fails; states are worth no more than that."""
+        """Log now and then that the store fails; states are worth no more."""
         try:
             yield
         except STORE_ERRORS as error:

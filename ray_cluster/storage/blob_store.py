@@ -1,4 +1,4 @@
-"""Named bytes in a folder or an object store: finished images, states to go on from, inputs."""
+"""Named bytes in a folder or an object store: finished images, states, inputs."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class BlobStore:
             raise BlobStoreError(f"cannot use {url}: {error}") from error
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep bytes under a name."""
+        """Write an entry."""
         path = self._path(name)
-        try:
+        with self._failing(f"did not take {name}"):
             if not self._is_local:
                 # object stores show an entry when it is whole
                 self._fs.pipe_file(path, data)
@@ -90,55 +90,41 @@ class BlobStore:
             except _FAILURES:
                 self._remove([part])
                 raise
-        except _FAILURES as error:
-            raise BlobStoreError(f"{self.url} did not take {name}: {error}") from error
 
     def writer(self) -> BlobWriter:
-        """Return what writes one entry piece by piece, and names it at the end."""
+        """Return a writer of one entry, piece by piece."""
         return BlobWriter(self)
 
     def get(self, name: str, num_bytes: int | None = None) -> bytes | None:
-        """Return the bytes under a name, or the first of them; None if there is no such entry."""
+        """Return an entry's bytes, or the first of them; None if there is no such entry."""
         path = self._path(name)
         # a part costs object stores a request more
         part = {} if num_bytes is None else {"start": 0, "end": num_bytes}
-        try:
+        with self._failing(f"did not give {name}"), contextlib.suppress(FileNotFoundError):
             return bytes(self._fs.cat_file(path, **part))
-        except FileNotFoundError:
-            return None
-        except _FAILURES as error:
-            raise BlobStoreError(f"{self.url} did not give {name}: {error}") from error
+        return None
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove entries; names that are not there are passed over."""
+        """Remove entries; missing ones are ignored."""
         paths = [self._path(name) for name in names]
-        try:
+        with self._failing("did not delete"):
             self._remove(paths)
-        except _FAILURES as error:
-            raise BlobStoreError(f"{self.url} did not delete: {error}") from error
 
     def num_bytes(self, name: str) -> int | None:
-        """Return how long an entry is; None if there is no such entry."""
+        """Return the size of an entry; None if there is no such entry."""
         path = self._path(name)
-        try:
+        with self._failing(f"has no size of {name}"), contextlib.suppress(FileNotFoundError):
             return int(self._fs.size(path))
-        except FileNotFoundError:
-            return None
-        except _FAILURES as error:
-            raise BlobStoreError(f"{self.url} does not tell of {name}: {error}") from error
+        return None
 
     def entries(self) -> Iterator[Blob]:
-        """Yield all entries, in no order; those of a folder take no memory, however many.
+        """Yield all entries, in no order; those of a folder are never in memory all at once.
 
-        What else lies there, under names that no entry can have, is left alone.
+        Files whose names no entry can have are left out.
         """
-        try:
+        with self._failing("does not list its entries"), contextlib.suppress(FileNotFoundError):
             found = self._scan() if self._is_local else self._list()
             yield from (blob for blob in found if _NAME.fullmatch(blob.name))
-        except FileNotFoundError:
-            return
-        except _FAILURES as error:
-            raise BlobStoreError(f"{self.url} does not list its entries: {error}") from error
 
     def _scan(self) -> Iterator[Blob]:
         with os.scandir(self._root) as found:
@@ -193,18 +179,22 @@ class BlobStore:
 
     def _remove(self, paths: Iterable[str]) -> None:
         for path in paths:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
-            except FileNotFoundError:
-                continue
+
+    @contextlib.contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except _FAILURES as error:
+            raise BlobStoreError(f"{self.url} {what}: {error}") from error
 
 
 class BlobWriter:
-    """Writes one entry piece by piece; nothing is there under its name before it is committed.
+    """Writes one entry piece by piece; it has no name before it is committed.
 
-    A process that is killed in between leaves an entry that only a sweep sees. Calls block; they
-    may come from any thread, and wait for each other. All but :meth:`discard` raise
-    :class:`BlobStoreError`.
+    A process that is killed in between leaves a part that a sweep deletes. Calls block; they may
+    come from any thread. All but :meth:`discard` raise :class:`BlobStoreError`.
     """
 
     def __init__(self, store: BlobStore) -> None:
@@ -217,13 +207,13 @@ class BlobWriter:
 
     def write(self, data: bytes | bytearray) -> None:
         """Append a piece."""
-        with self._lock, self._failing():
+        with self._lock, self._store._failing("did not take a new entry"):
             self._open().write(data)
 
     def commit(self, name: str) -> None:
-        """Make what was written the entry of this name, whole and at once."""
+        """Give what was written its name, at once."""
         path = self._store._path(name)
-        with self._lock, self._failing():
+        with self._lock, self._store._failing("did not take a new entry"):
             file = self._open()
             if self._store._is_local:
                 # once named, it is whole after a power failure, too
@@ -257,13 +247,6 @@ class BlobWriter:
         if self._file is None:
             self._file = self._fs.open(self._part, "wb", block_size=_BLOCK_BYTES)
         return self._file
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except _FAILURES as error:
-            raise BlobStoreError(f"{self._store.url} did not take a new entry: {error}") from error
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -36,23 +36,22 @@ class InputTooLarge(RayClusterError):
 
 
 def input_name(owner: str, ref: BlobRef) -> str:
-    """Return what an input is called, apart from its generation."""
+    """Return the name of an input, without its generation."""
     return f"{owner}.{ref.sha256}"
 
 
 def input_names(requests: Iterable[ImageRequest]) -> frozenset[str]:
-    """Return the names of all inputs that these requests are made from."""
+    """Return the names of all inputs of these requests."""
     return frozenset(input_name(one.owner, ref) for one in requests for ref in one.inputs)
 
 
 class InputStore:
-    """Stores inputs by owner and digest: nobody reads, or finds, what another client has sent.
+    """Stores inputs by owner and digest: no client can read, or find, what another has sent.
 
     A sweep must never delete what is sent again at the same moment. So an entry's name ends in its
     generation: the number of the period of ``grace_s`` seconds in which it was sent, modulo 3. An
-    upload writes the generation of the present period; a sweep deletes the one of two periods ago,
-    which nobody writes before the next period. Bytes that are sent again in a later period are
-    another entry, with an age of its own.
+    upload writes the present generation; a sweep deletes the one of two periods ago, which nobody
+    writes before the next period.
 
     Args:
         blobs: of this cell alone.
@@ -71,8 +70,8 @@ class InputStore:
     async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef:
         """Store an input while it arrives, and return what names it.
 
-        Its grace age starts now, also if the same bytes were there before. Unless this returns,
-        nothing can be read of it.
+        Its grace age starts now, even if the same bytes were there before. It can be read once this
+        returns.
 
         Args:
             owner: a digest of the client's API key, or :data:`OPEN_OWNER`.

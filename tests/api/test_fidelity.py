@@ -11,7 +11,7 @@ from httpx import AsyncClient
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.validate import validate
-from ray_cluster.config.pools import DefaultsConfig, FidelityConfig
+from ray_cluster.config.pools import FidelityConfig
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest, ModelProfile
@@ -37,7 +37,7 @@ MEASURED = replace(
 def request_of(profile: ModelProfile = MEASURED, **body: Any) -> ImageRequest:
     """The first image of a call, whose 10 steps are the model's default."""
     fields = validate({"prompt": "a red circle", **body})
-    return resolve(fields, profile, DefaultsConfig(), LimitsConfig())[0]
+    return resolve(fields, profile, LimitsConfig())[0]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ TRICKY = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     tails=st.lists(TRICKY, min_size=1, max_size=3),
     prompt=st.text(max_size=50),
@@ -97,7 +97,7 @@ def test_a_form_is_read_as_it_was_sent_however_it_is_cut(
     assert [inputs.get(OPEN_OWNER, ref) for ref in form.images["image"]] == images
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     body=st.one_of(
         st.binary(max_size=300),

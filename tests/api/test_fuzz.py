@@ -62,7 +62,7 @@ def check(content: bytes) -> None:
         assert fake.offered == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ANY_JSON | BODIES | PROMPTED)
 def test_any_json_body_gives_an_image_or_a_clear_refusal(body: Any) -> None:
     check(json.dumps(body).encode())

@@ -31,9 +31,9 @@ def test_what_a_model_is_not_guided_by_is_refused(
     fields = validate({"prompt": "red", param: value})
     if is_refused:
         with pytest.raises(InvalidRequest, match=f"{param}' changes nothing") as error:
-            resolve(fields, profile, config.pools[0].defaults, config.limits)
+            resolve(fields, profile, config.limits)
         assert error.value.param == param
         return
-    (one,) = resolve(fields, profile, config.pools[0].defaults, config.limits)
+    (one,) = resolve(fields, profile, config.limits)
     assert not one.uses_guidance
     assert one.embeds_guidance is (kind == "embedded")

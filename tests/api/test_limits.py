@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -57,12 +56,10 @@ async def test_a_body_that_does_not_arrive_in_time_is_a_408(
             yield b"a"
         yield b'"}'
 
-    started_s = time.monotonic()
     async with client_of(app_with(fake, config, max_body_s=0.3)) as http:
         reply = await http.post(URL, content=dripping(), headers=JSON)
     check_error(reply, 408, code="body_too_slow")
     assert "0.3 s allowed" in error_of(reply)["message"]
-    assert time.monotonic() - started_s < 3.0
     assert fake.offered == []
 
 

@@ -56,7 +56,7 @@ def check_share(service: FuzzedService) -> tuple[int, float]:
 
 def test_calls_by_the_schema_are_answered_by_the_schema(tmp_path: Path) -> None:
     with fuzzed_service(tmp_path) as service:
-        run(service, 100, derandomize=True)
+        run(service, 60, derandomize=True)
         service.settle()
         _, share = check_share(service)
         assert share >= 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
+from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
+from tests.api.conftest import shapes_profile
 from tests.fakes import FakeDispatcherClient, memory_results
 from tests.jobs.cell import until
 
@@ -163,6 +166,44 @@ async def test_a_gateway_stays_ready_while_a_new_model_loads(
     assert ready.json()["warnings"] == ["no replica of new has registered yet"]
     assert (await call(model="new")).status_code == 503
     assert (await call()).status_code == 200
+
+
+async def test_a_removed_model_is_unknown_at_once_and_no_404_offers_it(
+    call: Any, current: CurrentSettings, fake: FakeDispatcherClient
+) -> None:
+    old = {"name": "old", "model": "shapes-sd"}
+    pool = {"name": "shapes", "model": "shapes-sd"}
+    fake.profiles["old"] = replace(shapes_profile(), model="old")
+    current.put(by(pools=[pool, old]))
+    assert (await call(model="old")).status_code == 200
+    # the catalog has its profile yet, and the dispatcher's next answer may still name it
+    current.put(by(pools=[pool]))
+    for model in ("old", "nothing"):
+        reply = await call(model=model)
+        assert reply.status_code == 404
+        assert reply.json()["error"]["message"] == (
+            f"The model {model!r} does not exist; allowed: shapes (taken where 'model' is left "
+            "out)."
+        )
+    cards = (await call.client.get("/v1/models", headers=header("one"))).json()["data"]
+    assert [card["id"] for card in cards] == ["shapes"]
+    current.put(by(pools=[pool, old]))
+    assert (await call(model="old")).status_code == 200
+
+
+async def test_a_model_that_the_dispatcher_knows_to_be_removed_is_not_offered_instead(
+    call: Any, current: CurrentSettings, fake: FakeDispatcherClient
+) -> None:
+    pools = [{"name": name, "model": "shapes-sd"} for name in ("shapes", "old")]
+    fake.profiles["old"] = replace(shapes_profile(), model="old")
+    # the dispatcher has newer settings than this gateway
+    current.put(by(pools=pools))
+    fake.offers = [Offer(accepted=False, reason="unknown_model")]
+    reply = await call(model="old")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"].endswith(
+        "allowed: shapes (taken where 'model' is left out)."
+    )
 
 
 async def test_the_feed_keeps_what_it_has_while_there_is_no_dispatcher(

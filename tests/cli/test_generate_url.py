@@ -129,7 +129,7 @@ def test_errors_of_the_service_are_one_sentence(cli: Cli, served: Served, tmp_pa
     full = cli(*arguments, "--api-key", "secret")
     assert full.exit_code == 1
     assert re.fullmatch(
-        r"error: The queue is full; there should be room again in \d+ s\. Try again then, or ask "
+        r"error: The queue is full; it should have free slots in \d+ s\. Try again then, or ask "
         r"for fewer images\.\n",
         full.stderr,
     )

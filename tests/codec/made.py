@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from ray_cluster.codec.schema import fields_of, members_of
+from ray_cluster.codec.unions import fields_of, members_of
 
 _NONE = type(None)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from ray_cluster.codec.schema import described
+from ray_cluster.codec.unions import described
 from ray_cluster.codec.values import Codec, CodecError, TextCodec
 from tests.codec.made import leaves, made
 
@@ -48,7 +48,7 @@ class Outer:
 @pytest.mark.parametrize("codec", [Codec[Outer](Outer), TextCodec[Outer](Outer)])
 def test_every_field_comes_back_even_those_that_equality_ignores(codec: Any) -> None:
     rng = random.Random(0)
-    for _ in range(50):
+    for _ in range(20):
         value = made(Outer, rng)
         data = codec.encode(value)
         found = codec.decode(data)
@@ -78,9 +78,9 @@ def test_fields_that_another_version_lacks_take_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"ends": [], "colour": 1}, "unknown fields: Report.colour"),
-        ({"ends": [["Lost", {"colour": 1}]]}, "unknown fields: Report.ends.Lost.Lost.colour"),
-        ({"ends": [["Gone", {}]]}, "unknown fields: Report.ends.Gone"),
+        ({"ends": [], "colour": 1}, "unknown fields: colour"),
+        ({"ends": [["Lost", {"colour": 1}]]}, r"unknown fields: ends\[0\]\[1\].colour"),
+        ({"ends": [["Gone", {}]]}, "there is no 'Gone' here, but Made, Lost"),
         ({"ends": [], "kind": "c"}, "Invalid enum value 'c'"),
         ({"ends": [], "share": "x"}, "Expected `float`"),
         ({}, "missing required field `ends`"),

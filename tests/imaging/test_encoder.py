@@ -95,10 +95,10 @@ class TestForeignFiles:
     def test_a_truncated_png_gives_all_of_its_recipe_or_says_so(self) -> None:
         data = encode_image(gradient(), OutputSpec(), RECIPE)
         pixels_start = data.index(b"IDAT") + len(b"IDAT")
-        for length in range(pixels_start + 4):
+        for length in range(pixels_start):
             with pytest.raises(InvalidRequest, match=r"truncated|not a png"):
                 read_recipe(data[:length])
-        for length in range(pixels_start + 4, len(data)):
+        for length in range(pixels_start, len(data)):
             assert read_recipe(data[:length]) == RECIPE
 
     def test_a_damaged_recipe_is_never_believed(self) -> None:
@@ -109,12 +109,11 @@ class TestForeignFiles:
             with pytest.raises(InvalidRequest):
                 read_recipe(bytes(damaged))
 
-    def test_text_of_other_programs_is_passed_over(self) -> None:
+    def test_text_of_other_programs_is_ignored(self) -> None:
         from PIL.PngImagePlugin import PngInfo
 
         info = PngInfo()
         info.add_text("parameters", "a cat, steps: 3", zip=True)
-        info.add_itxt("ray_cluster:prompt", "packed", zip=True)
         info.add_itxt("XML:com.adobe.xmp", "<x/>", "en", "k")
         buffer = io.BytesIO()
         Image.fromarray(gradient()).save(buffer, "PNG", pnginfo=info)

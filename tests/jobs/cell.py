@@ -17,7 +17,7 @@ from ray_cluster.errors import Stage
 from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.observability.metrics_book import MetricsBook
+from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
@@ -74,7 +74,7 @@ class JobsCell:
             self.core,
             config=DISPATCH,
             clock=time.monotonic,
-            on_register=self._note_worker,
+            on_register=self._save_worker,
         )
         self.results = BlobStore(str(folder / "results"))
         self.inputs = InputStore(
@@ -107,8 +107,8 @@ class JobsCell:
             for name in methods_of(interface):
                 setattr(self, name, getattr(service, name))
 
-    def _note_worker(self, registration: Registration) -> None:
-        self.jobs_service.note_worker(registration)
+    def _save_worker(self, registration: Registration) -> None:
+        self.jobs_service.save_worker(registration)
 
     async def __aenter__(self) -> JobsCell:
         await self.jobs_service.start()

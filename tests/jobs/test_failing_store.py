@@ -12,8 +12,8 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig
 from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store import JobStoreError
 from ray_cluster.protocol.jobs import Job, JobQuery
 from tests.jobs.cell import JobsCell, Replica, job
 from tests.running_time import RunningTime
@@ -42,9 +42,9 @@ class NoEnds(Unreliable):
 
 async def test_a_caller_that_leaves_while_its_job_is_written_has_a_job(tmp_path: Path) -> None:
     class Slow(Unreliable):
-        def insert(self, new: Job) -> Job:
+        def insert(self, new: Job) -> None:
             time.sleep(0.2)
-            return self._inner.insert(new)
+            self._inner.insert(new)
 
     store = Slow(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:
@@ -61,7 +61,7 @@ async def test_a_caller_that_leaves_while_its_job_is_written_has_a_job(tmp_path:
 
 async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
     class Failing(Unreliable):
-        def insert(self, _job: Job) -> Job:
+        def insert(self, _job: Job) -> None:
             raise JobStoreError("the disk is full")
 
     store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
@@ -122,7 +122,7 @@ async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
-    monkeypatch.setattr("ray_cluster.jobs.service._KEPT_S", 0.1)
+    monkeypatch.setattr("ray_cluster.jobs.service._WRITTEN_S", 0.1)
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()

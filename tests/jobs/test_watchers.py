@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.watchers import JobWatchers
+from tests.fakes import run_virtually
 from tests.jobs.cell import job
 
 
@@ -22,42 +22,56 @@ class Looks:
         return self.version
 
 
-async def test_a_job_is_looked_at_as_often_for_many_as_for_one() -> None:
-    looks = Looks()
-    watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
-    waiting = [asyncio.create_task(watchers.wait(one, "1", 0.55)) for _ in range(300)]
-    await asyncio.sleep(0)
-    looks.count = 0
-    await asyncio.gather(*waiting)
-    assert looks.count <= 6
-    # and not at all when nobody follows it
-    looks.count = 0
-    await asyncio.sleep(0.3)
-    assert looks.count <= 1
-
-
-async def test_all_hear_of_a_change_and_of_one_that_has_been() -> None:
-    looks = Looks()
-    watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
-    waiting = [asyncio.create_task(watchers.wait(one, "1", 10.0)) for _ in range(3)]
-    await asyncio.sleep(0.15)
-    assert not any(task.done() for task in waiting)
-    looks.version = "2"
-    async with asyncio.timeout(1):
+def test_a_job_is_checked_as_often_for_many_watchers_as_for_one() -> None:
+    async def main() -> None:
+        looks = Looks()
+        watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
+        waiting = [asyncio.create_task(watchers.wait(one, "1", 0.55)) for _ in range(300)]
+        await asyncio.sleep(0)
+        looks.count = 0
         await asyncio.gather(*waiting)
+        assert looks.count <= 6
+        # and not at all when nobody watches it
+        looks.count = 0
+        await asyncio.sleep(0.3)
+        assert looks.count <= 1
+
+    run_virtually(main())
+
+
+def test_all_watchers_see_a_change_soon_and_one_that_has_been_at_once() -> None:
+    async def main() -> None:
+        looks, clock = Looks(), asyncio.get_running_loop().time
+        watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
+        waiting = [asyncio.create_task(watchers.wait(one, "1", 10.0)) for _ in range(3)]
+        await asyncio.sleep(0.15)
+        assert not any(task.done() for task in waiting)
+        looks.version = "2"
+        started_s = clock()
+        await asyncio.gather(*waiting)
+        assert clock() - started_s <= 0.1
+        started_s = clock()
         await watchers.wait(one, "1", 10.0)
+        assert clock() == started_s
+        watchers.close()
+
+    run_virtually(main())
 
 
-async def test_what_is_told_is_heard_at_once() -> None:
-    looks = Looks()
-    watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
-    waiting = asyncio.create_task(watchers.wait(one, "1", 10.0))
-    await asyncio.sleep(0)
-    looks.version = "2"
-    started_s = time.monotonic()
-    watchers.look(one)
-    await waiting
-    assert time.monotonic() - started_s < 0.05
+def test_a_check_wakes_watchers_at_once() -> None:
+    async def main() -> None:
+        looks, clock = Looks(), asyncio.get_running_loop().time
+        watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
+        waiting = asyncio.create_task(watchers.wait(one, "1", 10.0))
+        await asyncio.sleep(0)
+        looks.version = "2"
+        started_s = clock()
+        watchers.check(one)
+        await waiting
+        assert clock() == started_s
+        watchers.close()
+
+    run_virtually(main())
 
 
 async def test_who_leaves_or_waits_too_long_leaves_nothing() -> None:

@@ -11,13 +11,12 @@ from hypothesis import given
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cluster.api.gateway_metrics import GatewayMetrics
+from ray_cluster.api.metrics import GatewayMetrics
 from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.engine.step_engine import StepReport
-from ray_cluster.observability.metrics_book import MetricsBook
-from ray_cluster.observability.metrics_snapshot import Snapshot, merge, render, take
+from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge, render, take
 from ray_cluster.replica.metrics import ReplicaMetrics
 
 

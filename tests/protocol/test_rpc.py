@@ -18,7 +18,8 @@ import pytest
 from ray_cluster.codec.values import Codec
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.protocol.interface import methods_of, raises, stub
-from ray_cluster.protocol.rpc import MAX_MESSAGE_BYTES, RpcAddress, RpcClient, RpcFailed, RpcServer
+from ray_cluster.protocol.leases import Endpoint
+from ray_cluster.protocol.rpc import MAX_MESSAGE_BYTES, RpcClient, RpcFailed, RpcServer
 
 HOST = "127.0.0.1"
 
@@ -70,7 +71,7 @@ class Target:
 
 
 @asynccontextmanager
-async def serving(target: Target) -> AsyncIterator[tuple[RpcServer, RpcAddress]]:
+async def serving(target: Target) -> AsyncIterator[tuple[RpcServer, Endpoint]]:
     server = RpcServer({Calls: target})
     address = await server.start(HOST)
     try:
@@ -207,6 +208,7 @@ class Sizes(Protocol):
 
 SERVER = """
 import asyncio, re, sys
+from ray_cluster.protocol.leases import Endpoint
 from ray_cluster.protocol.rpc import RpcServer
 from tests.protocol.test_rpc import Sizes
 
@@ -234,7 +236,7 @@ async def test_a_large_message_without_the_secret_is_not_even_received(knows_sec
     assert process.stdin is not None
     assert process.stdout is not None
     target, secret = (await process.stdout.readline()).decode().split()
-    client = RpcClient(RpcAddress(target, secret if knows_secret else "x"))
+    client = RpcClient(Endpoint(target, secret if knows_secret else "x"))
     sizes: Sizes = stub(Sizes, client.call)
     data = bytes(200 << 20)
     if knows_secret:
@@ -272,4 +274,4 @@ async def test_a_taken_port_is_an_error() -> None:
 
 
 def test_an_address_does_not_show_its_secret() -> None:
-    assert "s3cret" not in repr(RpcAddress("h:1", "s3cret"))
+    assert "s3cret" not in repr(Endpoint("h:1", "s3cret"))

@@ -33,7 +33,7 @@ def test_a_gateway_calls_images_jobs_and_the_cell() -> None:
 def test_arguments_and_results_come_back_whole(method: Method) -> None:
     rng = random.Random(method.name)
     for codec in (method.arguments, method.result):
-        for _ in range(30):
+        for _ in range(5):
             value: Any = made(codec.kind, rng)
             data = codec.encode(value)
             found = codec.decode(data)

@@ -12,8 +12,7 @@ from ray_cluster.api.errors import from_failure
 from ray_cluster.engine.events import Decoded
 from ray_cluster.errors import RequestFailed
 from ray_cluster.replica import delivery
-from ray_cluster.replica.delivery import Delivery
-from ray_cluster.replica.outcome_reporter import failure_of
+from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.requests import ImageRequest, Timing
 from ray_cluster.storage.blob_store import BlobStoreError
 from tests.fakes import image_request

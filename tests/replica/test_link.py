@@ -45,7 +45,7 @@ async def test_a_link_that_fails_at_random_loses_and_doubles_nothing(
         snapshot = await link.service.snapshot()
         assert snapshot.totals["completed"] == len(REQUESTS)
         assert not snapshot.totals.keys() & {"error", "lost", "aborted"}
-        await until(lambda: all(not agent._ends.leases for agent in agents))
+        await until(lambda: all(not agent._leases.num_unacknowledged for agent in agents))
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

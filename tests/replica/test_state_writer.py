@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -124,14 +123,12 @@ def test_a_store_that_hangs_holds_up_nobody_and_at_most_one_copy_of_a_request(
     held = blobs.before = Held("put")
     writer.keep(state("first"), wanted)
     assert held.reached.wait(20)
-    started_s = time.monotonic()
     for steps in range(1, 100):
         writer.keep(state("a", steps), wanted)
         assert writer.is_busy("a")
         writer.forget(f"ended-{steps}", is_ended=True)
     assert writer.cost_s is None
     assert writer.keep_all([state("b"), state("c")], lambda _: True, timeout_s=0.1) == {}
-    assert time.monotonic() - started_s < 5
     assert len(writer._waiting) == 3
     held.go.set()
     until(idle(writer, "first", "a", "b", "c"))

@@ -1,4 +1,4 @@
-"""Rows that go from one replica to another."""
+"""Requests that move from one replica to another when one is drained."""
 
 from __future__ import annotations
 

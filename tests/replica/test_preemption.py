@@ -1,4 +1,4 @@
-"""Images that give their places to more urgent ones, on a real engine and dispatch service."""
+"""Images that are preempted by more urgent ones, on a real engine and dispatch service."""
 
 from __future__ import annotations
 

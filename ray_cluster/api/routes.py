@@ -1,0 +1,243 @@
+"""All routes, with what `/docs` and `/openapi.json` say of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from ray_cluster.api.auth import key_guard
+from ray_cluster.api.catalog import ModelsEndpoint
+from ray_cluster.api.files import PATH, FilesEndpoint
+from ray_cluster.api.health import HealthEndpoint
+from ray_cluster.api.images import ImagesEndpoint
+from ray_cluster.api.job_stream import EVENT_NAMES
+from ray_cluster.api.jobs import JobsEndpoint
+from ray_cluster.api.metrics import GatewayMetricsEndpoint
+from ray_cluster.api.openapi import event_stream
+from ray_cluster.api.replies import ErrorResponse, JobList, JobResponse, ModelCard, ModelList
+from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
+from ray_cluster.api.settings import CurrentSettings
+
+_ERRORS = {
+    400: "A parameter is wrong: the message says what was given and what is allowed.",
+    401: "No valid API key (only where the service is configured with keys).",
+    404: "There is no such thing (model, job, file), or not any more.",
+    408: "The body has not arrived in time.",
+    409: "The job of this `Idempotency-Key` was cancelled.",
+    410: "The images of this `Idempotency-Key` were made, and are forgotten by now.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    422: "The `Idempotency-Key` has named a call with another body.",
+    429: "The queue is full, or you have too much in flight; `Retry-After` says when to come back.",
+    431: "The path and the headers are too large.",
+    500: "The model failed on this request.",
+    503: "The model is loading, or the dispatcher does not answer; try again.",
+}
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "description": "Your name for this call; sent again, it answers with the same job.",
+}
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "maxLength": 100},
+    "description": "The id of the last event that you have; the stream goes on after it.",
+}
+_IMAGE_EVENTS: dict[str, type[BaseModel]] = {
+    "image_generation.partial_image": PartialImageEvent,
+    "image_generation.completed": CompletedEvent,
+    "error": ErrorResponse,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """What answers the calls."""
+
+    health: HealthEndpoint
+    metrics: GatewayMetricsEndpoint
+    files: FilesEndpoint
+    images: ImagesEndpoint
+    models: ModelsEndpoint
+    jobs: JobsEndpoint
+
+
+def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) -> None:
+    """Add all routes; those below ``/v1``, apart from files, ask for an API key."""
+    public = APIRouter()
+    guarded = APIRouter(prefix="/v1", dependencies=[Depends(key_guard(settings))])
+    _add_health(public, endpoints)
+    _add_files(public, endpoints.files)
+    _add_images(guarded, endpoints.images)
+    _add_models(guarded, endpoints.models)
+    _add_jobs(guarded, endpoints.jobs)
+    app.include_router(public)
+    app.include_router(guarded)
+
+
+def _add(
+    router: APIRouter,
+    call: str,
+    endpoint: Callable[..., Any],
+    summary: str,
+    *,
+    responses: dict[int | str, dict[str, Any]] | None = None,
+    **options: Any,
+) -> None:
+    """Add one route.
+
+    Args:
+        call: method and path.
+    """
+    method, path = call.split()
+    router.add_api_route(
+        path, endpoint, methods=[method], summary=summary, responses=responses, **options
+    )
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    texts: dict[int | str, str] = {status: _ERRORS[status] for status in statuses}
+    # also keeps FastAPI from documenting its own 422, which this API never sends
+    texts["default"] = "Any other error."
+    return {key: {"model": ErrorResponse, "description": text} for key, text in texts.items()}
+
+
+def _add_health(router: APIRouter, endpoints: Endpoints) -> None:
+    health, tags = endpoints.health, ["health"]
+    _add(router, "GET /healthz", health.live, "Does it live?", tags=tags)
+    _add(
+        router,
+        "GET /readyz",
+        health.ready,
+        "Would a call be served?",
+        tags=tags,
+        responses=_errors(503),
+    )
+    _add(
+        router,
+        "GET /metrics",
+        endpoints.metrics.scrape,
+        "What all processes have counted, for Prometheus",
+        tags=tags,
+        response_class=Response,
+        responses={
+            200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."},
+            **_errors(503),
+        },
+    )
+
+
+def _add_files(router: APIRouter, files: FilesEndpoint) -> None:
+    # a link must work where no header can be sent, as in a page; its id is the key
+    _add(
+        router,
+        f"GET {PATH}/{{file_id}}",
+        files.download,
+        "Fetch an image that a reply links to",
+        tags=["images"],
+        response_class=Response,
+        responses={
+            200: {"content": {"image/*": {}}, "description": "The image."},
+            304: {"description": "You have it: `If-None-Match` is its ETag."},
+            **_errors(404, 503),
+        },
+    )
+
+
+def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
+    _add(
+        router,
+        "POST /images/generations",
+        images.generate,
+        "Make images",
+        tags=["images"],
+        operation_id="createImage",
+        response_class=Response,
+        responses={
+            200: {
+                "model": ImagesResponse,
+                "description": "The images; with `stream`, the events "
+                "`image_generation.partial_image` and `image_generation.completed`.",
+                "content": event_stream(_IMAGE_EVENTS),
+            },
+            **_errors(*_ERRORS),
+        },
+        openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
+    )
+
+
+def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:
+    _add(
+        router,
+        "GET /models",
+        models.list,
+        "List the models that are ready",
+        tags=["models"],
+        operation_id="listModels",
+        response_model=ModelList,
+        responses=_errors(401, 503),
+    )
+    _add(
+        router,
+        "GET /models/{model:path}",
+        models.retrieve,
+        "Describe a model",
+        tags=["models"],
+        operation_id="retrieveModel",
+        response_model=ModelCard,
+        responses=_errors(401, 404, 503),
+    )
+
+
+def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
+    one: dict[str, Any] = {"tags": ["jobs"], "response_model": JobResponse}
+    _add(
+        router,
+        "POST /jobs",
+        jobs.create,
+        "Have images made, whoever goes away",
+        status_code=202,
+        responses={
+            200: {"model": JobResponse, "description": "The job that this key has named before."},
+            **_errors(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
+        },
+        openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
+        **one,
+    )
+    _add(
+        router,
+        "GET /jobs",
+        jobs.list,
+        "List your jobs",
+        tags=["jobs"],
+        response_model=JobList,
+        responses=_errors(400, 401, 503),
+    )
+    _add(
+        router,
+        "GET /jobs/{job_id}/events",
+        jobs.events,
+        "Watch a job",
+        tags=["jobs"],
+        response_class=Response,
+        responses={
+            200: {
+                "content": event_stream(dict.fromkeys(EVENT_NAMES, JobResponse)),
+                "description": "The events; each tells the whole job as it is.",
+            },
+            **_errors(401, 404, 429, 503),
+        },
+        openapi_extra={"parameters": [_LAST_EVENT_ID]},
+    )
+    errors = _errors(401, 404, 503)
+    _add(router, "GET /jobs/{job_id}", jobs.retrieve, "How far is a job?", responses=errors, **one)
+    _add(router, "DELETE /jobs/{job_id}", jobs.cancel, "Cancel a job", responses=errors, **one)

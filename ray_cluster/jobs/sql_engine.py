@@ -1,0 +1,112 @@
+"""Connects to a job store's database, SQLite in a file or PostgreSQL, and migrates its schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from ray_cluster.errors import RayClusterError
+
+# an option of a connection: whether its transaction writes
+WRITES = "ray_cluster_writes"
+_BACKENDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
+_MIGRATIONS = Path(__file__).with_name("migrations")
+# a server or a file that is away or locked: below the patience of whoever waits for a job
+_BUSY_S = 0.7
+_POSTGRES = {
+    "connect_timeout": 2,
+    "tcp_user_timeout": int(1e3 * _BUSY_S),
+    "options": f"-c lock_timeout={int(1e3 * _BUSY_S)}",
+}
+
+
+class JobStoreError(RayClusterError):
+    """The job store can't be opened, read or written; the message names the store."""
+
+
+def connect(url: str) -> sa.Engine:
+    """Return an engine for a job store's URL; no connection is made yet.
+
+    Raises:
+        JobStoreError: another kind of URL, or its driver is not installed.
+    """
+    parsed = _parse(url)
+    is_sqlite = parsed.get_backend_name() == "sqlite"
+    if is_sqlite:
+        _make_folder(parsed)
+    options = {} if is_sqlite else {**_POSTGRES, **parsed.query}
+    try:
+        engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=options)
+    except (SQLAlchemyError, ImportError) as error:
+        raise JobStoreError(f"cannot use {_shown(parsed)} as a job store: {error}") from error
+    if is_sqlite:
+        sa.event.listen(engine, "connect", _set_up_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def migrate(connection: sa.Connection) -> None:
+    """Run the migrations that a database lacks, in the connection's transaction.
+
+    Raises:
+        JobStoreError: a later version of this program has written the database.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise JobStoreError(
+            f"the job store {_shown(connection.engine.url)}: its schema is of a later version of "
+            "ray-cluster; run that version, or name another job store"
+        ) from error
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        driver = _BACKENDS[parsed.drivername]
+    except (ArgumentError, KeyError) as error:
+        raise JobStoreError(
+            f"{url.partition('://')[0]!r} is no kind of job store; allowed: "
+            "'sqlite:///folder/jobs.db' and 'postgresql://user:password@host/database'"
+        ) from error
+    return parsed.set(drivername=driver)
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _make_folder(url: URL) -> None:
+    if not url.database or url.database == ":memory:":
+        raise JobStoreError("a job store must outlive its process; name a file: sqlite:///jobs.db")
+    try:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobStoreError(f"cannot make the folder of {_shown(url)}: {error}") from error
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    # Python's own transactions begin with the first write
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # readers never wait for the writer; a commit is on the disk when it returns
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute(f"PRAGMA busy_timeout={int(1e3 * _BUSY_S)}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # a transaction that writes after it has read would fail instead of waiting for its turn
+    writes = connection.get_execution_options().get(WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
