@@ -94,8 +94,8 @@ def test_a_trace_that_an_experiment_wrote_gives_the_same_simulation(
     replayed = run_cell(experiment, CellRun("deadline", 1.0, 0), tmp_path)
     original = run_cell(CellExperiment.model_validate(drawn), CellRun("deadline", 6.0, 0))
     assert replayed.met == original.met
-    assert replayed.let_in == original.let_in
-    assert replayed.attainment_by_class == original.attainment_by_class
+    assert replayed.admitted == original.admitted
+    assert replayed.by_class == original.by_class
     assert "0" in original.met
 
 
