@@ -42,8 +42,7 @@ class FewerSteps:
     Attributes:
         balanced: steps of ``balanced``; at least those of ``fast``, at most those asked for.
         fast: steps of ``fast``.
-        balanced_ssim: worst image measured with so few; where nobody measured it, what the mode
-            promises.
+        balanced_ssim: worst image measured with so few; where not measured, what the mode promises.
         fast_ssim: likewise.
         balanced_reuse: what ``balanced`` is made with instead; None for its fewer steps.
         fast_reuse: likewise.
@@ -129,7 +128,7 @@ class Terms:
         asked: the mode.
         num_steps: steps asked for, those of an exact image.
         fewest_steps: that it may be made with.
-        known: how few steps will do; None where nobody knows.
+        known: how few steps will do; None where not measured.
         reuse: the mode's steps, of which some reuse activations; such a request is not degraded.
     """
 

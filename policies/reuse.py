@@ -36,7 +36,7 @@ class ActivePatches:
 
 @dataclass(frozen=True, slots=True)
 class ReuseSchedule:
-    """Which steps of a request are computed whole: the first one, and then every so manieth.
+    """Which steps of a request are computed whole: every ``interval``-th, from the first one on.
 
     Attributes:
         num_outer: blocks at either end of the model that are computed in every step. Of a UNet,

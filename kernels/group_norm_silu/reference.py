@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_cluster.kernels.matrices import accumulator
-from ray_cluster.kernels.row_gather.reference import row_gather
-from ray_cluster.kernels.segment_stats.moments import GroupStats
-from ray_cluster.kernels.segment_stats.reference import segment_stats
+from ray_cluster.kernels.segment_stats.reference import GroupStats, segment_stats
 from ray_cluster.kernels.segment_stats.spans import Runs, check_groups, runs_of
 
 _SMALL = 1 << 16
@@ -26,8 +24,6 @@ def group_norm_silu(
     eps: float,
     *,
     silu: bool,
-    index: Tensor | None = None,
-    stats: GroupStats | None = None,
 ) -> Tensor:
     """Normalise each image over its rows and each group's channels, scale, shift, apply SiLU.
 
@@ -39,28 +35,23 @@ def group_norm_silu(
         bias: ``[C]``.
         eps: added to the variance.
         silu: whether SiLU follows.
-        index: ``[M]`` integers: row j of the result is that of row ``index[j]``, and zero for -1.
-            Patches whose halo are their neighbours' rows can then be convolved without padding.
-        stats: of every image, if they are not those of the rows in ``x``: where only rows that
-            were recomputed are given, they come from :mod:`ray_cluster.kernels.segment_stats`.
 
     Returns:
-        ``[N, C]``, or ``[M, C]`` with ``index``, in the dtype of ``x``; computed in fp32.
+        ``[N, C]`` in the dtype of ``x``; computed in fp32.
 
     Raises:
         ValueError: shapes or offsets do not fit.
     """
-    check_norm(x, offsets, num_groups, weight, bias, stats)
+    check_norm(x, offsets, num_groups, weight, bias)
     dtype = accumulator(x.dtype)
     wide, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
     runs = runs_of(offsets, x.shape[0])
-    if stats is None and 0 < x.numel() <= _SMALL:
+    if 0 < x.numel() <= _SMALL:
         out = _by_torch(wide, runs, num_groups, weight, bias, eps)
     else:
-        stats = stats or segment_stats(wide, offsets, num_groups, eps)
+        stats = segment_stats(wide, offsets, num_groups, eps)
         out = _by_stats(wide, runs, stats, weight, bias)
-    out = (F.silu(out, inplace=True) if silu else out).to(x.dtype)
-    return out if index is None else row_gather(out, index)
+    return (F.silu(out, inplace=True) if silu else out).to(x.dtype)
 
 
 def _by_torch(
@@ -93,22 +84,11 @@ def _by_stats(x: Tensor, runs: Runs, stats: GroupStats, weight: Tensor, bias: Te
     return out
 
 
-def check_norm(
-    x: Tensor,
-    offsets: Tensor,
-    num_groups: int,
-    weight: Tensor,
-    bias: Tensor,
-    stats: GroupStats | None,
-) -> None:
-    """Refuse parameters or statistics of another shape than the rows and images."""
+def check_norm(x: Tensor, offsets: Tensor, num_groups: int, weight: Tensor, bias: Tensor) -> None:
+    """Refuse parameters of another shape than the rows."""
     check_groups(x, offsets, num_groups)
     if weight.shape != x.shape[1:] or bias.shape != x.shape[1:]:
         raise ValueError(
             f"weight and bias must have {x.shape[1]} entries, one per channel, given "
             f"{tuple(weight.shape)} and {tuple(bias.shape)}"
         )
-    shape = (offsets.shape[0] - 1, num_groups)
-    if stats and any(one.shape != shape for one in stats):
-        given = [tuple(one.shape) for one in stats]
-        raise ValueError(f"stats must be of shape {shape}, images and groups, given {given}")

@@ -1,4 +1,4 @@
-"""Group normalisation as statistics, then one pass that gathers, normalises and applies SiLU."""
+"""Group normalisation as statistics, then one pass that normalises and applies SiLU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from ray_cluster.kernels.group_norm_silu.reference import check_norm
 from ray_cluster.kernels.matrices import tile_for
-from ray_cluster.kernels.row_gather.reference import as_index
-from ray_cluster.kernels.segment_stats.moments import GroupStats
 from ray_cluster.kernels.segment_stats.triton import image_of, search_steps, segment_stats
 
 
@@ -23,22 +21,19 @@ def group_norm_silu(
     eps: float,
     *,
     silu: bool,
-    index: Tensor | None = None,
-    stats: GroupStats | None = None,
 ) -> Tensor:
     """Normalise each image, scale, shift, apply SiLU; arguments as the reference's."""
-    check_norm(x, offsets, num_groups, weight, bias, stats)
-    index = None if index is None else as_index(index, x.shape[0])
-    mean, rstd = stats or segment_stats(x, offsets, num_groups, eps)
-    num_rows, num_columns = x.shape[0] if index is None else len(index), x.shape[1]
-    out = torch.empty((num_rows, num_columns), dtype=x.dtype, device=x.device)
+    check_norm(x, offsets, num_groups, weight, bias)
+    mean, rstd = segment_stats(x, offsets, num_groups, eps)
+    num_rows, num_columns = x.shape
+    out = torch.empty_like(x)
     if out.numel():
         tile = tile_for(num_columns)
         num_images = offsets.shape[0] - 1
         _normalise[tile.grid(num_rows, num_columns)](
-            *(x, offsets, index, mean, rstd, weight, bias, out),
+            *(x, offsets, mean, rstd, weight, bias, out),
             *(num_rows, num_columns, num_images, search_steps(num_images)),
-            *(num_groups, num_columns // num_groups, silu, index is not None, *tile),
+            *(num_groups, num_columns // num_groups, silu, *tile),
         )
     return out
 
@@ -47,12 +42,11 @@ def group_norm_silu(
 def _normalise(
     x: tl.tensor,  # [N, C]
     offsets: tl.tensor,  # [images + 1]
-    index: tl.tensor,  # [M] or None
     means: tl.tensor,  # [images, G]
     rstds: tl.tensor,  # [images, G]
     weights: tl.tensor,  # [C]
     biases: tl.tensor,  # [C]
-    out: tl.tensor,  # [M, C]
+    out: tl.tensor,  # [N, C]
     num_rows: tl.tensor,
     num_columns: tl.tensor,
     num_images: tl.tensor,
@@ -60,7 +54,6 @@ def _normalise(
     num_groups: tl.tensor,
     per_group: tl.tensor,
     IS_SILU: tl.constexpr,
-    HAS_INDEX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -68,22 +61,18 @@ def _normalise(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     in_rows = row < num_rows
     in_columns = column < num_columns
-    source = tl.where(in_rows, row, -1)
-    if HAS_INDEX:
-        source = tl.load(index + row, mask=in_rows, other=-1).to(tl.int64)
-    is_named = (source >= 0)[:, None] & in_columns[None, :]
+    mask = in_rows[:, None] & in_columns[None, :]
+    at = row[:, None] * num_columns + column[None, :]
 
-    image = image_of(offsets, source, num_images, steps)
+    image = image_of(offsets, row, num_images, steps)
     stat = image[:, None] * num_groups + (column // per_group)[None, :]
-    mean = tl.load(means + stat, mask=is_named, other=0.0).to(tl.float32)
-    rstd = tl.load(rstds + stat, mask=is_named, other=0.0).to(tl.float32)
+    mean = tl.load(means + stat, mask=mask, other=0.0).to(tl.float32)
+    rstd = tl.load(rstds + stat, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weights + column, mask=in_columns, other=0.0).to(tl.float32)
     bias = tl.load(biases + column, mask=in_columns, other=0.0).to(tl.float32)
-    value = tl.load(x + source[:, None] * num_columns + column[None, :], mask=is_named, other=0.0)
+    value = tl.load(x + at, mask=mask, other=0.0)
 
     normed = (value.to(tl.float32) - mean) * rstd * weight[None, :] + bias[None, :]
     if IS_SILU:
         normed = normed * tl.sigmoid(normed)
-    normed = tl.where(is_named, normed, 0.0).to(out.dtype.element_ty)
-    mask = in_rows[:, None] & in_columns[None, :]
-    tl.store(out + row[:, None] * num_columns + column[None, :], normed, mask=mask)
+    tl.store(out + at, normed.to(out.dtype.element_ty), mask=mask)

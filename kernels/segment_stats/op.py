@@ -6,4 +6,3 @@ from ray_cluster.kernels.by_device import by_device
 from ray_cluster.kernels.segment_stats import reference
 
 segment_stats = by_device(reference.segment_stats)
-segment_moments = by_device(reference.segment_moments)

@@ -7,15 +7,28 @@ Channels come before groups because rows of ``[N, C]`` are summed fast and group
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ray_cluster.kernels.matrices import accumulator
-from ray_cluster.kernels.segment_stats.moments import GroupStats, Moments, stats_of
 from ray_cluster.kernels.segment_stats.spans import check_groups, runs_of
 
 
+class GroupStats(NamedTuple):
+    """What group normalisation needs to know of every image and group, in fp32.
+
+    Attributes:
+        mean: ``[images, G]``.
+        rstd: ``[images, G]``, one over the standard deviation.
+    """
+
+    mean: Tensor
+    rstd: Tensor
+
+
+@torch.no_grad()
 def segment_stats(x: Tensor, offsets: Tensor, num_groups: int, eps: float) -> GroupStats:
     """Return mean and reciprocal standard deviation of every image and group.
 
@@ -32,15 +45,6 @@ def segment_stats(x: Tensor, offsets: Tensor, num_groups: int, eps: float) -> Gr
     Raises:
         ValueError: shapes or offsets do not fit.
     """
-    return stats_of(segment_moments(x, offsets, num_groups), eps)
-
-
-@torch.no_grad()
-def segment_moments(x: Tensor, offsets: Tensor, num_groups: int) -> Moments:
-    """Return the moments of every segment and group; arguments as for :func:`segment_stats`.
-
-    Segments may be patches: their moments are kept, and merged to those of images.
-    """
     check_groups(x, offsets, num_groups)
     views = (runs := runs_of(offsets, x.shape[0])).views(x.to(accumulator(x.dtype)))
     num_rows = offsets.diff().to(accumulator(x.dtype))
@@ -53,7 +57,9 @@ def segment_moments(x: Tensor, offsets: Tensor, num_groups: int) -> Moments:
     mean = means.mean(2)
     apart = (means - mean[:, :, None]).square_().sum(2)
     squares = torch.addcmul(squares.sum(2), num_rows[:, None], apart)
-    return Moments(num_rows * shape[2], mean, squares)
+    # no values count as a variance of zero
+    variance = squares / (num_rows * shape[2]).clamp(min=1)[:, None]
+    return GroupStats(mean, torch.rsqrt(variance + eps))
 
 
 def _per_image(views: Iterable[Tensor], num_rows: Tensor, x: Tensor) -> Tensor:

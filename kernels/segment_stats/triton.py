@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ray_cluster.kernels.matrices import Tile, power_of_two, tile_for
-from ray_cluster.kernels.segment_stats.moments import GroupStats, Moments
+from ray_cluster.kernels.segment_stats.reference import GroupStats
 from ray_cluster.kernels.segment_stats.spans import check_groups
 
 _MAX_COLUMNS = 64
@@ -23,39 +23,25 @@ _MERGED_ELEMENTS = 2048
 
 def segment_stats(x: Tensor, offsets: Tensor, num_groups: int, eps: float) -> GroupStats:
     """Return mean and reciprocal standard deviation; arguments as the reference's."""
-    return GroupStats(*_merged(x, offsets, num_groups, eps))
-
-
-def segment_moments(x: Tensor, offsets: Tensor, num_groups: int) -> Moments:
-    """Return the moments of every segment and group; arguments as the reference's."""
-    mean, squares = _merged(x, offsets, num_groups, None)
-    num_values = offsets.diff().to(torch.float32) * (x.shape[1] // num_groups)
-    return Moments(num_values, mean, squares)
+    check_groups(x, offsets, num_groups)
+    num_columns = x.shape[1]
+    shape = (offsets.shape[0] - 1, num_groups)
+    mean, rstd = (torch.empty(shape, dtype=torch.float32, device=x.device) for _ in range(2))
+    if not mean.numel():
+        return GroupStats(mean, rstd)
+    tile = tile_for(num_columns, _MAX_COLUMNS)
+    means, squares = _pieces(x, offsets, tile)
+    channels = power_of_two(num_columns // num_groups)
+    _merge[shape](
+        *(means, squares, offsets, mean, rstd, num_columns, num_columns // num_groups, eps),
+        *(tile.rows, max(_MERGED_ELEMENTS // channels, 1), channels),
+    )
+    return GroupStats(mean, rstd)
 
 
 def search_steps(num_images: int) -> int:
     """Return the steps that :func:`image_of` needs."""
     return max(num_images - 1, 0).bit_length()
-
-
-def _merged(
-    x: Tensor, offsets: Tensor, num_groups: int, eps: float | None
-) -> tuple[Tensor, Tensor]:
-    check_groups(x, offsets, num_groups)
-    num_columns = x.shape[1]
-    shape = (offsets.shape[0] - 1, num_groups)
-    mean, spread = (torch.empty(shape, dtype=torch.float32, device=x.device) for _ in range(2))
-    if not mean.numel():
-        return mean, spread
-    tile = tile_for(num_columns, _MAX_COLUMNS)
-    means, squares = _pieces(x, offsets, tile)
-    channels = power_of_two(num_columns // num_groups)
-    _merge[shape](
-        *(means, squares, offsets, mean, spread, num_columns, num_columns // num_groups),
-        *(eps or 0.0, eps is not None),
-        *(tile.rows, max(_MERGED_ELEMENTS // channels, 1), channels),
-    )
-    return mean, spread
 
 
 def _pieces(x: Tensor, offsets: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -130,11 +116,10 @@ def _merge(
     squares: tl.tensor,  # [pieces, C]
     offsets: tl.tensor,  # [images + 1]
     mean_out: tl.tensor,  # [images, G]
-    spread_out: tl.tensor,  # [images, G]: rstd, or the sum of squared deviations
+    rstd_out: tl.tensor,  # [images, G]
     num_columns: tl.tensor,
     per_group: tl.tensor,
     eps: tl.tensor,
-    IS_RSTD: tl.constexpr,
     ROWS: tl.constexpr,
     PIECES: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -172,8 +157,6 @@ def _merge(
         apart = tl.where(mask, tl.load(means + where, mask=mask, other=0.0) - mean, 0.0)
         total += rows.to(tl.float32)[:, None] * apart * apart
         total += tl.load(squares + where, mask=mask, other=0.0)
-    spread = tl.sum(tl.sum(total, 1), 0)
-    if IS_RSTD:
-        spread = 1.0 / tl.sqrt(spread / num_values + eps)
+    rstd = 1.0 / tl.sqrt(tl.sum(tl.sum(total, 1), 0) / num_values + eps)
     tl.store(mean_out + image * tl.num_programs(1) + group, mean)
-    tl.store(spread_out + image * tl.num_programs(1) + group, spread)
+    tl.store(rstd_out + image * tl.num_programs(1) + group, rstd)

@@ -25,7 +25,7 @@ from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import FidelityConfig, PoolConfig
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import LoadedModel, load_model
-from ray_cluster.engine.timed_images import make_timed
+from ray_cluster.engine.timing import make_timed
 from ray_cluster.engine.warmup import device_name, prepare_threads
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import BUILTIN_MODELS
@@ -130,6 +130,8 @@ def run_calibration(options: CalibrateOptions) -> None:
     pool = _pool(options, config)
     prepare_threads(pool.num_threads)
     # what is wrong is said before the weights are loaded
+    if options.write is not None:
+        with_fidelity(options.write.read_text(encoding="utf-8"), pool.name, {})
     profile = profile_of(pool)
     sizes = _sizes(options.sizes, profile)
     num_images = min(options.num_images, _QUICK_IMAGES) if options.is_quick else options.num_images

@@ -82,6 +82,28 @@ class BatchCaps(dict[SizePx, int]):
         self.setdefault(size, self[size])
 
 
+class BatchLimit:
+    """Most requests of a batch: read by the stages' threads, set when the settings change.
+
+    Args:
+        planned: what memory was planned for; the limit never rises above it.
+    """
+
+    def __init__(self, planned: int) -> None:
+        self._planned = planned
+        self._most = planned
+
+    @property
+    def most(self) -> int:
+        """The present limit."""
+        return self._most
+
+    def set(self, wanted: int) -> int:
+        """Set the limit as near to ``wanted`` as memory allows; return it."""
+        self._most = max(1, min(wanted, self._planned))
+        return self._most
+
+
 def _nearest(sizes: Collection[SizePx], size: SizePx) -> SizePx:
     """The smallest of the sizes with at least as many pixels; without one, the largest."""
     larger = [one for one in sizes if _pixels(one) >= _pixels(size)]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
-from ray_cluster.engine.batch_limit import BatchLimit
+from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.errors import REQUEST_ERRORS
 

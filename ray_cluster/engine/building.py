@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.batch_limit import BatchLimit
+from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.mixed_step import LayoutChoice
+from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
+from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.step_engine import StepEngine
@@ -21,6 +22,8 @@ from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.step_policy import ReplicaSight, StepPolicy
 from ray_cluster.policies.types import RowView
 
+# what requests on reuse schedules have of their last full step; what is evicted is computed again
+_MOST_KEPT_BYTES = 512 << 20
 _POLICIES: Mapping[str, StepPolicy] = {"mixed": mixed_batches, "one-size": one_size_batches}
 
 
@@ -37,8 +40,7 @@ def build_engine(
 
     Args:
         model: the loaded stages.
-        max_batch: most rows of a step, if memory allows; a number that stays, or a limit that
-            somebody sets.
+        max_batch: most rows of a step, if memory allows; fixed, or a limit that can be set.
         clock: monotonic seconds.
         costs: what steps are expected to take; corrected by those that are taken.
         policy: which rows step together; the production policy unless another is compared.
@@ -48,8 +50,8 @@ def build_engine(
     limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
 
     def choose(rows: Sequence[RowView], now_s: float) -> Sequence[str]:
-        sight = ReplicaSight(rows, costs.current, limit.most, now_s, model.max_batch_by_size)
-        return policy(sight).request_ids
+        view = ReplicaSight(rows, costs.current, limit.most, now_s, model.max_batch_by_size)
+        return policy(view).request_ids
 
     return StepEngine(
         model.executor,
@@ -59,6 +61,7 @@ def build_engine(
         limits=model.max_batch_by_size,
         costs=costs,
         layout=layout,
+        sources=StepSources(ActivationStore(_MOST_KEPT_BYTES)),
     )
 
 

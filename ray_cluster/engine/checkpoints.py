@@ -1,4 +1,4 @@
-"""Copies of rows, every few steps, for somebody who keeps them."""
+"""Copies of rows, every few steps, for a state store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StateSink(Protocol):
         """Measure what keeping that state would cost."""
 
     def keep(self, state: RequestState, is_wanted: Callable[[], bool]) -> None:
-        """Keep a state that nobody else changes, if it is still wanted when its turn comes."""
+        """Store a state that nothing else changes, if it is still wanted when its turn comes."""
 
 
 class Checkpoints:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ray_cluster.engine.batch_limit import BatchLimit
+from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
@@ -37,8 +37,7 @@ class _Latents:
 class DecodeStage(BatchStage[_Latents, Pixels]):
     """Turns latents into pixels and hands them on as events.
 
-    A preview gives way to every finished image, and is worth no more than that: one that fails or
-    comes too late is dropped.
+    Finished images come before previews; a preview that fails or comes too late is dropped.
 
     Args:
         live: tickets that are not in it are dropped.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.memory_format import in_decoders_format
-
 Pixels = npt.NDArray[np.uint8]
+ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
 # as many as one image of 1024 x 1024 pixels with the usual autoencoder has
 _LATENT_PIXELS_TOGETHER = 128 * 128
@@ -78,3 +77,18 @@ def decode_batch(num_latent_pixels: int, num_images: int, device: torch.device) 
     on_cpu = device.type == "cpu"
     limit = _LATENT_PIXELS_TOGETHER_ON_CPU if on_cpu else _LATENT_PIXELS_TOGETHER
     return max(1, min(num_images, limit // num_latent_pixels))
+
+
+def in_decoders_format(vae: ModuleT, device: torch.device) -> ModuleT:
+    """Convert an autoencoder in place to the memory format that is fastest; return it.
+
+    On a CPU that is channels last: the built-in models' takes 0.6 to 0.85 of its time. On a GPU
+    nothing is changed.
+    """
+    if device.type == "cpu":
+        for part in vae.modules():
+            if isinstance(part, torch.nn.Conv2d):
+                # not Module.to: that refuses the fake tensors by which memory is planned
+                weight = part.weight.data
+                part.weight.data = weight.contiguous(memory_format=torch.channels_last)
+    return vae

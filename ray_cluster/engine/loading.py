@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,16 @@ from ray_cluster.engine.folders import (
 from ray_cluster.engine.image_decoder import ImageDecoder
 from ray_cluster.engine.memory import offload_weights, plan_model_memory
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
+from ray_cluster.engine.reuse_steps import check_reuse
 from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.builtin import builtin_sampling
 from ray_cluster.models.fidelity_tables import step_table
-from ray_cluster.models.local import check_reuse, check_sampler, model_sizes
+from ray_cluster.models.local import check_sampler, check_schedules, model_sizes
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.policies.reuse import num_outer_blocks
-from ray_cluster.requests import GuidanceKind, ModelProfile, SamplerName
+from ray_cluster.requests import GuidanceKind, ImageRequest, ModelProfile, SamplerName
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +158,31 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     )
 
 
+def start_states(
+    model: LoadedModel, requests: Sequence[ImageRequest], *, now_s: float
+) -> list[RequestState]:
+    """Encode requests together; arrival and deadline are both the present instant for now.
+
+    Raises:
+        ValueError: the model cannot run a request's reuse schedule.
+    """
+    conditionings = model.encoder.encode(requests)
+    states = [
+        RequestState.start(
+            request,
+            conditioning,
+            latent_shape=model.executor.latent_shape(request.width_px, request.height_px),
+            table=model.tables.table(request.sampler, request.num_steps, request.size_px),
+            arrival_s=now_s,
+            deadline_s=now_s,
+        )
+        for request, conditioning in zip(requests, conditionings, strict=True)
+    ]
+    for state in states:
+        check_reuse(state, model.executor)
+    return states
+
+
 def _family(folder: Path) -> str:
     name = pipeline_name(folder)
     if name not in FAMILY_BY_PIPELINE:
@@ -188,7 +216,7 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
     model = component_config(folder, denoiser_name(folder))
     sizes = model_sizes(pool, model, component_config(folder, "vae"))
     kind, outer = guidance_kind(model), num_outer_blocks(model)
-    check_reuse(pool, outer)
+    check_schedules(pool, outer)
     defaults, builtin = pool.defaults, builtin_sampling(pool.model)
     guidance = defaults.guidance_scale
     steps, scale = (builtin.num_steps, builtin.guidance_scale) if builtin else _SAMPLING[kind]

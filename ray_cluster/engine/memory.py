@@ -32,8 +32,7 @@ from ray_cluster.engine.denoisers import (
 )
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config, component_names
-from ray_cluster.engine.image_decoder import decode_batch
-from ray_cluster.engine.memory_format import in_decoders_format
+from ray_cluster.engine.image_decoder import decode_batch, in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
 from ray_cluster.models.local import vae_scale_factor

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Executor, RowReuse, StepBatch
 from ray_cluster.engine.residuals import NoResiduals, ResidualSource, StepPart
-from ray_cluster.engine.reuse_steps import Turn, turn_of
+from ray_cluster.engine.reuse_steps import ActivationStore, Turn, turn_of
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.token_layout import (
@@ -118,7 +117,7 @@ def compute_step(
     Args:
         rows: any.
         executor: the model.
-        choose: told the number of sizes, says whether they share a model call.
+        choose: from the number of sizes, whether they share a model call.
         sources: of what the model call does not compute.
 
     Raises:

@@ -55,7 +55,7 @@ def measure_rows(
         plan: what to measure.
         source: machine, date and commit, for the rows.
         clock: monotonic seconds.
-        report: told how many rows are measured, of how many, and which one is next.
+        report: called with the number of rows measured, of all rows, and the name of the next.
     """
     timer = OperationTimer(model, clock, plan.repeats)
     keys, rows = planned_keys(model, plan), list[LatencyRow]()

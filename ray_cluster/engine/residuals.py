@@ -1,4 +1,4 @@
-"""Where the residuals of ControlNets come from: nowhere, this process, or remote services.
+"""Where the residuals of ControlNets come from.
 
 A source is given a step's model calls before any of them begins, so that a service works while the
 first halves run, and hands out what it has for each call between the halves (SwiftDiffusion,
@@ -7,7 +7,7 @@ section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,38 +54,3 @@ class NoResiduals:
 
     def begin(self, _parts: Sequence[StepPart]) -> None:
         """Return nothing: the halves of a call need not be apart."""
-
-
-class LocalResiduals:
-    """Computes residuals in this process, when a call's first half is done.
-
-    Args:
-        compute: from a part to its residuals; None if no row has any.
-        adds_to: whether a request has some.
-    """
-
-    def __init__(
-        self,
-        compute: Callable[[StepPart], Residuals | None],
-        adds_to: Callable[[RequestState], bool],
-    ) -> None:
-        self._compute, self._adds_to = compute, adds_to
-
-    def adds_to(self, state: RequestState) -> bool:
-        """Return what the given function says."""
-        return self._adds_to(state)
-
-    def begin(self, parts: Sequence[StepPart]) -> PendingResiduals | None:
-        """Take the parts, to compute them later."""
-        if not any(self._adds_to(state) for part in parts for state in part.states):
-            return None
-        return _LocalPending(parts, self._compute)
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalPending:
-    parts: Sequence[StepPart]
-    compute: Callable[[StepPart], Residuals | None]
-
-    def of(self, index: int) -> Residuals | None:
-        return self.compute(self.parts[index])

@@ -3,7 +3,7 @@
 The blocks of a model lie in rings around its middle (see ``policies/reuse.py``). The rows of a ring
 are a batch of their own, with a layout of their own; those that reuse leave the matrices on the way
 in, all of their tokens or those that are not active, and what was kept of these comes back on the
-way out. A batch in which nobody reuses has one ring, and nothing of it is copied.
+way out. A batch without reuse has one ring, and nothing of it is copied.
 """
 
 from __future__ import annotations

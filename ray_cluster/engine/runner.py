@@ -7,19 +7,18 @@ replica knows.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
 import torch
 
-from ray_cluster.engine.batch_limit import BatchLimit
+from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
-from ray_cluster.engine.commands import Commands
 from ray_cluster.engine.decode_stage import DecodeStage
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.starting import start_states
+from ray_cluster.engine.loading import LoadedModel, start_states
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.tickets import LiveTickets, Ticket
@@ -72,7 +71,7 @@ class EngineRunner:
         self._checkpoints: Checkpoints | None = None
         if sink is not None:
             self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval)
-        self._commands = Commands()
+        self._commands = _Commands()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
         self._encode = BatchStage[Ticket, RequestState](
@@ -301,3 +300,30 @@ class EngineRunner:
         if ticket.state is not None and self._engine.holds(ticket.state):
             self._engine.abort(ticket.request.request_id)
             ticket.state.denoise_s += self._clock() - ticket.entered_s
+
+
+class _Commands:
+    """What other threads want of the step thread, carried out between two steps, in order."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+
+    def put(self, command: Callable[[], None]) -> None:
+        """Have a command carried out; from any thread."""
+        with self._arrived:
+            self._commands.append(command)
+            self._arrived.notify()
+
+    def carry_out(self, wait_s: float = 0.0) -> None:
+        """Carry out what has come; with nothing there, wait so long for something to come."""
+        for command in self._take(wait_s):
+            command()
+
+    def _take(self, wait_s: float) -> list[Callable[[], None]]:
+        with self._arrived:
+            if not self._commands and wait_s:
+                self._arrived.wait(wait_s)
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands

@@ -37,9 +37,6 @@ class Conditioning:
         pooled_embeds: ``[P]``, only for models with added conditions (SDXL, SD3, FLUX).
         negative_pooled_embeds: ``[P]``, likewise, only with guidance.
         time_ids: ``[6]``, original size, crop and target size (SDXL).
-        class_labels: only for UNets with a class embedding, what it takes: ``[]`` a class's number
-            or a timestep, or ``[P]`` a vector.
-        negative_class_labels: likewise, of the unconditional row; None if they are the same.
     """
 
     prompt_embeds: Tensor
@@ -47,8 +44,6 @@ class Conditioning:
     pooled_embeds: Tensor | None = None
     negative_pooled_embeds: Tensor | None = None
     time_ids: Tensor | None = None
-    class_labels: Tensor | None = None
-    negative_class_labels: Tensor | None = None
 
     @property
     def is_guided(self) -> bool:

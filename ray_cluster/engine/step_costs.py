@@ -1,4 +1,4 @@
-"""What a step costs on this device: measured once, learnt from every step that is taken."""
+"""What a step costs on this device: measured once, then estimated from every step."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from ray_cluster.policies.cost_model import (
 )
 from ray_cluster.policies.types import StepCost
 
-# of no model in particular: who has deadlines to keep measures first
+# of no model in particular: a replica measures its own first
 _UNMEASURED = StepCost(fixed_s=0.01, per_megapixel_s=1.0, source="modelled")
-# steps after which the terms are worked out anew; how fast all goes is followed at each
+# steps between two fits of the terms; the overall factor is updated at each
 _EVERY = 4
-# sorts of steps, the latest ones, whose kernels and indices are taken to be there still
+# shapes of steps, the latest ones, whose kernels and indices are assumed to exist still
 _KEPT = 256
 
 
 class StepCosts:
-    """Follows the cost of a step. The step thread observes; any thread may read.
+    """Estimates the cost of a step. The step thread observes; any thread may read.
 
     Args:
         measured: as it was found before the first request.
     """
 
     def __init__(self, measured: StepCost = _UNMEASURED) -> None:
-        self._measured = self._learnt = measured
+        self._measured = self._fitted = measured
         self._history = StepHistory()
         self._residual = CostResidual()
-        self._num_learnt = 0
+        self._num_fitted = 0
         self._sorts: OrderedDict[tuple[int, ...], None] = OrderedDict()
 
     @property
     def current(self) -> StepCost:
         """What a step costs at present."""
-        return corrected(self._learnt, self._residual)
+        return corrected(self._fitted, self._residual)
 
     def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
-        """Take in a step that was taken, in so many calls of the model.
+        """Update the estimate with a step that took so many calls of the model.
 
-        Terms are learnt from steps of a sort that was there before: the first one makes the kernels
-        and indices of its shapes, which the later ones find.
+        Terms are fitted to steps of shapes that were seen before: the first step of a shape also
+        makes its kernels and indices.
         """
         self._residual = observe(
-            self._residual, predicted_s=step_s(self._learnt, work), observed_s=duration_s
+            self._residual, predicted_s=step_s(self._fitted, work), observed_s=duration_s
         )
         if self._is_first(work, num_calls):
             return
         step = TimedStep(work, clipped_s(duration_s, step_s(self.current, work)))
         self._history = observe_step(self._history, step, num_calls=num_calls)
-        self._num_learnt += 1
-        if self._num_learnt % _EVERY == 0:
-            self._learnt = refitted_cost(self._measured, self._history)
+        self._num_fitted += 1
+        if self._num_fitted % _EVERY == 0:
+            self._fitted = refitted_cost(self._measured, self._history)
 
     def _is_first(self, work: StepWork, num_calls: int) -> bool:
         # in whole pixels: sums in another order differ in their last digit

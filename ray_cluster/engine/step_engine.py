@@ -42,7 +42,7 @@ BatchPolicy = Callable[[Sequence[RowView], float], Sequence[str]]
 
 
 class BatchLimits(Protocol):
-    """Learns from the batches that ran how large a batch may be."""
+    """Limits of batches, adjusted by the batches that ran."""
 
     def lower(self, sizes: Sequence[SizePx]) -> None:
         """Note that a larger batch ran out of memory, and that one of these images did not."""
@@ -108,8 +108,8 @@ class StepEngine:
         policy: chooses the rows of the next batch.
         tables: sampler schedules of the model.
         clock: monotonic seconds.
-        limits: told of every batch that ran, and of those that ran out of memory.
-        costs: told how long every step took.
+        limits: receives every batch that ran, and those that ran out of memory.
+        costs: receives how long every step took.
         layout: whether the sizes of a batch share a model call; by their costs unless given.
         sources: of what a step's model call does not compute; no residuals unless given.
     """
@@ -153,7 +153,7 @@ class StepEngine:
         return {request_id: row.state.step_index for request_id, row in self._rows.items()}
 
     def add(self, row: RequestState, deltas: LayerDeltas | None = None) -> None:
-        """Take an encoded request; it joins a batch at a following step.
+        """Take an encoded request, new or from another engine; it joins a batch at a later step.
 
         Args:
             deltas: what it adds to the outputs of layers, bound to the executor.
@@ -172,16 +172,6 @@ class StepEngine:
                 "of them out"
             )
         self._rows[request_id] = Held(row, self._table(row), self._num_steps, deltas)
-
-    def import_state(self, state: RequestState, deltas: LayerDeltas | None = None) -> None:
-        """Take a request that another engine has exported, and go on where it stopped."""
-        self.add(state, deltas)
-
-    def export_state(self, request_id: str) -> RequestState:
-        """Give a request away at this step boundary; KeyError if it is not here."""
-        state = self._rows[request_id].state
-        self.abort(request_id)
-        return state
 
     def copy_state(self, request_id: str) -> RequestState:
         """Return a copy of a row at this step boundary; the row goes on. KeyError if not here."""

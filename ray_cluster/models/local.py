@@ -77,7 +77,7 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
         return None
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
-    check_reuse(pool, num_outer_blocks(model))
+    check_schedules(pool, num_outer_blocks(model))
     return LocalModel(sizes, samplers)
 
 
@@ -209,7 +209,7 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_reuse(pool: PoolConfig, outer_blocks: range) -> None:
+def check_schedules(pool: PoolConfig, outer_blocks: range) -> None:
     """Refuse a pool whose fidelity table has a reuse schedule that its model cannot run.
 
     Raises:

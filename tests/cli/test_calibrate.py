@@ -18,7 +18,7 @@ from ray_cluster.cli import calibrate_run
 from ray_cluster.cli.config_edit import with_fidelity
 from ray_cluster.config.loading import load_config
 from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.timed_images import TimedImages, make_timed
+from ray_cluster.engine.timing import TimedImages, make_timed
 from ray_cluster.errors import ConfigError
 from ray_cluster.policies.reuse import ReuseSchedule
 from tests.cli.conftest import Cli

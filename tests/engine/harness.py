@@ -170,3 +170,10 @@ def run_alone(model: LoadedModel, one: ImageRequest) -> Tensor:
 def pixel_difference(one: Any, other: Any) -> int:
     assert one.shape == other.shape
     return int(np.abs(one.astype(int) - other.astype(int)).max())
+
+
+def taken(engine: StepEngine, request_id: str) -> RequestState:
+    """Take a request out of an engine."""
+    state = engine.copy_state(request_id)
+    engine.abort(request_id)
+    return state

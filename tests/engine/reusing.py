@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.mixed_step import StepSources
+from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
@@ -26,6 +26,7 @@ from tests.engine.harness import (
     drive,
     request,
     start,
+    taken,
 )
 
 
@@ -124,7 +125,7 @@ class Company:
         with torch.inference_mode():
             for _ in range(num_steps):
                 engine.step()
-        state = self.moved(engine.export_state(visit.one.request_id))
+        state = self.moved(taken(engine, visit.one.request_id))
         return drive(self.engine(), {0: [state]}).finished[visit.one.request_id]
 
     def _alone(self, one: ImageRequest, reuse: ReuseSchedule | None) -> Tensor:

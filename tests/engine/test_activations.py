@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.activations import ActivationStore
+from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.reuse import ReuseSchedule
 from tests.engine.failing import FailsWith
@@ -37,7 +37,7 @@ def test_rows_that_leave_take_their_bytes_with_them(small: Company) -> None:
     # r0 has one model row, the others have two
     engine.abort("r0")
     assert store.num_bytes == before * 4 // 5
-    engine.export_state("r1")
+    engine.abort("r1")
     assert store.num_bytes == before * 2 // 5
     with torch.inference_mode():
         while len(engine):

@@ -25,6 +25,7 @@ from tests.engine.harness import (
     pixel_difference,
     run_alone,
     start_all,
+    taken,
 )
 
 Record = Callable[[str, object], None]
@@ -89,7 +90,7 @@ def test_an_image_goes_on_from_its_bytes(zoo: Zoo, dit: str) -> None:
     model, one = zoo.model(dit), dit_request()
     first = engine_of(model)
     drive(first, {0: start_all(model, [one])}, until=lambda _: first.steps_done_by_id["a"] == 2)
-    data = first.export_state("a").to_bytes()
+    data = taken(first, "a").to_bytes()
     state = RequestState.from_bytes(data, device="cpu", arrival_s=0.0, deadline_s=1e9)
     found = drive(engine_of(model), {0: [state]}).latents("a")
     assert difference(found, run_alone(model, one)) <= RUN_TOLERANCE

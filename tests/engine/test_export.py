@@ -29,6 +29,7 @@ from tests.engine.harness import (
     run_alone,
     start,
     start_all,
+    taken,
 )
 
 Record = Callable[[str, object], None]
@@ -41,7 +42,7 @@ def after(model: LoadedModel, one: ImageRequest, num_steps: int) -> RequestState
     with torch.inference_mode():
         for _ in range(num_steps):
             engine.step()
-    return engine.export_state(one.request_id)
+    return taken(engine, one.request_id)
 
 
 def moved(data: bytes) -> RequestState:
@@ -53,8 +54,9 @@ def exported(zoo: Zoo) -> bytes:
     return after(zoo.model("sd"), request(sampler="dpmpp_2m"), 3).to_bytes()
 
 
-@pytest.mark.parametrize("sampler", SAMPLER_NAMES)
-@pytest.mark.parametrize("name", ["shapes", "sdxl"])
+@pytest.mark.parametrize(
+    ("name", "sampler"), [*(("sd", one) for one in SAMPLER_NAMES), ("sdxl", "dpmpp_2m")]
+)
 def test_a_request_goes_on_in_another_engine_after_any_step(
     zoo: Zoo, name: str, sampler: str, record: Record
 ) -> None:
@@ -104,7 +106,7 @@ for path in map(Path, sys.argv[2:]):
         model.tables,
         time.monotonic,
     )
-    engine.import_state(
+    engine.add(
         RequestState.from_bytes(path.read_bytes(), device="cpu", arrival_s=0.0, deadline_s=1.0)
     )
     with torch.inference_mode():

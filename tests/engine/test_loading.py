@@ -111,8 +111,8 @@ def test_an_inpainting_model_is_refused_by_its_channels(copy: Path) -> None:
     [
         ("addition_embed_type", "image"),
         ("addition_embed_type", "text_image"),
-        ("class_embed_type", "text"),
-        ("class_embeddings_concat", True),
+        ("class_embed_type", "timestep"),
+        ("num_class_embeds", 1000),
         ("encoder_hid_dim_type", "ip_image_proj"),
         ("time_cond_proj_dim", 256),
         ("time_embedding_act_fn", "silu"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ray_cluster.engine.batch_limit import BatchLimit
+from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.requests import OutputSpec, SamplerName
 from tests.engine.conftest import Zoo
@@ -22,6 +22,7 @@ from tests.engine.harness import (
     run_alone,
     start,
     start_all,
+    taken,
 )
 from tests.engine.staged import Running, StagedModel, until
 
@@ -105,7 +106,7 @@ def test_a_row_goes_on_elsewhere_with_the_previews_that_it_still_has(zoo: Zoo) -
     with torch.inference_mode():
         first.add(start(model, request("a", num_steps=8, output=SHOWN)))
         shown = [preview.steps_done for _ in range(3) for preview in first.step().previews]
-        second.import_state(first.export_state("a"))
+        second.add(taken(first, "a"))
         shown += [preview.steps_done for _ in range(5) for preview in second.step().previews]
     assert shown == [2, 4, 6]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ray_cluster.engine.executor import Residuals
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.mixed_step import Held, StepSources, compute_step
-from ray_cluster.engine.residuals import LocalResiduals, NoResiduals, StepPart
+from ray_cluster.engine.residuals import NoResiduals, StepPart
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.engine.unet.grids import as_rows
@@ -36,6 +36,7 @@ from tests.engine.harness import (
     request,
     start_all,
 )
+from tests.engine.local_residuals import LocalResiduals
 from tests.engine.two_steps import SCALE, StepRow, batch_of
 
 SIZES_PX = ((64, 64), (96, 96), (64, 128), (64, 64))

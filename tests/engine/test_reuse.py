@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.activations import ActivationStore
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.unet import parts
 from ray_cluster.policies.reuse import ReuseSchedule
 from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, request
@@ -89,7 +89,7 @@ def test_blocks_in_which_no_row_is_active_are_skipped(
 REUSES = st.one_of(st.none(), st.builds(ReuseSchedule, st.integers(1, 5), st.integers(2, 4)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     visits(SIZES_PX, reuses=REUSES),
     st.sampled_from([None, 0, 200_000]),

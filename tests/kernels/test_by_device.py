@@ -23,7 +23,6 @@ FUNCTIONS = [
     ("row_gather", "row_gather"),
     ("row_scatter", "row_scatter"),
     ("sampler_update", "sampler_update"),
-    ("segment_stats", "segment_moments"),
     ("segment_stats", "segment_stats"),
 ]
 

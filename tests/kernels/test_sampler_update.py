@@ -196,7 +196,7 @@ def by_diffusers_without_the_last(settings: dict[str, Any], sampler: str, num_st
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "euler", "euler_ancestral", "dpmpp_2m"])
-@pytest.mark.parametrize("num_steps", [61, 103, 122])
+@pytest.mark.parametrize("num_steps", [61, 122])
 def test_a_timestep_too_many_is_left_out(sampler: Any, num_steps: int) -> None:
     """Diffusers schedules one more, -1, which no model was trained for."""
     settings = config(timestep_spacing="trailing")
@@ -206,7 +206,7 @@ def test_a_timestep_too_many_is_left_out(sampler: Any, num_steps: int) -> None:
     assert gap(by_table(table), expected) <= RUN_TOLERANCE
 
 
-@pytest.mark.parametrize("num_steps", [61, 103, 122])
+@pytest.mark.parametrize("num_steps", [61, 122])
 def test_a_timestep_too_many_is_left_out_where_it_would_spoil_the_image(num_steps: int) -> None:
     """Diffusers schedules one more, -1, and DDIM takes that for the last one: pure noise."""
     settings = config(

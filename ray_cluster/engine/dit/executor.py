@@ -16,9 +16,8 @@ from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
 from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
-from ray_cluster.engine.dit.packing import narrowed, packing_of
+from ray_cluster.engine.dit.packing import Parted, narrowed, packing_of
 from ray_cluster.engine.dit.parts import Conditions, TokenDeltas
-from ray_cluster.engine.dit.streams import Parted
 from ray_cluster.engine.dit.walk import Walk, num_rings
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import (

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ray_cluster.engine.deltas import RowDeltas, adding
 from ray_cluster.engine.dit.blocks import JointBlock, SingleBlock
-from ray_cluster.engine.dit.packing import Packing
+from ray_cluster.engine.dit.packing import Joined, Packing, Parted, Streams
 from ray_cluster.engine.dit.parts import Conditions, LastNorm
 from ray_cluster.engine.dit.patches import from_channels_first, from_channels_last, to_patches
 from ray_cluster.engine.dit.rotary import Rotary, RotaryTables
-from ray_cluster.engine.dit.streams import Joined, Parted, Streams
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.model_rows import request_deltas
 from ray_cluster.engine.packed_weights import packed_linear

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -68,6 +69,45 @@ class Packing:
         for of_prompt, both in zip(self.prompt, self.joint, strict=True):
             of_prompt.of(prompt)[:] = both.of(joint)[:, both.length - of_prompt.length :]
         return prompt
+
+
+class Parted(NamedTuple):
+    """Tokens of images ``[N, D]`` and of prompts ``[P, D]``."""
+
+    image: Tensor
+    prompt: Tensor
+
+    def parted(self, _packing: Packing) -> Parted:
+        """Return these."""
+        return self
+
+    def joined(self, packing: Packing) -> Tensor:
+        """Return the joint matrix."""
+        return packing.merge(self.prompt, self.image)
+
+
+class Joined(NamedTuple):
+    """Tokens of both, each image's before its prompt's, ``[N + P, D]``."""
+
+    joint: Tensor
+
+    def parted(self, packing: Packing) -> Parted:
+        """Return both apart."""
+        return Parted(packing.image_rows(self.joint), packing.prompt_rows(self.joint))
+
+    def joined(self, _packing: Packing) -> Tensor:
+        """Return this."""
+        return self.joint
+
+
+class Streams(Protocol):
+    """Either of them."""
+
+    def parted(self, packing: Packing, /) -> Parted:
+        """Return images' and prompts' tokens apart."""
+
+    def joined(self, packing: Packing, /) -> Tensor:
+        """Return the joint matrix of both."""
 
 
 def packing_of(level: Level, num_prompt: int) -> Packing:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.models import LeanDiT
+from ray_cluster.engine.dit.packing import Parted, Streams
 from ray_cluster.engine.dit.parts import Conditions
-from ray_cluster.engine.dit.streams import Parted, Streams
 from ray_cluster.engine.rings import Rings, Rows
 
 
@@ -47,7 +47,7 @@ class Walk:
         if not self.rings[depth + 1].is_empty:
             packing = self.conditions[depth + 1].packing
             inside = self._ring(depth + 1, inside).parted(packing)
-        # behind the last block nobody asks for the prompts
+        # after the last block the prompts' tokens are not needed
         used = range(1 if depth == 0 else 2)
         after = [self._widen(depth, stream, inside[stream], before[stream]) for stream in used]
         made = [(after[stream] - before[stream], self._rows[stream]) for stream in used]

@@ -6,6 +6,26 @@ from typing import Any
 
 from ray_cluster.errors import ModelUnsupported
 
+# the first of several allowed values stands for a key that is not there
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "addition_embed_type": (None, "text", "text_time"),
+    # diffusers' pipelines that have classes make them of another image
+    "class_embed_type": (None,),
+    "num_class_embeds": (None,),
+    "encoder_hid_dim_type": (None, "text_proj"),
+    "time_cond_proj_dim": (None,),
+    "time_embedding_act_fn": (None,),
+    "center_input_sample": (False,),
+    "attention_type": ("default",),
+    "act_fn": ("silu", "swish"),
+    "dual_cross_attention": (False,),
+    "only_cross_attention": (False,),
+    "resnet_time_scale_shift": ("default",),
+    "resnet_out_scale_factor": (1.0,),
+    "resnet_skip_time_act": (False,),
+    "cross_attention_norm": (None,),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn", None),
+}
 # what pipelines condition their UNet on beside the prompt; "text" is made of the prompt itself
 _ADDITIONS: dict[str, tuple[str | None, ...]] = {
     "StableDiffusionPipeline": (None, "text"),
@@ -19,25 +39,7 @@ def check_unet_config(config: Any) -> None:
     Raises:
         ModelUnsupported: with the key, what was given and what is allowed.
     """
-    allowed: dict[str, tuple[Any, ...]] = {
-        "addition_embed_type": (None, "text", "text_time"),
-        "class_embed_type": (None, "timestep", "identity", "projection", "simple_projection"),
-        "class_embeddings_concat": (False,),
-        "encoder_hid_dim_type": (None, "text_proj"),
-        "time_cond_proj_dim": (None,),
-        "time_embedding_act_fn": (None,),
-        "center_input_sample": (False,),
-        "attention_type": ("default",),
-        "act_fn": ("silu", "swish"),
-        "dual_cross_attention": (False,),
-        "only_cross_attention": (False,),
-        "resnet_time_scale_shift": ("default",),
-        "resnet_out_scale_factor": (1.0,),
-        "resnet_skip_time_act": (False,),
-        "cross_attention_norm": (None,),
-        "mid_block_type": ("UNetMidBlock2DCrossAttn", None),
-    }
-    for key, values in allowed.items():
+    for key, values in _ALLOWED.items():
         given = config.get(key, values[0])
         if given not in values:
             raise ModelUnsupported(f"unet config {key}={given!r} is not covered; allowed: {values}")
@@ -49,23 +51,14 @@ def check_unet_config(config: Any) -> None:
 
 
 def check_unet_inputs(config: Any, pipeline: str) -> None:
-    """Refuse a UNet that asks for what the pipeline of its folder does not hand to it.
-
-    No text-to-image pipeline of those that are covered has class labels: diffusers' that do have
-    some make them of another image, or of how much noise a smaller one was given.
+    """Refuse a UNet that asks for what the pipeline of its folder does not give.
 
     Raises:
         ModelUnsupported: with the key, what was given and what is allowed.
     """
-    allowed: dict[str, tuple[Any, ...]] = {
-        "class_embed_type": (None,),
-        "num_class_embeds": (None,),
-        "addition_embed_type": _ADDITIONS.get(pipeline, (None,)),
-    }
-    for key, values in allowed.items():
-        given = config.get(key)
-        if given not in values:
-            raise ModelUnsupported(
-                f"unet config {key}={given!r} asks for what a {pipeline} does not give; allowed: "
-                f"{values}"
-            )
+    key, values = "addition_embed_type", _ADDITIONS.get(pipeline, (None,))
+    if (given := config.get(key)) not in values:
+        raise ModelUnsupported(
+            f"unet config {key}={given!r} asks for what a {pipeline} does not give; allowed: "
+            f"{values}"
+        )

@@ -37,8 +37,8 @@ class PreparedPrompt:
     Attributes:
         keys_values: ``[1 or 2, T, P]``, of all cross-attentions; with guidance the negative
             prompt's first.
-        added: ``[1 or 2, E]``, what is added to the time embedding (SDXL's conditions, classes);
-            None for models without.
+        added: ``[1 or 2, E]``, what is added to the time embedding (SDXL's conditions); None for
+            models without.
     """
 
     keys_values: Tensor
@@ -141,7 +141,7 @@ class UNetExecutor:
             ids = torch.stack([conditioning.time_ids] * len(pooled))
             added = {"text_embeds": torch.stack(pooled).to(self._dtype), "time_ids": ids}
         shape = embeds.new_zeros(len(embeds), self._unet.time_embedding.linear_1.out_features)
-        labels, own = self._labels(conditioning), prepared_deltas(deltas, len(embeds))
+        own = prepared_deltas(deltas, len(embeds))
         with adding(own, self._unet):
             prompts = self._unet.process_encoder_hidden_states(
                 encoder_hidden_states=embeds, added_cond_kwargs=added
@@ -149,29 +149,14 @@ class UNetExecutor:
             conditions = self._unet.get_aug_embed(
                 emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
             )
-            classes = self._unet.get_class_embed(sample=shape, class_labels=labels)
-        parts = [part for part in (classes, conditions) if part is not None]
         assert self._lean.prompts is not None
         num_rows, length = prompts.shape[:2]
         of_tokens = own and own.spread([length] * num_rows)
         keys_values = self._lean.prompts(prompts.flatten(0, 1), of_tokens)
         return PreparedPrompt(
             keys_values=keys_values.unflatten(0, (num_rows, length)),
-            added=torch.stack(parts).sum(0) if parts else None,
+            added=conditions,
         )
-
-    def _labels(self, conditioning: Conditioning) -> Tensor | None:
-        """Return the class labels of a request's model rows."""
-        labels = conditioning.class_labels
-        if labels is None:
-            return None
-        negative = None
-        if conditioning.is_guided:
-            negative = conditioning.negative_class_labels
-            negative = labels if negative is None else negative
-        rows = torch.stack(rows_of(negative, labels))
-        # a timestep is large: it is rounded only when it has become a wave
-        return rows.to(self._dtype) if rows.ndim > 1 else rows
 
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Run time embedding, input convolution, down blocks and mid block."""
