@@ -74,7 +74,7 @@ class Dispatcher:
         self._states = StateSweeper(
             await asyncio.to_thread(BlobStore, storage.states),
             knows=core.knows,
-            note_kept=core.note_kept,
+            note_stored=core.note_stored,
             wall_clock=time.time,
         )
         book = MetricsBook(_SILENCE_S)

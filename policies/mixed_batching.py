@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ray_cluster.policies.cost_model import own_s
 from ray_cluster.policies.ordering import QueueKey, queue_key
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView, StepCost
 
 _ROUNDING = 1e-9
@@ -86,22 +86,22 @@ def choose_batch(
     return batch
 
 
-def mixed_batches(sight: ReplicaSight) -> StepDecision:
+def mixed_batches(view: StepView) -> StepDecision:
     """Decide as engines may whose batches mix sizes; the rows' order does not matter."""
-    if not sight.rows:
+    if not view.rows:
         return StepDecision()
-    patience = patience_of(num_batches(sight))
-    candidates = [_candidate(row, sight, patience) for row in sight.rows]
-    batch = choose_batch(candidates, sight.step_cost, sight.now_s)
-    everybody = len(batch) == len(sight.rows)
+    patience = patience_of(num_batches(view))
+    candidates = [_candidate(row, view, patience) for row in view.rows]
+    batch = choose_batch(candidates, view.step_cost, view.now_s)
+    everybody = len(batch) == len(view.rows)
     # a row that is left out may fit in after a step
     num_rounds = int(min(row.left for row in batch)) if everybody else 1
     return StepDecision(tuple(row.key[-1] for row in batch), num_rounds)
 
 
-def num_batches(sight: ReplicaSight) -> int:
+def num_batches(view: StepView) -> int:
     """Return how many full batches the rows would fill."""
-    return math.ceil(sum(sight.share(row.request.size_px) for row in sight.rows) - _ROUNDING)
+    return math.ceil(sum(view.share(row.request.size_px) for row in view.rows) - _ROUNDING)
 
 
 def patience_of(batches: int) -> int:
@@ -109,13 +109,13 @@ def patience_of(batches: int) -> int:
     return 2 * batches
 
 
-def _candidate(row: RowView, sight: ReplicaSight, patience: int) -> Candidate:
+def _candidate(row: RowView, view: StepView, patience: int) -> Candidate:
     request, waited = row.request, row.waited_rounds
     return Candidate(
         key=queue_key(request),
         left=request.remaining_steps,
-        own_s=own_s(sight.step_cost, request),
+        own_s=own_s(view.step_cost, request),
         size_px=request.size_px,
-        share=sight.share(request.size_px),
+        share=view.share(request.size_px),
         overdue=waited if waited >= patience else 0,
     )

@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class PlannedSettings:
     """What changes without starting or stopping a replica; one versioned message."""
 
     version: int
@@ -86,12 +86,12 @@ class PlanDiff:
     """Actions between two plans, in the order in which they are to be done.
 
     Attributes:
-        knobs: None if nothing in them is new.
+        settings: None if nothing in them is new.
         stops: pools that shrink, first, for their GPUs are needed.
         starts: pools that grow.
     """
 
-    knobs: Knobs | None
+    settings: PlannedSettings | None
     stops: tuple[Scale, ...]
     starts: tuple[Scale, ...]
 
@@ -100,10 +100,10 @@ class PlanDiff:
         return (*self.stops, *self.starts)
 
 
-def knobs_of(plan: Plan) -> Knobs:
+def planned_settings_of(plan: Plan) -> PlannedSettings:
     """Return what a plan says beside replica counts."""
     batches = tuple((one.pool, one.max_batch) for one in plan.pools)
-    return Knobs(plan.version, batches, plan.cascades)
+    return PlannedSettings(plan.version, batches, plan.cascades)
 
 
 def diff(old: Plan, new: Plan) -> PlanDiff:
@@ -113,10 +113,10 @@ def diff(old: Plan, new: Plan) -> PlanDiff:
     """
     names = dict.fromkeys(one.pool for plan in (old, new) for one in plan.pools)
     scales = [Scale(name, _num(old, name), _num(new, name)) for name in names]
-    before, after = knobs_of(old), knobs_of(new)
+    before, after = planned_settings_of(old), planned_settings_of(new)
     is_same = (before.max_batches, before.cascades) == (after.max_batches, after.cascades)
     return PlanDiff(
-        knobs=None if is_same else after,
+        settings=None if is_same else after,
         stops=tuple(one for one in scales if one.num_after < one.num_before),
         starts=tuple(one for one in scales if one.num_after > one.num_before),
     )

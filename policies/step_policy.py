@@ -14,7 +14,7 @@ from ray_cluster.policies.types import RowView, StepCost
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSight:
+class StepView:
     """What there is to decide from.
 
     Attributes:
@@ -67,4 +67,4 @@ class StepDecision:
     idle_until_s: float | None = None
 
 
-StepPolicy = Callable[[ReplicaSight], StepDecision]
+StepPolicy = Callable[[StepView], StepDecision]

@@ -15,7 +15,7 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
-from ray_cluster.protocol.outcomes import Completed, Outcome, Sight, Submission
+from ray_cluster.protocol.outcomes import Completed, ImageUpdate, Outcome, Submission
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
 from ray_cluster.storage.blob_store import BlobStore
@@ -234,8 +234,8 @@ class FakeDispatcherClient:
             await asyncio.sleep(min(wait_s, self.max_wait_s))
         return found
 
-    async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
-        return Sight((await self.wait([request_id], wait_s)).get(request_id))
+    async def watch(self, request_id: str, seen: int, wait_s: float) -> ImageUpdate:
+        return ImageUpdate((await self.wait([request_id], wait_s)).get(request_id))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         self._check()
@@ -266,7 +266,7 @@ class FakeDispatcherClient:
         self._check()
         return own
 
-    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+    async def report_metrics(self, process_id: str, own: Snapshot) -> None:
         self._check()
         self.told = own
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView
 
 
@@ -42,15 +42,15 @@ class FixedBatches:
                 f"{self.max_batch} and {self.wait_s}"
             )
 
-    def __call__(self, sight: ReplicaSight) -> StepDecision:
+    def __call__(self, view: StepView) -> StepDecision:
         """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
-        rows = sorted(sight.rows, key=_arrived)
+        rows = sorted(view.rows, key=_arrived)
         begun = [row.request for row in rows if row.request.steps_done]
         if begun:
             return _until_first_ends(begun)
         alike = [row.request for row in rows if row.request.size_px == rows[0].request.size_px]
         starts_s = rows[0].request.arrival_s + self.wait_s
-        if len(alike) < self.max_batch and sight.now_s < starts_s:
+        if len(alike) < self.max_batch and view.now_s < starts_s:
             return StepDecision(idle_until_s=starts_s)
         return _until_first_ends(alike[: self.max_batch])
 
@@ -69,13 +69,13 @@ class InTimeBatches:
 
     batch_s: Callable[[int], float]
 
-    def __call__(self, sight: ReplicaSight) -> StepDecision:
+    def __call__(self, view: StepView) -> StepDecision:
         """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
-        requests = sorted((row.request for row in sight.rows), key=queue_key)
+        requests = sorted((row.request for row in view.rows), key=queue_key)
         begun = [one for one in requests if one.steps_done]
         if begun:
             return _until_first_ends(begun)
-        num_late = self._num_late(requests, sight.now_s)
+        num_late = self._num_late(requests, view.now_s)
         if num_late:
             return StepDecision(dropped=tuple(one.request_id for one in requests[:num_late]))
         return _until_first_ends(requests)
@@ -88,30 +88,30 @@ class InTimeBatches:
         return len(requests)
 
 
-def take_turns_by_size(sight: ReplicaSight) -> StepDecision:
+def take_turns_by_size(view: StepView) -> StepDecision:
     """Step the rows of one size after those of another; new rows join at the next turn.
 
     Iteration-level batching (Orca) with one batch per resolution.
     """
-    sizes = {row.request.size_px for row in sight.rows}
+    sizes = {row.request.size_px for row in view.rows}
     # the size that has waited for longest; a row that joins late does not bring its size forward
     waited = {
-        size: max(row.waited_rounds for row in sight.rows if row.request.size_px == size)
+        size: max(row.waited_rounds for row in view.rows if row.request.size_px == size)
         for size in sizes
     }
     turn = max(sizes, key=lambda size: (waited[size], size))
-    rows = sorted((row for row in sight.rows if row.request.size_px == turn), key=_arrived)
-    requests = [row.request for row in rows[: sight.max_batch]]
-    if len(requests) == len(sight.rows):
+    rows = sorted((row for row in view.rows if row.request.size_px == turn), key=_arrived)
+    requests = [row.request for row in rows[: view.max_batch]]
+    if len(requests) == len(view.rows):
         return _until_first_ends(requests)
     return StepDecision(tuple(one.request_id for one in requests))
 
 
-def mix_as_they_come(sight: ReplicaSight) -> StepDecision:
+def mix_as_they_come(view: StepView) -> StepDecision:
     """Step rows of all sizes together up to the cap, first come first.
 
     PatchedServe's own control, PatchedCache (section 8), batches like this.
     """
-    rows = sorted(sight.rows, key=_arrived)
-    requests = [row.request for row in rows[: sight.max_batch]]
+    rows = sorted(view.rows, key=_arrived)
+    requests = [row.request for row in rows[: view.max_batch]]
     return _until_first_ends(requests) if requests else StepDecision()

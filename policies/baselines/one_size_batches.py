@@ -15,57 +15,57 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ray_cluster.policies.ordering import Urgency, urgency
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView
 
 
-def one_size_batches(sight: ReplicaSight) -> StepDecision:
+def one_size_batches(view: StepView) -> StepDecision:
     """Decide for the rows; the same rows give the same answer in whatever order."""
-    if not sight.rows:
+    if not view.rows:
         return StepDecision()
-    patience = 2 * num_batches(sight)
+    patience = 2 * num_batches(view)
 
     def rank(row: RowView) -> tuple[int, Urgency]:
         overdue = row.waited_rounds if row.waited_rounds >= patience else 0
-        return (-overdue, urgency(row.request, sight.now_s))
+        return (-overdue, urgency(row.request, view.now_s))
 
-    ranked = sorted(sight.rows, key=rank)
+    ranked = sorted(view.rows, key=rank)
     size = ranked[0].request.size_px
     alike = [row for row in ranked if row.request.size_px == size]
-    chosen = alike[: sight.most_of(size)]
+    chosen = alike[: view.most_of(size)]
     return StepDecision(
         tuple(row.request.request_id for row in chosen),
-        _rounds_unchanged(sight, chosen, patience),
+        _rounds_unchanged(view, chosen, patience),
     )
 
 
-def num_batches(sight: ReplicaSight) -> int:
+def num_batches(view: StepView) -> int:
     """Return how many batches it takes to step every row once."""
-    num_by_size = Counter(row.request.size_px for row in sight.rows)
-    return sum(-(-num // sight.most_of(size)) for size, num in num_by_size.items())
+    num_by_size = Counter(row.request.size_px for row in view.rows)
+    return sum(-(-num // view.most_of(size)) for size, num in num_by_size.items())
 
 
-def _rounds_unchanged(sight: ReplicaSight, chosen: Sequence[RowView], patience: int) -> int:
+def _rounds_unchanged(view: StepView, chosen: Sequence[RowView], patience: int) -> int:
     """Return for how many rounds a batch surely stays the answer, as long as no row comes.
 
     It is at least 1, and no more than what ends the batch's first row. A simulator takes so many
     steps at once.
     """
     ends = min(row.request.remaining_steps for row in chosen)
-    if len(chosen) == len(sight.rows):
+    if len(chosen) == len(view.rows):
         return ends
-    if any(row.waited_rounds >= patience for row in sight.rows):
+    if any(row.waited_rounds >= patience for row in view.rows):
         return 1
     ids = {row.request.request_id for row in chosen}
-    others = [row for row in sight.rows if row.request.request_id not in ids]
+    others = [row for row in view.rows if row.request.request_id not in ids]
     overdue = min(patience - row.waited_rounds for row in others)
     # ranks change when a deadline passes
-    each_s = sight.batch_s(tuple(ids))
-    now_s = sight.now_s
+    each_s = view.batch_s(tuple(ids))
+    now_s = view.now_s
     passes = min(
         (
             max(1, math.floor((row.request.deadline_s - now_s) / each_s))
-            for row in sight.rows
+            for row in view.rows
             if now_s <= row.request.deadline_s < now_s + ends * each_s
         ),
         default=ends,

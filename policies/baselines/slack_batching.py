@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, StepCost
 
 if TYPE_CHECKING:
@@ -123,23 +123,23 @@ class SlackBatches:
         if not math.isfinite(self.threshold):
             raise ValueError(f"a threshold must be finite; given {self.threshold}")
 
-    def __call__(self, sight: ReplicaSight) -> StepDecision:
+    def __call__(self, view: StepView) -> StepDecision:
         """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
-        active = [row.request for row in sight.rows if row.request.steps_done]
-        waits = [row.request for row in sight.rows if not row.request.steps_done]
-        waits.sort(key=lambda one: self._slack(one, sight.now_s))
+        active = [row.request for row in view.rows if row.request.steps_done]
+        waits = [row.request for row in view.rows if not row.request.steps_done]
+        waits.sort(key=lambda one: self._slack(one, view.now_s))
         dropped: list[str] = []
         for candidate in waits:
-            if len(active) == sight.max_batch:
+            if len(active) == view.max_batch:
                 break
             longer_s = self.predict([*active, candidate])
-            if _is_late(candidate, longer_s, sight.now_s):
+            if _is_late(candidate, longer_s, view.now_s):
                 dropped.append(candidate.request_id)
                 continue
-            if active and self._hurts(active, candidate, longer_s, sight.now_s):
+            if active and self._hurts(active, candidate, longer_s, view.now_s):
                 break
             active.append(candidate)
-        everybody = len(active) + len(dropped) == len(sight.rows)
+        everybody = len(active) + len(dropped) == len(view.rows)
         num_rounds = min((one.remaining_steps for one in active), default=1) if everybody else 1
         ids = tuple(one.request_id for one in active)
         return StepDecision(ids, num_rounds, tuple(dropped))

@@ -90,7 +90,7 @@ class GatewayMetricsEndpoint:
             await asyncio.sleep(_PUSH_AFTER_S)
             self._has_news.clear()
             try:
-                await self._client.tell_metrics(self._process_id, self._metrics.snapshot())
+                await self._client.report_metrics(self._process_id, self._metrics.snapshot())
             except DispatcherUnavailable as error:
                 logger.debug("metrics are reported later: %s", error)
 

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ray_cluster.errors import RayClusterError
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.plan import Knobs, Plan, PlanDiff, PoolPlan, diff
+from ray_cluster.policies.plan import Plan, PlanDiff, PlannedSettings, PoolPlan, diff
 from ray_cluster.policies.planner import Planner
 
 M = TypeVar("M")
@@ -51,7 +51,7 @@ class Cluster(Protocol):
     def scale(self, pool: str, num_replicas: int) -> None:
         """Have so many replicas, soon; idempotent."""
 
-    def turn(self, knobs: Knobs) -> None:
+    def apply(self, settings: PlannedSettings) -> None:
         """Apply batch caps and thresholds at once; ignored if a later version was applied."""
 
 
@@ -150,12 +150,12 @@ class ControlLoop(Generic[M]):
     def _apply(self, actions: PlanDiff) -> list[str]:
         """Do the actions, note those that worked, and return what went wrong."""
         failures = []
-        if actions.knobs is not None:
+        if actions.settings is not None:
             try:
-                self._cluster.turn(actions.knobs)
-                self._note_knobs(actions.knobs)
+                self._cluster.apply(actions.settings)
+                self._note_knobs(actions.settings)
             except FAILURES as error:
-                failures.append(f"cannot turn knobs: {error}")
+                failures.append(f"cannot apply settings: {error}")
         for scale in actions.scales:
             try:
                 self._cluster.scale(scale.pool, scale.num_after)
@@ -164,12 +164,12 @@ class ControlLoop(Generic[M]):
                 failures.append(f"cannot scale {scale.pool} to {scale.num_after}: {error}")
         return failures
 
-    def _note_knobs(self, knobs: Knobs) -> None:
+    def _note_knobs(self, settings: PlannedSettings) -> None:
         counts = {one.pool: one.num_replicas for one in self._applied.pools}
         pools = tuple(
-            PoolPlan(pool, counts.get(pool, 0), batch) for pool, batch in knobs.max_batches
+            PoolPlan(pool, counts.get(pool, 0), batch) for pool, batch in settings.max_batches
         )
-        self._applied = Plan(pools, knobs.cascades, knobs.version)
+        self._applied = Plan(pools, settings.cascades, settings.version)
 
     def _note_count(self, pool: str, num_replicas: int) -> None:
         known = {one.pool: one for one in self._applied.pools}

@@ -189,9 +189,9 @@ class DispatchCore:
         view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
         self._ledger.restore(request, view, now_s)
 
-    def note_kept(self, states: Mapping[str, StateHeader]) -> None:
-        """See :meth:`Ledger.note_kept`."""
-        self._ledger.note_kept(states)
+    def note_stored(self, states: Mapping[str, StateHeader]) -> None:
+        """See :meth:`Ledger.note_stored`."""
+        self._ledger.note_stored(states)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Apply a replica's poll and answer it."""

@@ -117,7 +117,7 @@ class Ledger:
         self.counters.totals["restored"] += 1
         log_image("image_restored", record)
 
-    def note_kept(self, states: Mapping[str, StateHeader]) -> None:
+    def note_stored(self, states: Mapping[str, StateHeader]) -> None:
         """Note the stored states of requests that no replica has had since the start.
 
         Of others a replica has reported, or will.
@@ -127,8 +127,8 @@ class Ledger:
             if record is None or record.num_leases or record.holder is not None:
                 continue
             self.queue.remove(request_id)
-            record.note_kept(state.step_index, state.model_digest)
-            record.make_progress(record.kept_steps)
+            record.note_stored(state.step_index, state.model_digest)
+            record.make_progress(record.stored_steps)
             self.queue.add(record.view)
 
     def refuse(
@@ -224,7 +224,7 @@ class Ledger:
         record.may_resume = True
         if record.kept_digest != replica.registration.model_digest:
             # steps of another model are worth nothing on this one
-            record.kept_steps = 0
+            record.stored_steps = 0
             record.make_progress(0)
         replica.take(record)
         return record.fence
@@ -241,7 +241,7 @@ class Ledger:
                 self.counters.totals[event.failure.kind] += 1
                 self._end(record, event.failure)
             case Returned():
-                record.note_kept(event.steps_done, replica.registration.model_digest)
+                record.note_stored(event.steps_done, replica.registration.model_digest)
                 self._requeue(record, now_s, "preempted" if record.is_preempted else "returned")
         return True
 
@@ -299,7 +299,7 @@ class Ledger:
         self._end(record, completed)
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
-        steps_done = record.kept_steps
+        steps_done = record.stored_steps
         log_image("image_requeued", record, reason=reason, steps_done=steps_done)
         self._release(record)
         record.since_s = now_s

@@ -15,7 +15,7 @@ from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Returned, Shown
-from ray_cluster.protocol.outcomes import Outcome, Progress, Sight, Submission
+from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Progress, Submission
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.protocol.timeouts import sleep_and_read
 from ray_cluster.requests import ImageRequest, ModelProfile
@@ -191,23 +191,23 @@ class DispatchService:
         await self._sleep(ids, wait_s)
         return self._clients.fetch(ids)
 
-    async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
+    async def watch(self, request_id: str, seen: int, wait_s: float) -> ImageUpdate:
         """Return how a request ended, or a preview after number ``seen``, as soon as it is there.
 
         Otherwise like :meth:`wait`, and nothing after a while.
         """
         self._core.touch([request_id], self._clock())
-        sight = self._look(request_id, seen)
-        if sight != Sight():
-            return sight
+        view = self._look(request_id, seen)
+        if view != ImageUpdate():
+            return view
         await self._sleep([request_id], wait_s)
         return self._look(request_id, seen)
 
-    def _look(self, request_id: str, seen: int) -> Sight:
+    def _look(self, request_id: str, seen: int) -> ImageUpdate:
         outcome = self._clients.fetch([request_id]).get(request_id)
         preview = self._core.preview(request_id)
         is_news = preview is not None and preview.index > seen
-        return Sight(outcome, preview if is_news else None)
+        return ImageUpdate(outcome, preview if is_news else None)
 
     async def _sleep(self, request_ids: Sequence[str], wait_s: float) -> None:
         most_s = self._attached_s / 3

@@ -38,7 +38,7 @@ class RequestRecord:
         queued_s: seconds spent in the queue before ``since_s``.
         num_leases: leases so far.
         num_losses: leases that ended because the replica died or lost them.
-        kept_steps: steps that are known to be in the state store.
+        stored_steps: steps that are known to be in the state store.
         kept_digest: of the model that they were done with.
         may_resume: whether a replica may have worked on it, so that there may be a state of it.
         preview: the last one.
@@ -60,7 +60,7 @@ class RequestRecord:
     num_losses: int = 0
     fence: Fence | None = None
     holder: ReplicaRecord | None = None
-    kept_steps: int = 0
+    stored_steps: int = 0
     kept_digest: str = ""
     may_resume: bool = False
     preview: Preview | None = None
@@ -69,9 +69,9 @@ class RequestRecord:
     is_preempted: bool = False
     asked_s: float = 0.0
 
-    def note_kept(self, steps_done: int, model_digest: str) -> None:
+    def note_stored(self, steps_done: int, model_digest: str) -> None:
         is_same = model_digest == self.kept_digest
-        self.kept_steps = max(self.kept_steps, steps_done) if is_same else steps_done
+        self.stored_steps = max(self.stored_steps, steps_done) if is_same else steps_done
         self.kept_digest = model_digest
 
     def make_progress(self, steps_done: int) -> bool:
@@ -143,7 +143,7 @@ class ReplicaRecord:
             if (record := self.held.get(request_id)) is not None:
                 record.since_s = now_s
                 # 0 while the state that it goes on from is being fetched
-                is_changed |= record.make_progress(steps_done or record.kept_steps)
+                is_changed |= record.make_progress(steps_done or record.stored_steps)
         if is_changed:
             self._note_change()
 

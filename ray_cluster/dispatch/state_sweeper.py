@@ -26,7 +26,7 @@ class StateSweeper:
     Args:
         store: where the replicas of all pools keep states; other cells' may, too.
         knows: whether a request has not ended.
-        note_kept: called once with the headers of all states of open requests, by id.
+        note_stored: called once with the headers of all states of open requests, by id.
         wall_clock: Unix time in seconds.
     """
 
@@ -35,12 +35,12 @@ class StateSweeper:
         store: BlobStore,
         *,
         knows: Callable[[str], bool],
-        note_kept: Callable[[Mapping[str, StateHeader]], None],
+        note_stored: Callable[[Mapping[str, StateHeader]], None],
         wall_clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._knows = knows
-        self._note_kept = note_kept
+        self._note_stored = note_stored
         self._wall_clock = wall_clock
         self._ended: set[str] = set()
         self._has_ended = asyncio.Event()
@@ -63,7 +63,7 @@ class StateSweeper:
     async def _sweep_forever(self) -> None:
         kept: dict[str, StateHeader] = {}
         await self._try(self._look, kept)
-        self._note_kept(kept)
+        self._note_stored(kept)
         while True:
             await self._try(self._sweep)
             with contextlib.suppress(TimeoutError):

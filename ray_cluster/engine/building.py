@@ -19,7 +19,7 @@ from ray_cluster.policies.baselines.one_size_batches import one_size_batches
 from ray_cluster.policies.batch_layout import BatchLayout
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.policies.mixed_batching import mixed_batches
-from ray_cluster.policies.step_policy import ReplicaSight, StepPolicy
+from ray_cluster.policies.step_policy import StepPolicy, StepView
 from ray_cluster.policies.types import RowView
 
 # what requests on reuse schedules have of their last full step; what is evicted is computed again
@@ -50,7 +50,7 @@ def build_engine(
     limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
 
     def choose(rows: Sequence[RowView], now_s: float) -> Sequence[str]:
-        view = ReplicaSight(rows, costs.current, limit.most, now_s, model.max_batch_by_size)
+        view = StepView(rows, costs.current, limit.most, now_s, model.max_batch_by_size)
         return policy(view).request_ids
 
     return StepEngine(

@@ -97,7 +97,7 @@ class Checkpoints:
                 continue
             if not self._is_probed:
                 self._probe(ticket)
-            elif num_steps is not None and row.unkept_steps >= num_steps:
+            elif num_steps is not None and row.unstored_steps >= num_steps:
                 self._export(ticket, row)
 
     def _probe(self, ticket: Ticket) -> None:
@@ -109,7 +109,7 @@ class Checkpoints:
         if self._sink.is_busy(ticket.request.request_id):
             return
         if (copy := self._copy(ticket)) is not None:
-            row.kept_steps = row.step_index
+            row.stored_steps = row.step_index
             self._sink.keep(copy, partial(self._live.__contains__, ticket))
 
     def _copy(self, ticket: Ticket) -> RequestState | None:

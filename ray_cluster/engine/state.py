@@ -87,7 +87,7 @@ class RequestState:
         reuse: which of its steps are computed whole; None for all.
         full_step: the last of these, of a request with such a schedule.
         num_reused: steps in which it has taken anything from an earlier one.
-        kept_steps: steps contained in the last copy of it; no part of the portable form.
+        stored_steps: steps contained in the last copy of it; no part of the portable form.
     """
 
     request: ImageRequest
@@ -104,12 +104,12 @@ class RequestState:
     reuse: ReuseSchedule | None = None
     full_step: FullStep | None = None
     num_reused: int = 0
-    kept_steps: int = 0
+    stored_steps: int = 0
 
     @property
-    def unkept_steps(self) -> int:
+    def unstored_steps(self) -> int:
         """Steps that would be lost with it."""
-        return self.step_index - self.kept_steps
+        return self.step_index - self.stored_steps
 
     @property
     def is_preview_due(self) -> bool:
@@ -238,5 +238,5 @@ class RequestState:
             queued_s=header.queued_s,
             encode_s=header.encode_s,
             denoise_s=header.denoise_s,
-            kept_steps=header.step_index,
+            stored_steps=header.step_index,
         )

@@ -43,10 +43,10 @@ class CellService:
 
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
-        await self.tell_metrics(process_id, own)
+        await self.report_metrics(process_id, own)
         return self._book.merged(self._clock(), await self.own_metrics())
 
-    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+    async def report_metrics(self, process_id: str, own: Snapshot) -> None:
         """Take in the present metrics of another process."""
         self._book.update(process_id, own, self._clock())
 

@@ -9,7 +9,7 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.interface import raises
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
-from ray_cluster.protocol.outcomes import Outcome, Sight, Submission
+from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Submission
 from ray_cluster.protocol.settings import GatewaySettings, WorkerSettings
 from ray_cluster.requests import ImageRequest, ModelProfile
 
@@ -37,7 +37,7 @@ class ImageCalls(Protocol):
         """
         ...
 
-    async def watch(self, request_id: str, seen: int, wait_s: float) -> Sight:
+    async def watch(self, request_id: str, seen: int, wait_s: float) -> ImageUpdate:
         """Return a request's outcome, or a preview after ``seen``; else like :meth:`wait`."""
         ...
 
@@ -88,7 +88,7 @@ class CellCalls(Protocol):
         """Return the metrics of the whole cell, the caller's present ones included."""
         ...
 
-    async def tell_metrics(self, process_id: str, own: Snapshot) -> None:
+    async def report_metrics(self, process_id: str, own: Snapshot) -> None:
         """Report the caller's present metrics."""
         ...
 

@@ -64,7 +64,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ImageUpdate:
     """The next news of one request: its outcome, or a preview, or nothing yet."""
 
     outcome: Outcome | None = None

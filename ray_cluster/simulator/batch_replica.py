@@ -90,7 +90,7 @@ class BatchReplica(SimulatedReplica):
             return self._cap
         return max(0, self._cap - len(self._rows)) if self._has_dropped else 0
 
-    def turn(self, cap: int) -> None:
+    def set_cap(self, cap: int) -> None:
         """Limit the next batches to so many images."""
         if cap != self._cap:
             self._cap = cap

@@ -31,7 +31,7 @@ from ray_cluster.policies.cascade import (
 )
 from ray_cluster.policies.cluster_state import ClusterState, ModelState, ServiceState
 from ray_cluster.policies.fleet import Fleet, ServiceSpec
-from ray_cluster.policies.plan import CascadePlan, Knobs
+from ray_cluster.policies.plan import CascadePlan, PlannedSettings
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.requests import Answer, SimulatedOutcome, SimulatedRequest
 from ray_cluster.simulator.scaling import Faults, Scaling, Watch
@@ -168,14 +168,14 @@ class SimulatedCluster:
         """Start or stop replicas until there are so many."""
         self._scaling.scale(pool, num_replicas)
 
-    def turn(self, knobs: Knobs) -> None:
+    def apply(self, settings: PlannedSettings) -> None:
         """Apply batch caps and thresholds at once; a version that is not later is ignored."""
-        if knobs.version <= self._version:
+        if settings.version <= self._version:
             return
-        self._version = knobs.version
-        for pool, max_batch in knobs.max_batches:
-            self.serving.turn(pool, max_batch)
-        self._cascades = {one.service: one for one in knobs.cascades}
+        self._version = settings.version
+        for pool, max_batch in settings.max_batches:
+            self.serving.set_cap(pool, max_batch)
+        self._cascades = {one.service: one for one in settings.cascades}
 
     def run_out(self) -> None:
         """Let time pass until nothing runs any more; what waits then has no replica.

@@ -15,7 +15,7 @@ from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.fleet import Fleet
 from ray_cluster.policies.latency import LatencyProfile
-from ray_cluster.policies.plan import Plan, knobs_of
+from ray_cluster.policies.plan import Plan, planned_settings_of
 from ray_cluster.policies.planner import Planner
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.control_course import Course, course_of
@@ -294,7 +294,7 @@ def run_planner(
         faults=experiment.faults,
         dwell_s=experiment.young_s,
     )
-    cluster.turn(knobs_of(initial))
+    cluster.apply(planned_settings_of(initial))
     for pool in initial.pools:
         cluster.scale(pool.pool, pool.num_replicas)
     begin_s = begin_of(experiment)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision, StepPolicy
+from ray_cluster.policies.step_policy import StepDecision, StepPolicy, StepView
 from ray_cluster.policies.types import RequestView, RowView
 from ray_cluster.protocol.leases import (
     Failed,
@@ -207,7 +207,7 @@ class SimulatedReplica:
         if not rows:
             return
         decision = self._policy(
-            ReplicaSight(
+            StepView(
                 rows=rows,
                 step_cost=self.registration.step_cost,
                 max_batch=self.registration.max_batch,

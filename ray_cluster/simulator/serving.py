@@ -195,12 +195,12 @@ class Serving:
 
     # replicas
 
-    def turn(self, pool: str, max_batch: int) -> None:
+    def set_cap(self, pool: str, max_batch: int) -> None:
         """Cap the batches of a pool from now on."""
         self._caps[pool] = max(1, max_batch)
         for name, replica in list(self._live.items()):
             if self._pool_by_replica[name].spec.name == pool:
-                replica.turn(self._caps[pool])
+                replica.set_cap(self._caps[pool])
 
     def bring_up(
         self,

@@ -9,7 +9,7 @@ import pytest
 from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.plan import CascadePlan, Knobs, Plan, PlanDiff, PoolPlan, diff
+from ray_cluster.policies.plan import CascadePlan, Plan, PlanDiff, PlannedSettings, PoolPlan, diff
 from ray_cluster.simulator.events import EventQueue
 
 EMPTY = ClusterState(0.0, (), (), (), ())
@@ -51,8 +51,8 @@ class RecordingCluster:
     def scale(self, pool: str, num_replicas: int) -> None:
         self._ask(f"scale-{pool} {num_replicas}")
 
-    def turn(self, knobs: Knobs) -> None:
-        self._ask(f"turn {knobs.version}")
+    def apply(self, settings: PlannedSettings) -> None:
+        self._ask(f"apply {settings.version}")
 
     def actions(self) -> list[str]:
         found = [one for one in self.asked if one != "observe"]
@@ -68,7 +68,7 @@ def loop_of(*plans: Plan) -> tuple[ControlLoop[int], RecordingCluster, EventQueu
 def test_only_differences_are_applied_and_shrinking_comes_first() -> None:
     loop, cluster, _ = loop_of(SMALL, SMALL, LARGE)
     loop.run_round()
-    assert cluster.actions() == ["turn 1", "scale-a 2", "scale-b 1"]
+    assert cluster.actions() == ["apply 1", "scale-a 2", "scale-b 1"]
     loop.run_round()
     assert cluster.actions() == []
     loop.run_round()
@@ -81,7 +81,7 @@ def test_versions_rise_with_plans_that_differ_and_only_with_those() -> None:
     assert versions == [1, 1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("failing", ["turn", "scale-a", "scale-b"])
+@pytest.mark.parametrize("failing", ["apply", "scale-a", "scale-b"])
 def test_what_could_not_be_applied_is_tried_again_and_nothing_else(failing: str) -> None:
     loop, cluster, _ = loop_of(SMALL)
     cluster.failing[failing] = 2
@@ -155,4 +155,4 @@ def test_equal_plans_differ_in_nothing() -> None:
     assert diff(SMALL, same) == PlanDiff(None, (), ())
     only_knobs = replace(SMALL, cascades=(CascadePlan("s", 0.4),))
     assert diff(SMALL, only_knobs).scales == ()
-    assert diff(SMALL, only_knobs).knobs is not None
+    assert diff(SMALL, only_knobs).settings is not None

@@ -236,7 +236,7 @@ def test_what_is_kept_of_restored_requests_counts_for_predictions(core: Dispatch
         return progress
 
     before_s = seen("near").predicted_s
-    core.note_kept(
+    core.note_stored(
         {
             name: StateHeader(image_request(name), steps)
             for name, steps in (("far", 8), ("near", 9), ("nobody", 3))
@@ -275,7 +275,7 @@ def test_steps_of_another_model_are_worth_nothing_to_who_leases_a_request(
 ) -> None:
     request = image_request("a")
     core.restore(request, age_s=1.0, slo_s=60.0, now_s=0.0)
-    core.note_kept({"a": StateHeader(request, 6, model_digest="old")})
+    core.note_stored({"a": StateHeader(request, 6, model_digest="old")})
     for replica_id, digest, steps_done in (("new", "new", 0), ("old", "old", 0)):
         core.register(replace(registration(replica_id), model_digest=digest), 1.0)
         (lease,) = core.poll(poll_of(replica_id), 1.0).leases

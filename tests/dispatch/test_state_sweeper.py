@@ -33,12 +33,12 @@ async def until_there_are(folder: Path, names: set[str]) -> None:
 
 
 def left_states(
-    folder: Path, note_kept: Callable[[Mapping[str, StateHeader]], None] = dict
+    folder: Path, note_stored: Callable[[Mapping[str, StateHeader]], None] = dict
 ) -> StateSweeper:
     return StateSweeper(
         BlobStore(str(folder)),
         knows=lambda key: key.startswith("open"),
-        note_kept=note_kept,
+        note_stored=note_stored,
         wall_clock=time.time,
     )
 

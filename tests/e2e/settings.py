@@ -118,7 +118,7 @@ def is_answered(service: Service, status: int, **options: Any) -> Callable[[], b
     return lambda: all(call(service, **options).status_code == status for _ in range(6))
 
 
-def is_let_in(service: Service, key: str, status: int = 200) -> Callable[[], bool]:
+def is_admitted(service: Service, key: str, status: int = 200) -> Callable[[], bool]:
     """Whether calls with a key have one status, on whichever gateways; no image is made."""
 
     def ask() -> int:

@@ -21,7 +21,7 @@ from tests.e2e.settings import (
     call,
     identities,
     is_answered,
-    is_let_in,
+    is_admitted,
     serve_file,
     settings_command,
     wait_for,
@@ -41,7 +41,7 @@ def document(service: Service) -> Iterator[Document]:
         yield one
     finally:
         one.restore()
-        wait_for(is_let_in(service, NEXT_KEY, 401), "the old settings")
+        wait_for(is_admitted(service, NEXT_KEY, 401), "the old settings")
 
 
 def warnings_of(service: Service) -> str:
@@ -54,9 +54,9 @@ def change_keys(service: Service, document: Document) -> float:
     """Add a key, then take it away again; return the seconds until both were in force."""
     assert call(service, key=NEXT_KEY).status_code == 401
     document.edit(lambda content: content["http"].update(api_keys=[API_KEY, NEXT_KEY]))
-    took_s = wait_for(is_let_in(service, NEXT_KEY), "the new key")
+    took_s = wait_for(is_admitted(service, NEXT_KEY), "the new key")
     document.edit(lambda content: content["http"].update(api_keys=[API_KEY]))
-    return took_s + wait_for(is_let_in(service, NEXT_KEY, 401), "the key's end")
+    return took_s + wait_for(is_admitted(service, NEXT_KEY, 401), "the key's end")
 
 
 def change_limits(service: Service, document: Document) -> None:
@@ -134,7 +134,7 @@ def test_many_clients_notice_nothing_of_many_changes(service: Service, document:
         "storage": ("retention_s", lambda number: 1e6 + number),
     }
     document.edit(lambda content: content["limits"].update(max_queued_images=200))
-    wait_for(is_let_in(service, API_KEY), "a higher bound")
+    wait_for(is_admitted(service, API_KEY), "a higher bound")
     time.sleep(3)
     with clients.running():
         for number in range(20):
@@ -148,7 +148,7 @@ def test_many_clients_notice_nothing_of_many_changes(service: Service, document:
                 content["http"].update(api_keys=keys)  # noqa: B023
 
             document.edit(change)
-            wait_for(is_let_in(service, keys[1]), "the next key")
+            wait_for(is_admitted(service, keys[1]), "the next key")
     logger.warning("%d calls of 32 clients over 20 changes", clients.num_calls)
     assert clients.failed == []
     assert identities(service) == before
@@ -177,7 +177,7 @@ def test_deploying_again_after_a_change_of_settings_replaces_nothing(tmp_path: P
         deploy()
         time.sleep(5)
         assert identities(service) == before
-        wait_for(is_let_in(service, NEXT_KEY), "the new key")
+        wait_for(is_admitted(service, NEXT_KEY), "the new key")
         # a new pool adds an application and touches no other
         document.edit(lambda content: content["pools"].append(DRAFT))
         deploy()

@@ -53,7 +53,7 @@ def test_a_copy_goes_on_elsewhere_and_the_row_goes_on_here(
     assert [copy.to_bytes() for copy in copies] == exported
     for steps_done, data in enumerate(exported):
         state = RequestState.from_bytes(data, device="cpu", arrival_s=0.0, deadline_s=1e9)
-        assert (state.step_index, state.unkept_steps) == (steps_done, 0)
+        assert (state.step_index, state.unstored_steps) == (steps_done, 0)
         for one_way in (state, copies[steps_done]):
             run = drive(engine_of(model), {0: [one_way]})
             assert difference(run.latents("a"), expected) == 0.0

@@ -18,7 +18,7 @@ from ray_cluster.policies.mixed_batching import mixed_batches
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.placement import Residency, passed_over, place
 from ray_cluster.policies.replica_simulation import ForecastReplica, Leased
-from ray_cluster.policies.step_policy import ReplicaSight
+from ray_cluster.policies.step_policy import StepView
 from ray_cluster.policies.types import RequestView, RowView, StepCost, lora_resident
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import queue_of
@@ -54,8 +54,8 @@ def stepped_one_by_one(
             rows[leased.request_id] = RowView(leased)
             for need in leased.needs:
                 there.setdefault(need, set()).add(0)
-        sight = ReplicaSight(list(rows.values()), cost, BATCH, now_s)
-        chosen = mixed_batches(sight).request_ids
+        view = StepView(list(rows.values()), cost, BATCH, now_s)
+        chosen = mixed_batches(view).request_ids
         now_s += step_s(cost, work_of(rows[one].request for one in chosen))
         for name, row in list(rows.items()):
             if name not in chosen:

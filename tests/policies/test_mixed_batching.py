@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.mixed_batching import mixed_batches, num_batches
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView, StepCost
 from tests.fakes import request_view
 from tests.policies import waiting_rows
@@ -17,8 +17,8 @@ from tests.policies.waiting_rows import SIZES, Limits, Schedule, arrivals, check
 COST = StepCost(0.5, 1.0, per_squared_megapixel_s=0.25, per_further_size_s=0.1)
 
 
-def sight_of(*requests: RequestView, max_batch: int = 4, now_s: float = 0.0) -> ReplicaSight:
-    return ReplicaSight([RowView(one) for one in requests], COST, max_batch, now_s)
+def sight_of(*requests: RequestView, max_batch: int = 4, now_s: float = 0.0) -> StepView:
+    return StepView([RowView(one) for one in requests], COST, max_batch, now_s)
 
 
 def batch(*requests: RequestView, max_batch: int = 4, now_s: float = 0.0) -> tuple[str, ...]:
@@ -64,8 +64,8 @@ def test_nobody_in_the_batch_is_late_who_would_not_be_alone(
         request_view(f"{n}", width_px=side, height_px=side, num_steps=steps, deadline_s=deadline)
         for n, (side, steps, deadline) in enumerate(states)
     ]
-    sight = sight_of(*requests, max_batch=max_batch)
-    decision = mixed_batches(sight)
+    view = sight_of(*requests, max_batch=max_batch)
+    decision = mixed_batches(view)
     chosen = [one for one in requests if one.request_id in decision.request_ids]
     assert 1 <= len(chosen) <= max_batch
     together_s = step_s(COST, work_of(chosen))

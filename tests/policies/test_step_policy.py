@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
 
@@ -48,7 +48,7 @@ def stepped(rows: list[RowView], decision: StepDecision) -> list[RowView]:
 
 
 def test_nothing_to_step_is_no_decision() -> None:
-    assert one_size_batches(ReplicaSight([], COST, 2, 0.0)) == StepDecision()
+    assert one_size_batches(StepView([], COST, 2, 0.0)) == StepDecision()
 
 
 @settings(max_examples=120)
@@ -57,16 +57,16 @@ def test_a_decision_stays_the_answer_for_as_long_as_it_says(
     drawn: list[tuple[int, int, float, int, int]], max_batch: int
 ) -> None:
     rows, now_s = rows_of(drawn), 0.0
-    decision = one_size_batches(ReplicaSight(rows, COST, max_batch, now_s))
+    decision = one_size_batches(StepView(rows, COST, max_batch, now_s))
     assert decision.num_rounds >= 1
-    sight = ReplicaSight(rows, COST, max_batch, now_s)
-    each_s = sight.batch_s(decision.request_ids)
+    view = StepView(rows, COST, max_batch, now_s)
+    each_s = view.batch_s(decision.request_ids)
     for _ in range(decision.num_rounds):
-        again = one_size_batches(ReplicaSight(rows, COST, max_batch, now_s))
+        again = one_size_batches(StepView(rows, COST, max_batch, now_s))
         assert set(again.request_ids) == set(decision.request_ids)
         rows, now_s = stepped(rows, again), now_s + each_s
 
 
 def test_rows_that_all_step_together_go_on_until_the_first_ends() -> None:
     rows = [RowView(request_view("a", num_steps=9)), RowView(request_view("b", num_steps=4))]
-    assert one_size_batches(ReplicaSight(rows, COST, 2, 0.0)).num_rounds == 4
+    assert one_size_batches(StepView(rows, COST, 2, 0.0)).num_rounds == 4

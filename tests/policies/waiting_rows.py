@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from ray_cluster.policies.step_policy import ReplicaSight, StepPolicy
+from ray_cluster.policies.step_policy import StepPolicy, StepView
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
 
@@ -35,13 +35,13 @@ def row(request_id: str, size: int = 0, waited_rounds: int = 0, **changes: float
     return RowView(view, waited_rounds)
 
 
-def sight_of(rows: Sequence[RowView], most: Limits, now_s: float = 0.0) -> ReplicaSight:
-    return ReplicaSight(rows, COST, 9, now_s, most)
+def sight_of(rows: Sequence[RowView], most: Limits, now_s: float = 0.0) -> StepView:
+    return StepView(rows, COST, 9, now_s, most)
 
 
 def check_waits(
     policy: StepPolicy,
-    num_batches: Callable[[ReplicaSight], int],
+    num_batches: Callable[[StepView], int],
     schedule: Schedule,
     most: Limits,
     *,
@@ -56,8 +56,8 @@ def check_waits(
             changes = {"priority": priority, "num_steps": num_steps, "deadline_s": now + left_s}
             fresh = row(f"{now}-{index}", size, 0, **changes)
             present[fresh.request.request_id] = fresh
-        sight = sight_of(list(present.values()), most, float(now))
-        batches, decision = num_batches(sight), policy(sight)
+        view = sight_of(list(present.values()), most, float(now))
+        batches, decision = num_batches(view), policy(view)
         assert bool(decision.request_ids) == bool(present)
         for request_id, one in list(present.items()):
             largest[request_id] = max(largest.get(request_id, 0), batches)

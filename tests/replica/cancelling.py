@@ -113,7 +113,7 @@ class CancelCell:
         self.states = BlobStore(str(folder / "states"))
         core = self.cell.core
         self._left = StateSweeper(
-            self.states, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time
+            self.states, knows=core.knows, note_stored=core.note_stored, wall_clock=time.time
         )
         self.cell.dispatch._on_outcome = self._left.on_outcome
         app = create_app(self.cell, settings_for(CONFIG), results=self.cell.results)

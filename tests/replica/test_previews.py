@@ -23,11 +23,11 @@ async def watched(link: Link) -> tuple[list[Preview], Any]:
     previews: list[Preview] = []
     while True:
         seen = previews[-1].index if previews else -1
-        sight = await link.service.watch("a", seen, 5.0)
-        if sight.outcome is not None:
-            return previews, sight.outcome
-        if sight.preview is not None:
-            previews.append(sight.preview)
+        view = await link.service.watch("a", seen, 5.0)
+        if view.outcome is not None:
+            return previews, view.outcome
+        if view.preview is not None:
+            previews.append(view.preview)
 
 
 async def test_who_watches_sees_previews_and_then_the_image(
@@ -66,6 +66,6 @@ async def test_an_aborted_request_is_shown_no_more(model: StagedModel, coder: Im
         await asyncio.to_thread(gate.await_reached)
         await link.service.abort(["a"])
         gate.open()
-        sight = await link.service.watch("a", -1, 0.5)
-        assert sight.preview is None
-        assert sight.outcome is not None
+        view = await link.service.watch("a", -1, 0.5)
+        assert view.preview is None
+        assert view.outcome is not None

@@ -262,7 +262,7 @@ async def test_many_requests_with_aborts_and_a_death_leave_nothing_behind(
     chance, store = random.Random(3), BlobStore(str(tmp_path))
     link = Link(new_service())
     core = link.service._core
-    left = StateSweeper(store, knows=core.knows, note_kept=core.note_kept, wall_clock=time.time)
+    left = StateSweeper(store, knows=core.knows, note_stored=core.note_stored, wall_clock=time.time)
     link.service._on_outcome = left.on_outcome
     left.start()
     # enough steps that some are on their way when the replica dies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.policies.plan import CascadePlan, Knobs
+from ray_cluster.policies.plan import CascadePlan, PlannedSettings
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.scaling import Faults
@@ -14,7 +14,7 @@ from tests.simulator.clusters import job, simulated
 def ready(plan: CascadePlan, **options: object) -> tuple[SimulatedCluster, EventQueue]:
     """One light and one heavy replica, both loaded, at 100 s."""
     cluster, events = simulated(**options)  # type: ignore[arg-type]
-    cluster.turn(Knobs(1, (("light", 4), ("heavy", 2)), (plan,)))
+    cluster.apply(PlannedSettings(1, (("light", 4), ("heavy", 2)), (plan,)))
     cluster.scale("light", 1)
     cluster.scale("heavy", 1)
     events.run(100.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from ray_cluster.control.loop import Clock, Cluster
-from ray_cluster.policies.plan import CascadePlan, Knobs
+from ray_cluster.policies.plan import CascadePlan, PlannedSettings
 from tests.simulator.clusters import job, simulated
 
 
@@ -115,8 +115,8 @@ def test_confidences_are_told_once(harness: Harness) -> None:
 def test_an_older_version_of_the_knobs_is_ignored(harness: Harness) -> None:
     def defers(version: int, threshold: float) -> bool:
         """Whether a request of confidence 0.5 waits for the heavy model, which has no replica."""
-        harness.cluster.turn(
-            Knobs(version, (("light", 4), ("heavy", 2)), (CascadePlan("s", threshold),))
+        harness.cluster.apply(
+            PlannedSettings(version, (("light", 4), ("heavy", 2)), (CascadePlan("s", threshold),))
         )
         before = harness.cluster.observe().model("h").num_waiting
         harness.request()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.plan import CascadePlan, Knobs, LateAnswer
+from ray_cluster.policies.plan import CascadePlan, LateAnswer, PlannedSettings
 from ray_cluster.simulator.cluster import SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.scaling import Faults
@@ -35,13 +35,13 @@ class Story:
         self.cluster.scale("light", num_light)
         self.cluster.scale("heavy", num_heavy)
 
-    def turn(self, caps: tuple[int, int], plan: CascadePlan) -> None:
+    def apply(self, caps: tuple[int, int], plan: CascadePlan) -> None:
         self.num_turned += 1
         most = self.overseer.most_by_pool
         for pool, cap in zip(("light", "heavy"), caps, strict=True):
             most[pool] = max(most[pool], cap)
         both = (("light", caps[0]), ("heavy", caps[1]))
-        self.cluster.turn(Knobs(self.num_turned, both, (plan,)))
+        self.cluster.apply(PlannedSettings(self.num_turned, both, (plan,)))
 
     def offer(self, confidences: list[float], slo_s: float) -> None:
         for confidence in confidences:
@@ -74,7 +74,7 @@ def scales(numbers: tuple[int, int]) -> Act:
 
 
 def turns(caps: tuple[int, int], plan: CascadePlan) -> Act:
-    return lambda story: story.turn(caps, plan)
+    return lambda story: story.apply(caps, plan)
 
 
 def offers(confidences: list[float], slo_s: float) -> Act:
@@ -112,7 +112,7 @@ def test_every_request_comes_to_one_end_whatever_happens(
 ) -> None:
     story = Story(seed, faults)
     story.scale(2, 2)
-    story.turn((4, 2), CascadePlan("s", 0.5))
+    story.apply((4, 2), CascadePlan("s", 0.5))
     story.wait(60.0)
     for act in acts:
         act(story)
@@ -127,7 +127,7 @@ def test_every_request_comes_to_one_end_whatever_happens(
 def test_a_story_with_failures_makes_images_that_it_has_to_make_again() -> None:
     story = Story(1, Faults(40.0, 5.0))
     story.scale(2, 2)
-    story.turn((4, 2), CascadePlan("s", 0.5))
+    story.apply((4, 2), CascadePlan("s", 0.5))
     for number in range(200):
         story.offer([number % 10 / 10], 60.0)
         story.wait(2.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ray_cluster.policies.fleet import Fleet
-from ray_cluster.policies.plan import CascadePlan, Knobs
+from ray_cluster.policies.plan import CascadePlan, PlannedSettings
 from ray_cluster.simulator.cascade import CascadeExperiment
 from ray_cluster.simulator.cluster import Scorers, SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
@@ -49,7 +49,7 @@ def scored_apart(num_scorers: int) -> Fleet:
 def test_images_wait_for_a_scorer_and_not_on_the_light_model() -> None:
     events = EventQueue()
     cluster = SimulatedCluster(events, scored_apart(1), {"gpu": 4}, np.random.default_rng(0))
-    cluster.turn(Knobs(1, (("light", 4), ("heavy", 2)), (CascadePlan("s", 0.5),)))
+    cluster.apply(PlannedSettings(1, (("light", 4), ("heavy", 2)), (CascadePlan("s", 0.5),)))
     cluster.scale("light", 1)
     cluster.scale("heavy", 1)
     events.run(100.0)

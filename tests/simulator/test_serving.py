@@ -44,7 +44,7 @@ class Desk:
 @pytest.fixture
 def desk() -> Desk:
     desk = Desk()
-    desk.serving.turn("light", 4)
+    desk.serving.set_cap("light", 4)
     desk.bring_up("a")
     return desk
 
@@ -60,7 +60,7 @@ def test_who_comes_while_a_batch_is_made_waits_at_the_dispatcher_for_the_next(de
 
 
 def test_the_most_urgent_go_first(desk: Desk) -> None:
-    desk.serving.turn("light", 1)
+    desk.serving.set_cap("light", 1)
     desk.offer(0)
     desk.offer(1, slo_s=19.0)
     desk.offer(2, slo_s=18.0)
@@ -103,20 +103,20 @@ def test_nobody_joins_a_batch_that_has_begun_with_free_places(desk: Desk) -> Non
 
 
 def test_a_cap_holds_from_the_next_batch_on(desk: Desk) -> None:
-    desk.serving.turn("light", 1)
+    desk.serving.set_cap("light", 1)
     desk.offer(*range(6))
     desk.events.run(1.0)
-    desk.serving.turn("light", 4)
+    desk.serving.set_cap("light", 4)
     desk.events.run(2.0)
     assert desk.serving.num_in_batches("l") == 4
-    desk.serving.turn("light", 1)
+    desk.serving.set_cap("light", 1)
     desk.events.run(60.0)
     ends_s = [ONE_S, *[ONE_S + FOUR_S] * 4, 2 * ONE_S + FOUR_S]
     assert list(desk.made_s.values()) == pytest.approx(ends_s)
 
 
 def test_a_replica_that_drains_ends_its_batch_and_leaves_the_rest_to_others(desk: Desk) -> None:
-    desk.serving.turn("light", 1)
+    desk.serving.set_cap("light", 1)
     desk.offer(0, 1)
     desk.serving.drain("a")
     desk.events.run(10.0)
@@ -180,7 +180,7 @@ def test_the_outlook_is_read_from_the_leases(desk: Desk) -> None:
 def test_how_uneven_the_batches_of_a_pool_are_is_learnt() -> None:
     desk = Desk()
     desk.serving = Serving(FLEET, desk.events, desk, seed=0, noise_cv=0.3)
-    desk.serving.turn("light", 1)
+    desk.serving.set_cap("light", 1)
     desk.bring_up("a")
     assert desk.serving.spread("light") == 0
     desk.offer(*range(300), slo_s=1e4)

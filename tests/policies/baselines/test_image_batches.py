@@ -9,7 +9,7 @@ from ray_cluster.policies.baselines.image_batches import (
     mix_as_they_come,
     take_turns_by_size,
 )
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision, StepPolicy
+from ray_cluster.policies.step_policy import StepDecision, StepPolicy, StepView
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
 
@@ -26,7 +26,7 @@ def due(name: str, deadline_s: float, done: int = 0) -> RowView:
 
 
 def decide(policy: StepPolicy, *rows: RowView, now_s: float = 0.0, cap: int = 4) -> StepDecision:
-    return policy(ReplicaSight(rows, StepCost(1.0, 1.0), cap, now_s))
+    return policy(StepView(rows, StepCost(1.0, 1.0), cap, now_s))
 
 
 def test_one_image_is_made_after_the_other_as_they_came() -> None:

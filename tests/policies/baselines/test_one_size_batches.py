@@ -53,8 +53,8 @@ def test_a_row_that_was_passed_over_for_too_long_comes_first() -> None:
 
 
 def test_a_limit_below_one_still_steps_one_row() -> None:
-    sight = sight_of([row("a"), row("b")], {SIZES[0]: 0})
-    assert one_size_batches(sight).request_ids == ("a",)
+    view = sight_of([row("a"), row("b")], {SIZES[0]: 0})
+    assert one_size_batches(view).request_ids == ("a",)
 
 
 rows = st.lists(

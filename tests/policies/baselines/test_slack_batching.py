@@ -7,7 +7,7 @@ import pytest
 
 from ray_cluster.policies.baselines.slack_batching import SlackBatches, train_regression
 from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.step_policy import ReplicaSight, StepDecision
+from ray_cluster.policies.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView, StepCost
 from tests.fakes import request_view
 
@@ -19,8 +19,8 @@ def predict(requests: Sequence[RequestView]) -> float:
 
 
 def decide(*requests: RequestView, threshold: float = 0.0, cap: int = 4) -> StepDecision:
-    sight = ReplicaSight([RowView(one) for one in requests], COST, cap, 0.0)
-    return SlackBatches(predict, threshold)(sight)
+    view = StepView([RowView(one) for one in requests], COST, cap, 0.0)
+    return SlackBatches(predict, threshold)(view)
 
 
 def test_the_least_slack_joins_first_and_who_would_be_late_even_so_is_dropped() -> None:
