@@ -149,4 +149,6 @@ def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
 
 
 def _no_value(kind: Any, error: Exception) -> CodecError:
-    return CodecError(f"no value of {described(kind)[:100]}: {error}")
+    # a class by its name, other types as the checksum spells them
+    name = kind.__name__ if isinstance(kind, type) else described(kind)[:100]
+    return CodecError(f"no value of {name}: {error}")

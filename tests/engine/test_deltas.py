@@ -198,7 +198,11 @@ def test_layers_that_are_not_packed_do_the_same(
     assert max(subject.errors(found)) <= CALL_TOLERANCE
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    # a run for each of its many layers, of the kinds that sd has
+    [pytest.param(name, marks=pytest.mark.slow) if name == "sdxl" else name for name in MODELS],
+)
 def test_each_layers_delta_is_seen(
     adapted: Callable[[str], Adapted], name: str, record: Record
 ) -> None:

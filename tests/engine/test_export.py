@@ -234,7 +234,7 @@ def test_a_state_of_another_version_is_refused(
         return json.dumps(text)
 
     monkeypatch.setattr("ray_cluster.engine.state.header_text", newer)
-    with pytest.raises(ValueError, match="unknown fields: StateHeader\\.colour_space"):
+    with pytest.raises(ValueError, match=r"no value of StateHeader: unknown fields: colour_space"):
         moved(state.to_bytes())
 
 
