@@ -78,19 +78,9 @@ class RayConfig(Section):
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="port of Ray's Prometheus endpoint; null lets Ray choose"
     )
-    worker_port_range: tuple[int, int] | None = Field(
-        None, description="first and last port of Ray's worker processes; null lets Ray choose"
-    )
     temp_dir: str | None = Field(
         None, description="folder of Ray's own files; a short path, because it holds sockets"
     )
-
-    @field_validator("worker_port_range")
-    @classmethod
-    def _check_range(cls, ports: tuple[int, int] | None) -> tuple[int, int] | None:
-        if ports is not None and not 1024 <= ports[0] <= ports[1] <= 65535:
-            raise ValueError(f"must be two ports from 1024 to 65535, rising; given {list(ports)}")
-        return ports
 
 
 class LimitsConfig(Section):

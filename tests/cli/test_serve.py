@@ -167,10 +167,6 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
         ),
         ("{http: {api_keys: ['']}, pools: [{name: a, model: b}]}", "an API key is empty"),
         (
-            "{ray: {worker_port_range: [5, 1]}, pools: [{name: a, model: b}]}",
-            "two ports from 1024 to 65535, rising",
-        ),
-        (
             "{dispatch: {poll_s: 100}, pools: [{name: a, model: b}]}",
             "poll_s 100 is not below replica_timeout_s 6",
         ),
