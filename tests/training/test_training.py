@@ -23,7 +23,13 @@ from ray_cluster.training.stages import MODEL_STAGES, find_stage
 from ray_cluster.training.trainer import RunFolder, Trainer, run_stage
 from tests.training.tiny import SD_STAGES, TINY_STEPS, tiny_recipe, tiny_run
 
-ALL_STAGES = [(model, stage.name) for model, stages in MODEL_STAGES.items() for stage in stages]
+# trained like another one, with other numbers
+ALIKE = {"codec16", "layout", "light", "light-refinement", "pastel", "refinement", "texture"}
+ALL_STAGES = [
+    pytest.param(model, stage.name, marks=[pytest.mark.slow] if stage.name in ALIKE else [])
+    for model, stages in MODEL_STAGES.items()
+    for stage in stages
+]
 
 
 def states_equal(first: object, second: object) -> bool:
