@@ -153,7 +153,7 @@ class ControlLoop(Generic[M]):
         if actions.settings is not None:
             try:
                 self._cluster.apply(actions.settings)
-                self._note_knobs(actions.settings)
+                self._note_settings(actions.settings)
             except FAILURES as error:
                 failures.append(f"cannot apply settings: {error}")
         for scale in actions.scales:
@@ -164,7 +164,7 @@ class ControlLoop(Generic[M]):
                 failures.append(f"cannot scale {scale.pool} to {scale.num_after}: {error}")
         return failures
 
-    def _note_knobs(self, settings: PlannedSettings) -> None:
+    def _note_settings(self, settings: PlannedSettings) -> None:
         counts = {one.pool: one.num_replicas for one in self._applied.pools}
         pools = tuple(
             PoolPlan(pool, counts.get(pool, 0), batch) for pool, batch in settings.max_batches

@@ -153,6 +153,6 @@ def test_a_pool_that_a_plan_no_longer_names_is_emptied() -> None:
 def test_equal_plans_differ_in_nothing() -> None:
     same = replace(SMALL, version=9, infeasible="for some reason")
     assert diff(SMALL, same) == PlanDiff(None, (), ())
-    only_knobs = replace(SMALL, cascades=(CascadePlan("s", 0.4),))
-    assert diff(SMALL, only_knobs).scales == ()
-    assert diff(SMALL, only_knobs).settings is not None
+    only_settings = replace(SMALL, cascades=(CascadePlan("s", 0.4),))
+    assert diff(SMALL, only_settings).scales == ()
+    assert diff(SMALL, only_settings).settings is not None

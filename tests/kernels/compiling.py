@@ -38,7 +38,7 @@ class NoDevice:
 
 def main() -> None:
     """Call every op as an engine does, with kernels compiled and not launched."""
-    assert not triton.settings.runtime.interpret, "needs TRITON_INTERPRET=0"
+    assert not triton.knobs.runtime.interpret, "needs TRITON_INTERPRET=0"
     driver.set_active(NoDevice())
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

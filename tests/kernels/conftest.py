@@ -22,7 +22,7 @@ def triton_device() -> str:
         pytest.skip("Triton cannot be imported: install the dev or the gpu extra (Linux only)")
     import triton
 
-    if triton.settings.runtime.interpret:
+    if triton.knobs.runtime.interpret:
         return "cpu"
     if not torch.cuda.is_available():
         pytest.skip("neither a CUDA device nor Triton's interpreter: TRITON_INTERPRET is not 1")
