@@ -34,6 +34,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(file), target
 
 
+@pytest.mark.parametrize("name", ["architecture.md", "engine.md"])
+def test_every_source_file_that_a_page_names_exists(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    folders = [ROOT, ROOT / "ray_cluster", ROOT / "ray_cluster" / "engine"]
+    for path in re.findall(r"`(\w+/[\w/]+\.py)`", text):
+        assert any((folder / path).is_file() for folder in folders), path
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
