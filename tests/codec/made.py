@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin
 
 from ray_cluster.codec.unions import fields_of, members_of
 
 _NONE = type(None)
+_TRIES = 50
 
 
 def made(kind: Any, rng: random.Random) -> Any:
@@ -18,13 +20,21 @@ def made(kind: Any, rng: random.Random) -> Any:
     if len(members) > 1:
         return made(rng.choice(members), rng)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return kind(**{name: made(one, rng) for name, one in fields_of(kind).items()})
+        return _made_class(kind, rng)
     args, origin = get_args(kind), get_origin(kind)
     if origin is Literal:
         return rng.choice(args)
     if origin is not None:
         return _made_collection(origin, args, rng)
     return _made_plain(kind, rng)
+
+
+def _made_class(kind: Any, rng: random.Random) -> Any:
+    for _ in range(_TRIES):
+        # some refuse numbers that are out of bounds
+        with suppress(ValueError):
+            return kind(**{name: made(one, rng) for name, one in fields_of(kind).items()})
+    raise AssertionError(f"{kind.__name__} refuses every value")
 
 
 def _made_collection(origin: Any, args: tuple[Any, ...], rng: random.Random) -> Any:
