@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 from ray_cluster.api.catalog import Catalog
@@ -13,6 +14,10 @@ from ray_cluster.protocol.dispatcher import DispatcherClient
 
 # a dispatcher that is slower than this answers too late for any caller of /readyz
 ANSWER_TIMEOUT_S = 2.0
+# folders of absolute paths, also of those in URLs
+_FOLDERS = re.compile(
+    r"((?<=sqlite:///)|(?<=file://)|(?<![\w:/.]))/([^/\s'\",;:()]+/)*(?=[^/\s'\",;:()])"
+)
 
 
 class HealthEndpoint:
@@ -64,8 +69,14 @@ class HealthEndpoint:
             raise self._not_ready(text)
         if missing:
             warnings.append(text)
-        return {"status": "ready", "models": list(profiles), "warnings": warnings}
+        shown = [_without_folders(one) for one in warnings]
+        return {"status": "ready", "models": list(profiles), "warnings": shown}
 
     def _not_ready(self, reason: str) -> ApiError:
-        also = [f"Also: {one}." for one in self._warnings()]
+        also = [f"Also: {_without_folders(one)}." for one in self._warnings()]
         return unavailable(" ".join([f"Not ready: {reason}.", *also]), "not_ready")
+
+
+def _without_folders(warning: str) -> str:
+    """Return a warning for everybody: of this machine's paths, only the last part."""
+    return _FOLDERS.sub("", warning)

@@ -209,21 +209,29 @@ class StorageSettings(Section):
 
 
 class StorageArguments(Section):
-    """Where jobs and images are stored. Relative folders start where ``serve`` is called."""
+    """Where jobs and images are stored. Relative folders start where ``serve`` is called.
+
+    The URLs may hold passwords, so they are in no repr and no error.
+    """
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
+        repr=False,
         description="sqlite:///file, or postgresql://user:password@host/database",
     )
     results: str = Field(
-        ".ray-cluster/results", description="finished images: a folder, or an object store's URL"
+        ".ray-cluster/results",
+        repr=False,
+        description="finished images: a folder, or an object store's URL",
     )
     states: str = Field(
         ".ray-cluster/states",
+        repr=False,
         description="states of unfinished images, from which other replicas resume: likewise",
     )
     inputs: str = Field(
         ".ray-cluster/inputs",
+        repr=False,
         description="images that calls send: likewise, and not shared with another service: those "
         "that no request uses are deleted",
     )
@@ -249,9 +257,8 @@ class StorageArguments(Section):
     @model_validator(mode="after")
     def _check_places(self) -> Self:
         for one, other in combinations(BLOB_FOLDERS, 2):
-            url = getattr(self, one)
-            if url.rstrip("/") == getattr(self, other).rstrip("/"):
-                raise ValueError(f"{one} and {other} must be different places, given {url!r}")
+            if getattr(self, one).rstrip("/") == getattr(self, other).rstrip("/"):
+                raise ValueError(f"{one} and {other} must be different places")
         return self
 
     def resolved(self, folder: Path) -> Self:

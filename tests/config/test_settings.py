@@ -19,6 +19,7 @@ from ray_cluster.config.sections import (
 )
 from ray_cluster.config.settings import pool_config, settings_of
 from ray_cluster.deployments.deploy_file import serve_config
+from ray_cluster.errors import without_password
 
 FIDELITY = {
     "sampler": "ddim",
@@ -180,3 +181,17 @@ def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: st
     content["pools"][0] |= bounds
     with pytest.raises(Exception, match=sentence):
         load_config(content)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:secret@host/jobs", "postgresql://...@host/jobs"),
+        ("postgresql://me:se@cret@host/jobs?password=x", "postgresql://...@host/jobs?..."),
+        ("s3://bucket/folder", "s3://bucket/folder"),
+        ("/folder@here", "/folder@here"),
+        (8000, "8000"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: object, shown: str) -> None:
+    assert without_password(url) == shown
