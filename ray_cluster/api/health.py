@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.errors import ApiError, not_deployed, unavailable
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
@@ -55,6 +55,7 @@ class HealthEndpoint:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 profiles = await self._catalog.refresh()
                 starting = await self._client.starting()
+                undeployed = await self._client.undeployed()
                 warnings = [*self._warnings(), *await self._client.warnings()]
         except TimeoutError:
             raise self._not_ready(
@@ -64,11 +65,15 @@ class HealthEndpoint:
             raise self._not_ready("the dispatcher does not answer") from None
         models = self._settings.models
         missing = [name for name in models if name not in profiles or name in starting]
-        text = f"no replica of {', '.join(missing)} has registered yet"
+        absent = [name for name in missing if name in undeployed]
+        loading = [name for name in missing if name not in undeployed]
+        reasons = [f"no replica of {', '.join(loading)} has registered yet"] if loading else []
         if set(missing) & set(self._settings.needed_models):
-            raise self._not_ready(text)
-        if missing:
-            warnings.append(text)
+            raise self._not_ready(
+                "; ".join([*reasons, not_deployed(absent)] if absent else reasons)
+            )
+        # the dispatcher's warnings name pools that are not deployed
+        warnings += reasons
         shown = [_without_folders(one) for one in warnings]
         return {"status": "ready", "models": list(profiles), "warnings": shown}
 
