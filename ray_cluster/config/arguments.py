@@ -114,6 +114,22 @@ def needs_redeploy(
     return found
 
 
+def outranked(running: FrontArguments, wanted: ClusterConfig) -> list[str]:
+    """Return what of a configuration differs from what runs because an option was given."""
+    front = front_arguments(wanted).model_dump(include=_COMPARED)
+    known = running.model_dump(include=set(front))
+    return [
+        f"{key} ({without_password(old)} runs, the file has {without_password(new)})"
+        for key, old, new in _differences(known, front)
+        if key in running.overridden
+    ]
+
+
+def replicas_key(pool: str) -> str:
+    """Return how :attr:`FrontArguments.overridden` names a pool's number of replicas."""
+    return f"pools.{pool}.replicas"
+
+
 def _differences(
     old: Mapping[str, Any], new: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
