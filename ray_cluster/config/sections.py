@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, Self
+from types import UnionType
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from ray_cluster.errors import ConfigError
 
@@ -16,9 +26,22 @@ BLOB_FOLDERS = ("results", "states", "inputs")
 
 
 class Section(BaseModel):
-    """A frozen mapping without unknown keys."""
+    """A frozen mapping without unknown keys; what is in quotes is no number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_kind(cls, given: object, info: ValidationInfo) -> object:
+        annotation: Any = cls.model_fields[info.field_name or ""].annotation
+        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        if float in kinds and isinstance(given, str | bool):
+            raise PydanticKnownError("float_type")
+        if int in kinds and isinstance(given, str | bool):
+            raise PydanticKnownError("int_type")
+        if bool in kinds and isinstance(given, str):
+            raise PydanticKnownError("bool_type")
+        return given
 
 
 class HttpArguments(Section):

@@ -19,7 +19,7 @@ from ray_cluster.config.sections import (
 )
 from ray_cluster.config.settings import pool_config, settings_of
 from ray_cluster.deployments.deploy_file import serve_config
-from ray_cluster.errors import without_password
+from ray_cluster.errors import ConfigError, without_password
 
 FIDELITY = {
     "sampler": "ddim",
@@ -195,3 +195,22 @@ def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: st
 )
 def test_a_url_is_shown_without_its_password(url: object, shown: str) -> None:
     assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"dispatch": {"default_slo_s": "9"}},
+            "dispatch.default_slo_s: must be a number (given '9')",
+        ),
+        ({"http": {"port": "80"}}, "http.port: must be a whole number (given '80')"),
+        ({"http": {"port": True}}, "http.port: must be a whole number (given True)"),
+        ({"dispatch": {"preemption": "yes"}}, "dispatch.preemption: must be true or false"),
+        ({"ray": {"num_cpus": "2"}}, "ray.num_cpus: must be a whole number (given '2')"),
+    ],
+)
+def test_what_is_in_quotes_is_no_number(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(given() | sections)
+    assert said in str(refused.value)
