@@ -125,7 +125,7 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
     gateways = cell.num_replicas(FRONT, GATEWAY)
     if gateways not in (None, config.http.num_gateways):
         numbers = f"({gateways} run, the file has {config.http.num_gateways})"
-        yield f"not changed: http.num_gateways {numbers}; {_SCALE}"
+        yield f"not changed: http.num_gateways {numbers}; restart the service"
     for pool in config.pools:
         count = cell.num_replicas(pool.name, WORKER)
         if count not in (None, pool.replicas):
@@ -217,7 +217,8 @@ def _need(cell: Cell, pool: PoolConfig) -> str:
         free, total = resources.get(name, (0.0, 0.0))
         # one that is scheduled has taken its part of what is free
         if number > (free if _NOT_SCHEDULED in message else total):
-            lacking.append(f"needs {number:g} {name}s, of {total:g} are {free:g} free")
+            noun = name if number == 1 else f"{name}s"
+            lacking.append(f"needs {number:g} {noun}, {free:g} of {total:g} are free")
     if lacking:
         return f"a replica of {pool.name} {' and '.join(lacking)}"
     return message or f"the replicas of {pool.name} are starting"

@@ -225,9 +225,9 @@ SCHEDULED = "1 replicas that have taken more than 30s to be scheduled"
         (
             8,
             "",
-            "pool b does not run yet (a replica of b needs 8 CPUs, of 2 are 0.5 free); to undo",
+            "pool b does not run yet (a replica of b needs 8 CPUs, 0.5 of 2 are free); to undo",
         ),
-        (1, SCHEDULED, "(a replica of b needs 1 CPUs, of 2 are 0.5 free)"),
+        (1, SCHEDULED, "(a replica of b needs 1 CPU, 0.5 of 2 are free)"),
         # it may have taken what is not free
         (1, "", "(the replicas of b are starting)"),
         (1, "slow\n__init__", "(slow __init__)"),
@@ -262,7 +262,7 @@ def test_what_is_not_changed_is_said(tmp_path: Path) -> None:
     option = "an option of 'serve' outranks the file"
     assert [line for line in said.splitlines() if line.startswith("not changed")] == [
         f"not changed: http.port (8410 runs, the file has 8100); {option}",
-        f"not changed: http.num_gateways (1 run, the file has 2); {scale}",
+        "not changed: http.num_gateways (1 run, the file has 2); restart the service",
         f"not changed: pool a replicas (1 run, the file has 3); {scale}",
         f"not changed: pool b replicas (2 run, the file has 1); {option}",
     ]
