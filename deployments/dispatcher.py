@@ -94,6 +94,7 @@ class Dispatcher:
             self._settings.book,
             clock=time.monotonic,
             notices=self._settings.warnings,
+            undeployed=self._settings.undeployed,
         )
         self._ray_metrics = RayMetrics(cell.own_metrics)
         await self._settings.start(self._apply)

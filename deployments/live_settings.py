@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.settings import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
+from ray_cluster.observability.logs import log_event
+
+logger = logging.getLogger(__name__)
 
 _NOT_WATCHED = (
     "the service was started without a configuration file: its settings stay as they are; start it "
@@ -80,21 +84,29 @@ class LiveSettings:
         self._core = core
         self._apply: Callable[[Settings], None] = lambda _settings: None
         self._watch = None if file is None else SettingsWatch(file, self._on_change)
+        # pools that an edit of the file has added: nobody deploys them
+        self._edited_in: set[str] = set()
         self.book = SettingsBook(settings_of(config, arguments.api_keys), clock)
 
     async def start(self, apply: Callable[[Settings], None]) -> None:
         """Have the settings applied now and whenever they change."""
         self._apply = apply
         apply(self.book.settings)
+        log_event(logger, "settings_applied", version=self.book.settings.version)
         if self._watch is not None:
             await self._watch.start()
 
     def _on_change(self, config: ClusterConfig) -> None:
+        earlier = {pool.name for pool in self._config.pools}
+        added = {pool.name for pool in config.pools if pool.name not in earlier}
+        self._edited_in |= added
+        self._core.started_pools -= added
         self._config = config
         settings = settings_of(config, self._arguments.api_keys)
         if settings.version != self.book.settings.version:
             self._apply(settings)
             self.book.put(settings)
+            log_event(logger, "settings_applied", version=settings.version)
 
     @property
     def is_healthy(self) -> bool:
@@ -106,8 +118,14 @@ class LiveSettings:
         found = []
         if self._watch is not None and self._watch.problem:
             found.append(self._watch.problem)
-        if keys := needs_redeploy(self._arguments, self._pools(), self._config):
+        # of a refused file only the problem counts: an earlier version of it is no longer there
+        elif keys := needs_redeploy(self._arguments, self._pools(), self._config):
             found.append(f"the settings' file has what needs a redeploy: {', '.join(keys)}")
+        found += [
+            f"pool {name} is in the settings but not deployed: run 'ray-cluster settings apply "
+            f"{self._arguments.settings}'"
+            for name in self._undeployed_pools()
+        ]
         http = self._arguments.http
         if not (self.book.settings.api_key_digests or http.is_loopback):
             found.append(f"anybody who reaches {http.host}:{http.port} may call: no API key is set")
@@ -118,6 +136,21 @@ class LiveSettings:
             if name not in listed
         ]
         return tuple(found)
+
+    def undeployed(self) -> tuple[str, ...]:
+        """Return models in the settings of which no pool is deployed, as far as is known here.
+
+        Only pools that an edit of the file has added count, until the first replica starts.
+        """
+        pools = self._undeployed_pools()
+        deployed = {one.model_name for one in self._config.pools if one.name not in pools}
+        missing = [one.model_name for one in self._config.pools if one.name in pools]
+        return tuple(dict.fromkeys(name for name in missing if name not in deployed))
+
+    def _undeployed_pools(self) -> list[str]:
+        registered = {one.registration.pool for one in self._core.replicas}
+        waiting = self._edited_in - self._core.started_pools - registered
+        return [pool.name for pool in self._config.pools if pool.name in waiting]
 
     def report(self) -> SettingsReport:
         """Return what there is to be shown."""
@@ -155,6 +188,8 @@ class LiveSettings:
         await self._watch.look()
         if self._watch.problem:
             raise ConfigError(self._watch.problem)
+        # whoever writes deploys its pools next
+        self._edited_in.clear()
         return self.book.settings.version
 
     def _pools(self) -> dict[str, PoolArguments]:

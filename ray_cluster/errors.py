@@ -111,3 +111,14 @@ broken: such an error fails that request. Anything else ends the thread, and wit
 
 REQUEST_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, InvalidRequest)
 """What ends one request in a stage: an error on its data, or a parameter found wrong only there."""
+
+
+def without_password(value: object) -> str:
+    """Return a value as an error may show it: a URL's user, password and query are left out."""
+    text = str(value)
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return text
+    plain, query, _ = rest.partition("?")
+    user, at, place = plain.rpartition("@")
+    return f"{scheme}{mark}{'...' if user else ''}{at}{place}{'?...' if query else ''}"

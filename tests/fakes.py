@@ -198,6 +198,7 @@ class FakeDispatcherClient:
         down: whether every call finds no dispatcher.
         news: the settings that the next call for some gets.
         max_wait_s: seconds that a wait without outcomes takes at most.
+        undeployed_models: models in the settings that nobody has deployed.
     """
 
     def __init__(self, *profiles: ModelProfile) -> None:
@@ -208,6 +209,7 @@ class FakeDispatcherClient:
         self.news: asyncio.Queue[GatewaySettings] = asyncio.Queue()
         self.seen_versions: list[str] = []
         self.max_wait_s = 60.0
+        self.undeployed_models: tuple[str, ...] = ()
         self.offered: list[tuple[ImageRequest, ...]] = []
         self.aborted: list[str] = []
         self.num_waits = 0
@@ -275,6 +277,9 @@ class FakeDispatcherClient:
 
     async def starting(self) -> tuple[str, ...]:
         return ()
+
+    async def undeployed(self) -> tuple[str, ...]:
+        return self.undeployed_models
 
     async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
         self._check()

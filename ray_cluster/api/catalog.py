@@ -82,7 +82,8 @@ class Catalog:
         if (found := self._offered.get(name)) is not None:
             return self._settings.applied_to(found)
         if name in self._settings.models:
-            raise model_not_ready(name)
+            is_deployed = name not in await self._client.undeployed()
+            raise model_not_ready(name, is_deployed=is_deployed)
         raise model_not_found(name, self.known)
 
     @property

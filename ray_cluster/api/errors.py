@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from http import HTTPStatus
 from typing import Literal
 
@@ -138,13 +138,25 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     )
 
 
-def model_not_ready(model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S) -> ApiError:
+def model_not_ready(
+    model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S, *, is_deployed: bool = True
+) -> ApiError:
     """Return the 503 for a model of which no replica is up."""
+    loading = f"The model {model!r} is still loading or has no live replica; try again."
     return unavailable(
-        f"The model {model!r} is still loading or has no live replica; try again.",
+        loading if is_deployed else f"The model {not_deployed([repr(model)])}.",
         "model_not_ready",
         param="model",
         retry_after_s=retry_after_s,
+    )
+
+
+def not_deployed(models: Collection[str]) -> str:
+    """Say that models are in the settings, and that nobody has deployed them."""
+    verb = "is" if len(models) == 1 else "are"
+    return (
+        f"{', '.join(models)} {verb} in the settings but not deployed: run 'ray-cluster settings "
+        "apply FILE' with the service's configuration"
     )
 
 

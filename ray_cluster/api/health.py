@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.errors import ApiError, not_deployed, unavailable
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
 
 # a dispatcher that is slower than this answers too late for any caller of /readyz
 ANSWER_TIMEOUT_S = 2.0
+# folders of absolute paths, also of those in URLs
+_FOLDERS = re.compile(
+    r"((?<=sqlite:///)|(?<=file://)|(?<![\w:/.]))/([^/\s'\",;:()]+/)*(?=[^/\s'\",;:()])"
+)
 
 
 class HealthEndpoint:
@@ -50,6 +55,7 @@ class HealthEndpoint:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 profiles = await self._catalog.refresh()
                 starting = await self._client.starting()
+                undeployed = await self._client.undeployed()
                 warnings = [*self._warnings(), *await self._client.warnings()]
         except TimeoutError:
             raise self._not_ready(
@@ -59,13 +65,23 @@ class HealthEndpoint:
             raise self._not_ready("the dispatcher does not answer") from None
         models = self._settings.models
         missing = [name for name in models if name not in profiles or name in starting]
-        text = f"no replica of {', '.join(missing)} has registered yet"
+        absent = [name for name in missing if name in undeployed]
+        loading = [name for name in missing if name not in undeployed]
+        reasons = [f"no replica of {', '.join(loading)} has registered yet"] if loading else []
         if set(missing) & set(self._settings.needed_models):
-            raise self._not_ready(text)
-        if missing:
-            warnings.append(text)
-        return {"status": "ready", "models": list(profiles), "warnings": warnings}
+            raise self._not_ready(
+                "; ".join([*reasons, not_deployed(absent)] if absent else reasons)
+            )
+        # the dispatcher's warnings name pools that are not deployed
+        warnings += reasons
+        shown = [_without_folders(one) for one in warnings]
+        return {"status": "ready", "models": list(profiles), "warnings": shown}
 
     def _not_ready(self, reason: str) -> ApiError:
-        also = [f"Also: {one}." for one in self._warnings()]
+        also = [f"Also: {_without_folders(one)}." for one in self._warnings()]
         return unavailable(" ".join([f"Not ready: {reason}.", *also]), "not_ready")
+
+
+def _without_folders(warning: str) -> str:
+    """Return a warning for everybody: of this machine's paths, only the last part."""
+    return _FOLDERS.sub("", warning)

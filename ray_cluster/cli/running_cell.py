@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray._private import services
@@ -21,6 +24,8 @@ from ray_cluster.deployments.service import add_pools, take_down
 from ray_cluster.errors import ConfigError, RayClusterError
 
 _ANSWER_S = 10.0
+# of a command that started a Ray
+_COMMAND_CHARS = 100
 
 
 class NoService(RayClusterError):
@@ -51,10 +56,25 @@ class RunningCell:
         """Return Serve's word for the state of each application that it has."""
         return {name: str(one.status.value) for name, one in _applications().items()}
 
-    def message_of(self, application: str) -> str:
-        """Return what Serve says of an application."""
+    def num_replicas(self, application: str, deployment: str) -> int | None:
+        """Return how many replicas of a deployment run or start; None without the deployment."""
         found = _applications().get(application)
-        return "" if found is None else str(found.message)
+        if found is None or deployment not in found.deployments:
+            return None
+        counts = found.deployments[deployment].replica_states
+        return int(sum(count for state, count in counts.items() if state != "STOPPING"))
+
+    def resources(self) -> dict[str, tuple[float, float]]:
+        """Return what is free and what there is of the cluster's CPUs and GPUs."""
+        free, total = ray.available_resources(), ray.cluster_resources()
+        return {name: (free.get(name, 0.0), total.get(name, 0.0)) for name in ("CPU", "GPU")}
+
+    def message_of(self, application: str) -> str:
+        """Return what Serve says of an application, or else of its deployments."""
+        found = _applications().get(application)
+        if found is None:
+            return ""
+        return str(found.message) or " ".join(one.message for one in found.deployments.values())
 
 
 def _applications() -> dict[str, Any]:
@@ -79,11 +99,13 @@ def connected(address: str | None) -> Iterator[RunningCell]:
     """Connect to a Ray cluster for as long as the block lasts.
 
     Args:
-        address: of its head; None for the one that runs on this machine.
+        address: of its head; None or "auto" for the one that runs on this machine.
 
     Raises:
         NoService: there is none, there are several, or it has no service.
     """
+    if address == "auto":
+        address = None
     if address is not None:
         _check_listens(address)
     else:
@@ -109,10 +131,32 @@ def _check_is_one() -> None:
     # what ray.init looks through for "auto"; it would take any of these
     addresses = sorted(services.find_gcs_addresses())
     if len(addresses) > 1:
+        owners = _starters()
+        listed = [f"{one} ({owners[one]})" if one in owners else one for one in addresses]
         raise NoService(
-            f"{len(addresses)} Rays run on this machine: {', '.join(addresses)}; say with "
-            "--address which one is meant ('ray-cluster serve' says the address of its own)"
+            f"{len(addresses)} Rays run on this machine: {', '.join(listed)}; say with --address "
+            "or RAY_ADDRESS which one is meant ('ray-cluster serve' says the address of its own)"
         )
+
+
+def _starters() -> dict[str, str]:
+    """Return the command that started each Ray of this machine, and its folder, by address."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or [""]
+        if Path(command[0]).name == "raylet":
+            with suppress(psutil.Error):
+                parent = process.parent()
+                if parent is not None and (words := parent.cmdline()):
+                    program = words[1:] if Path(words[0]).name.startswith("python") else words
+                    text = shlex.join([Path(word).name for word in program])
+                    address = _option(command, "--gcs-address")
+                    found[address] = f"{text[:_COMMAND_CHARS]!r} in {parent.cwd()}"
+    return found
+
+
+def _option(command: Sequence[str], name: str) -> str:
+    return next((word.partition("=")[2] for word in command if word.startswith(f"{name}=")), "")
 
 
 def _check_listens(address: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.arguments import FrontArguments, front_arguments
+from ray_cluster.config.arguments import FrontArguments, front_arguments, replicas_key
 from ray_cluster.config.loading import ClusterConfig, default_config_path, load_config
 from ray_cluster.errors import ConfigError
 
@@ -39,6 +39,8 @@ class ServedFile:
             for key, value in values.items()
             if value is not None
         ]
+        if self.replicas is not None:
+            given.append(replicas_key(config.pools[0].name))
         return front_arguments(config, self.path, folder=Path.cwd(), overridden=tuple(given))
 
 

@@ -145,7 +145,11 @@ def _watch(service: RayService) -> None:
             # what the file names, but nobody has deployed yet
             is_new = row.name not in known and row.state == "starting"
             if not is_new and known.get(row.name, "running") != row.state:
-                warn(f"{row.name} is {row.state}: {row.message}".strip(": "))
+                text = f"{row.name} is {row.state}: {row.message}".strip(": ")
+                if row.state == "failed":
+                    warn(text)
+                else:
+                    stderr().print(text, markup=False)
             if not is_new:
                 known[row.name] = row.state
         time.sleep(_WATCH_S)

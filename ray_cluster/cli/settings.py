@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,9 @@ settings = typer.Typer(
 _Address = Annotated[
     str | None,
     typer.Option(
+        envvar="RAY_ADDRESS",
         help="host:port of the service's Ray, as 'serve' prints it. Default: the Ray that runs on "
-        "this machine."
+        "this machine.",
     ),
 ]
 
@@ -82,7 +84,10 @@ def apply(
 
     with plain_errors():
         from ray_cluster.cli.progress import StateScreen
-        from ray_cluster.cli.settings_run import apply_file
+        from ray_cluster.cli.settings_run import apply_file, checked
 
-        with _connected(address) as cell, StateScreen(stderr()) as screen:
-            apply_file(cell, file, timeout_s=timeout, show=screen.show)
+        checked(file)
+        console = stderr()
+        with _connected(address) as cell, StateScreen(console) as screen:
+            note = partial(console.print, markup=False)
+            apply_file(cell, file, timeout_s=timeout, show=screen.show, note=note)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import yaml
 
-from ray_cluster.config.arguments import needs_redeploy
+from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, WORKER
 from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import check_models
@@ -20,9 +22,14 @@ from ray_cluster.models.local import check_models
 _POLL_S = 0.3
 _FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
 _DIGEST_CHARS = 8
+# in Serve's words for a replica that waits for resources
+_NOT_SCHEDULED = "to be scheduled"
+_SCALE = "change it through Serve's scale API or restart the service"
 
 # called with the name and the state of what is waited for, and `is_done`
 Show = Callable[..., None]
+# called with a sentence for the user
+Note = Callable[[str], None]
 
 
 class NotApplied(RayClusterError):
@@ -39,6 +46,10 @@ class Cell(Protocol):
     def state_by_application(self) -> dict[str, str]: ...
 
     def message_of(self, application: str) -> str: ...
+
+    def num_replicas(self, application: str, deployment: str) -> int | None: ...
+
+    def resources(self) -> Mapping[str, tuple[float, float]]: ...
 
     def add(self, config: ClusterConfig, names: Collection[str]) -> None: ...
 
@@ -100,8 +111,50 @@ def changes_of(
     )
 
 
-def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show) -> None:
+def checked(path: Path) -> None:
+    """Raise :class:`ConfigError` for a file that no service would accept."""
+    file = SettingsFile(path, None, check_models)
+    file.parse(file.content())
+
+
+def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> Iterator[str]:
+    """Yield what of a file is not applied, though nothing needs to be replaced for it."""
+    option = "an option of 'serve' outranks the file"
+    for found in outranked(report.front, config):
+        yield f"not changed: {found}; {option}"
+    gateways = cell.num_replicas(FRONT, GATEWAY)
+    if gateways not in (None, config.http.num_gateways):
+        numbers = f"({gateways} run, the file has {config.http.num_gateways})"
+        yield f"not changed: http.num_gateways {numbers}; restart the service"
+    for pool in config.pools:
+        count = cell.num_replicas(pool.name, WORKER)
+        if count not in (None, pool.replicas):
+            why = option if replicas_key(pool.name) in report.front.overridden else _SCALE
+            numbers = f"({count} run, the file has {pool.replicas})"
+            yield f"not changed: pool {pool.name} replicas {numbers}; {why}"
+
+
+def capped(report: SettingsReport) -> Iterator[str]:
+    """Yield the pools whose replicas make smaller batches than the settings say."""
+    for pool in report.settings.pools:
+        batches = [
+            one.max_batch
+            for one in report.replicas
+            if one.pool == pool.name and one.max_batch < pool.max_batch
+        ]
+        if batches:
+            yield (
+                f"capped: pool {pool.name} max_batch ({min(batches)} in {len(batches)} "
+                f"replica(s), the file has {pool.max_batch}); they planned their memory for fewer "
+                "when they loaded: restart them for more"
+            )
+
+
+def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: Note) -> None:
     """Apply a file to a running service.
+
+    Args:
+        note: is called with what of the file is not applied.
 
     Raises:
         ConfigError: the file is wrong, needs a redeploy, or cannot be written to its place.
@@ -118,12 +171,16 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show) -> None:
         raise ConfigError(
             f"nothing was changed; this needs a redeploy: {', '.join(changes.refused)}"
         )
+    notes = list(not_changed(cell, report, config))
     version = cell.write(content.decode())
     show("settings", f"version {version} is in force")
+    for text in notes:
+        note(text)
     if changes.added:
         cell.add(config, changes.added)
-        _wait_running(cell, changes.added, deadline_s, show)
-    _wait_applied(cell, version, deadline_s, show)
+        _wait_running(cell, config, changes.added, deadline_s, show)
+    for text in capped(_wait_applied(cell, version, deadline_s, show)):
+        note(text)
     if changes.removed:
         _wait_images(cell, changes.ended_models, deadline_s, show)
         cell.remove(
@@ -132,7 +189,9 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show) -> None:
         )
 
 
-def _wait_running(cell: Cell, names: Collection[str], deadline_s: float, show: Show) -> None:
+def _wait_running(
+    cell: Cell, config: ClusterConfig, names: Collection[str], deadline_s: float, show: Show
+) -> None:
     while True:
         states = cell.state_by_application()
         found = {name: states.get(name, "NOT_STARTED") for name in names}
@@ -140,14 +199,42 @@ def _wait_running(cell: Cell, names: Collection[str], deadline_s: float, show: S
             show(f"pool {name}", state.lower(), is_done=state == "RUNNING")
         failed = [f"{name}: {cell.message_of(name)}" for name in names if found[name] in _FAILED]
         if failed:
-            raise NotApplied(f"a new pool does not start: {', '.join(failed)}")
+            raise NotApplied(f"a new pool does not start: {', '.join(failed)}; {_undo(failed)}")
         waiting = [name for name, state in found.items() if state != "RUNNING"]
         if not waiting:
             return
-        _sleep(deadline_s, f"pools {', '.join(waiting)} do not run yet")
+        needs = "; ".join(_need(cell, config.pool(name)) for name in waiting)
+        late = f"pool {waiting[0]} does" if len(waiting) == 1 else f"pools {_and(waiting)} do"
+        _sleep(deadline_s, f"{late} not run yet ({needs}); {_undo(waiting)}")
 
 
-def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> None:
+def _need(cell: Cell, pool: PoolConfig) -> str:
+    """Say what a replica of a pool lacks, or else what Serve says of it."""
+    message = " ".join(cell.message_of(pool.name).split())
+    resources = cell.resources()
+    lacking = []
+    for name, number in (("CPU", pool.num_cpus), ("GPU", pool.num_gpus)):
+        free, total = resources.get(name, (0.0, 0.0))
+        # one that is scheduled has taken its part of what is free
+        if number > (free if _NOT_SCHEDULED in message else total):
+            noun = name if number == 1 else f"{name}s"
+            lacking.append(f"needs {number:g} {noun}, {free:g} of {total:g} are free")
+    if lacking:
+        return f"a replica of {pool.name} {' and '.join(lacking)}"
+    return message or f"the replicas of {pool.name} are starting"
+
+
+def _undo(names: Collection[str]) -> str:
+    it = "it" if len(names) == 1 else "them"
+    return f"to undo it, remove {it} from the file and apply that again"
+
+
+def _and(names: Collection[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> SettingsReport:
     """Wait until every gateway, and every replica of a pool in the settings, has the version."""
     while True:
         report = cell.report()
@@ -160,9 +247,10 @@ def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> No
         if gateways and not behind:
             applied = f"{len(gateways)} gateway(s) and {len(replicas)} replica(s)"
             show("settings", f"applied by {applied}", is_done=True)
-            return
-        late = ", ".join(behind) or "no gateway"
-        _sleep(deadline_s, f"{late} have not applied version {version}")
+            return report
+        late = _and(behind or ["no gateway"])
+        have = "have not" if len(behind) > 1 else "has not" if behind else "has"
+        _sleep(deadline_s, f"{late} {have} applied version {version}")
 
 
 def _wait_images(cell: Cell, models: Collection[str], deadline_s: float, show: Show) -> None:

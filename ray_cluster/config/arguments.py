@@ -22,6 +22,7 @@ from ray_cluster.config.sections import (
     StorageArguments,
 )
 from ray_cluster.config.settings import part_of
+from ray_cluster.errors import without_password
 
 # of the front's arguments
 _COMPARED = {"http", "dispatch", "storage", "logs"}
@@ -99,7 +100,7 @@ def needs_redeploy(
     front = front_arguments(wanted).model_dump(include=_COMPARED)
     known = running.model_dump(include=set(front))
     found = [
-        f"front {key} ({_shown(old)} runs, the file has {_shown(new)})"
+        f"front {key} ({without_password(old)} runs, the file has {without_password(new)})"
         for key, old, new in _differences(known, front)
         if key not in running.overridden
     ]
@@ -107,10 +108,26 @@ def needs_redeploy(
         if (old_pool := pools.get(pool.name)) is not None:
             new_pool = part_of(pool, PoolArguments)
             found += [
-                f"pool {pool.name} {key} ({_shown(old)} runs, the file has {_shown(new)})"
+                f"pool {pool.name} {key} ({old} runs, the file has {new})"
                 for key, old, new in _differences(old_pool.model_dump(), new_pool.model_dump())
             ]
     return found
+
+
+def outranked(running: FrontArguments, wanted: ClusterConfig) -> list[str]:
+    """Return what of a configuration differs from what runs because an option was given."""
+    front = front_arguments(wanted).model_dump(include=_COMPARED)
+    known = running.model_dump(include=set(front))
+    return [
+        f"{key} ({without_password(old)} runs, the file has {without_password(new)})"
+        for key, old, new in _differences(known, front)
+        if key in running.overridden
+    ]
+
+
+def replicas_key(pool: str) -> str:
+    """Return how :attr:`FrontArguments.overridden` names a pool's number of replicas."""
+    return f"pools.{pool}.replicas"
 
 
 def _differences(
@@ -121,10 +138,3 @@ def _differences(
             yield from _differences(old[name], value, f"{path}{name}.")
         elif value != old[name]:
             yield f"{path}{name}", old[name], value
-
-
-def _shown(value: object) -> str:
-    # a database's URL has a password in it
-    text = str(value)
-    scheme, mark, rest = text.partition("://")
-    return f"{scheme}{mark}...{rest[rest.rindex('@') :]}" if mark and "@" in rest else text

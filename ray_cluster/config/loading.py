@@ -104,8 +104,10 @@ def environment_keys() -> tuple[str, ...]:
 def _with_environment(content: dict[str, Any]) -> dict[str, Any]:
     keys = environment_keys()
     http = content.get("http") or {}
-    if keys and isinstance(http, dict):
-        content["http"] = {**http, "api_keys": [*http.get("api_keys", ()), *keys]}
+    given = http.get("api_keys", ()) if isinstance(http, dict) else None
+    # what is no list is refused as it is
+    if keys and isinstance(given, list | tuple):
+        content["http"] = {**http, "api_keys": [*given, *keys]}
     return content
 
 

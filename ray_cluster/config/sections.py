@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, Self
+from types import UnionType
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from ray_cluster.errors import ConfigError
 
@@ -16,9 +26,22 @@ BLOB_FOLDERS = ("results", "states", "inputs")
 
 
 class Section(BaseModel):
-    """A frozen mapping without unknown keys."""
+    """A frozen mapping without unknown keys; what is in quotes is no number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_kind(cls, given: object, info: ValidationInfo) -> object:
+        annotation: Any = cls.model_fields[info.field_name or ""].annotation
+        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        if float in kinds and isinstance(given, str | bool):
+            raise PydanticKnownError("float_type")
+        if int in kinds and isinstance(given, str | bool):
+            raise PydanticKnownError("int_type")
+        if bool in kinds and isinstance(given, str):
+            raise PydanticKnownError("bool_type")
+        return given
 
 
 class HttpArguments(Section):
@@ -199,21 +222,29 @@ class StorageSettings(Section):
 
 
 class StorageArguments(Section):
-    """Where jobs and images are stored. Relative folders start where ``serve`` is called."""
+    """Where jobs and images are stored. Relative folders start where ``serve`` is called.
+
+    The URLs may hold passwords, so they are in no repr and no error.
+    """
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
+        repr=False,
         description="sqlite:///file, or postgresql://user:password@host/database",
     )
     results: str = Field(
-        ".ray-cluster/results", description="finished images: a folder, or an object store's URL"
+        ".ray-cluster/results",
+        repr=False,
+        description="finished images: a folder, or an object store's URL",
     )
     states: str = Field(
         ".ray-cluster/states",
+        repr=False,
         description="states of unfinished images, from which other replicas resume: likewise",
     )
     inputs: str = Field(
         ".ray-cluster/inputs",
+        repr=False,
         description="images that calls send: likewise, and not shared with another service: those "
         "that no request uses are deleted",
     )
@@ -239,9 +270,8 @@ class StorageArguments(Section):
     @model_validator(mode="after")
     def _check_places(self) -> Self:
         for one, other in combinations(BLOB_FOLDERS, 2):
-            url = getattr(self, one)
-            if url.rstrip("/") == getattr(self, other).rstrip("/"):
-                raise ValueError(f"{one} and {other} must be different places, given {url!r}")
+            if getattr(self, one).rstrip("/") == getattr(self, other).rstrip("/"):
+                raise ValueError(f"{one} and {other} must be different places")
         return self
 
     def resolved(self, folder: Path) -> Self:

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 # the end of "'n' must be ..." by pydantic's error type, filled with the error's context
@@ -58,6 +59,8 @@ def must_be(item: Mapping[str, Any]) -> str | None:
 def describe(error: ValidationError, root: type[BaseModel]) -> str:
     """Return every problem: the key, what was given, what is allowed.
 
+    What was given for a secret is left out: a ``SecretStr``, or a field with ``repr=False``.
+
     Args:
         root: the model that was validated.
     """
@@ -80,7 +83,8 @@ def describe(error: ValidationError, root: type[BaseModel]) -> str:
             rows.append(f"{_dotted(place)}: there is no such key; {hint}{allowed}".rstrip("; "))
             continue
         given = item.get("input")
-        shown = "" if isinstance(given, dict | list | tuple) else f" (given {_short(given)})"
+        is_shown = not isinstance(given, dict | list | tuple) and not _is_secret(place, root)
+        shown = f" (given {_short(given)})" if is_shown else ""
         key = f"{_dotted(place)}: " if place else ""
         rows.append(f"{key}{_message(item)}{shown}")
     return "; ".join(rows)
@@ -119,6 +123,24 @@ def _section_at(place: tuple[str | int, ...], root: type[BaseModel]) -> type[Bas
         if isinstance(part, str) and part in section.model_fields:
             section = section_in(section.model_fields[part].annotation) or section
     return section
+
+
+def _is_secret(place: tuple[str | int, ...], root: type[BaseModel]) -> bool:
+    """Return whether a field at a place of the configuration, or right below it, is a secret."""
+    section, field = root, None
+    for part in place:
+        if isinstance(part, str) and part in section.model_fields:
+            field = section.model_fields[part]
+            if _holds_secret(field):
+                return True
+            section = section_in(field.annotation) or section
+    inner = None if field is None else section_in(field.annotation)
+    return inner is not None and any(_holds_secret(one) for one in inner.model_fields.values())
+
+
+def _holds_secret(field: FieldInfo) -> bool:
+    annotation = field.annotation
+    return not field.repr or SecretStr in (annotation, *get_args(annotation))
 
 
 def _keys(section: type[BaseModel], path: str) -> Iterator[tuple[str, str]]:

@@ -67,6 +67,8 @@ class DispatchCore:
         self._epoch = epoch
         self._is_closing = False
         self._settings: Settings | None = None
+        # of which a replica has asked for its settings
+        self.started_pools: set[str] = set()
         # models whose accepted requests are still made while a replica lives
         self._removed: frozenset[str] = frozenset()
         self._ledger = Ledger(config, epoch=epoch)
@@ -112,6 +114,7 @@ class DispatchCore:
 
     def worker_settings(self, pool: str) -> WorkerSettings | None:
         """Return the settings of a pool's replicas; None if the settings have no such pool."""
+        self.started_pools.add(pool)
         return None if self._settings is None else worker_settings(self._settings, pool)
 
     def hold_s_for(self, replica_id: str) -> float:

@@ -22,6 +22,7 @@ class CellService:
         settings: those in force.
         clock: the one that the books are kept by.
         notices: returns what else :meth:`warnings` should tell now.
+        undeployed: returns models in the settings that nobody has deployed.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class CellService:
         *,
         clock: Callable[[], float],
         notices: Callable[[], Sequence[str]] = tuple,
+        undeployed: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._dispatch = dispatch
         self._jobs = jobs
@@ -40,6 +42,7 @@ class CellService:
         self._settings = settings
         self._clock = clock
         self._notices = notices
+        self._undeployed = undeployed
 
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
@@ -62,6 +65,10 @@ class CellService:
         """Return what is wrong though calls are answered."""
         cluster = await self._dispatch.snapshot()
         return (*cluster.warnings, *self._jobs.warnings, *self._notices())
+
+    async def undeployed(self) -> tuple[str, ...]:
+        """Return models in the settings that nobody has deployed."""
+        return self._undeployed()
 
     async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
         """See :meth:`SettingsBook.wait`."""

@@ -43,6 +43,7 @@ LogEvent = Literal[
     "work_failed",
     "work_dropped",
     "work_returned",
+    "settings_applied",
 ]
 
 
@@ -73,6 +74,7 @@ class LogFields(TypedDict, total=False):
     elapsed_s: float
     slo_s: float
     deadline_met: bool
+    version: str
 
 
 # where a record carries its fields: Ray puts values of its own under names like `job_id`

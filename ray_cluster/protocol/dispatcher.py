@@ -100,6 +100,10 @@ class CellCalls(Protocol):
         """Return models known from an earlier dispatcher of which no replica has registered yet."""
         ...
 
+    async def undeployed(self) -> tuple[str, ...]:
+        """Return models in the settings that nobody has deployed."""
+        ...
+
     async def settings(self, process_id: str, seen: str, wait_s: float) -> GatewaySettings | None:
         """Return the settings once their version is not ``seen``; None after ``wait_s``.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import fsspec
 
-from ray_cluster.errors import RayClusterError
+from ray_cluster.errors import RayClusterError, without_password
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class BlobStore:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        # as errors show it
+        self.url = without_password(url)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
             self._is_local = "file" in _protocols(self._fs)
@@ -70,10 +71,11 @@ class BlobStore:
                 self._fs.makedirs(self._root, exist_ok=True)
         except ImportError as error:
             raise BlobStoreError(
-                f"cannot use {url}: {error}; 'pip install ray-cluster[cloud]' brings what s3 needs"
+                f"cannot use {self.url}: {error}; 'pip install ray-cluster[cloud]' brings what s3 "
+                "needs"
             ) from error
         except _FAILURES as error:
-            raise BlobStoreError(f"cannot use {url}: {error}") from error
+            raise BlobStoreError(f"cannot use {self.url}: {error}") from error
 
     def put(self, name: str, data: bytes) -> None:
         """Write an entry."""

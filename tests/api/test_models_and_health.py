@@ -121,3 +121,22 @@ async def test_every_reference_in_the_openapi_document_leads_somewhere(
     assert named <= schemas.keys()
     assert {"ImagesResponse", "ErrorResponse"} <= named
     assert "HTTPValidationError" not in schemas
+
+
+async def test_ready_shows_no_path_of_the_server(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def warnings() -> tuple[str, ...]:
+        return (
+            "refused: /etc/ray-cluster/my.yaml: no file '/etc/ray-cluster/my.yaml'",
+            "storage.jobs (sqlite:////var/lib/jobs.db) and storage.results (/results), s3://a/b/c",
+            "pool p: org/model at 127.0.0.1:80/v1, 3 / 4 images/s",
+        )
+
+    fake.profiles["late"] = replace(shapes_profile(), model="late")
+    monkeypatch.setattr(fake, "warnings", warnings)
+    assert (await http.get("/readyz")).json()["warnings"] == [
+        "refused: my.yaml: no file 'my.yaml'",
+        "storage.jobs (sqlite:///jobs.db) and storage.results (results), s3://a/b/c",
+        "pool p: org/model at 127.0.0.1:80/v1, 3 / 4 images/s",
+    ]

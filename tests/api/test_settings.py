@@ -168,6 +168,35 @@ async def test_a_gateway_stays_ready_while_a_new_model_loads(
     assert (await call()).status_code == 200
 
 
+async def test_a_model_that_nobody_deployed_is_not_said_to_load(
+    call: Any, current: CurrentSettings, fake: FakeDispatcherClient
+) -> None:
+    pool = {"name": "shapes", "model": "shapes-sd"}
+    pools = [pool, {"name": "new", "model": "shapes-sd"}]
+    fake.undeployed_models = ("new",)
+    current.put(by(pools=[pool]))
+    current.put(by(pools=pools))
+    reply = await call(model="new")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (503, "model_not_ready")
+    assert error["message"] == (
+        "The model 'new' is in the settings but not deployed: run 'ray-cluster settings apply "
+        "FILE' with the service's configuration."
+    )
+    assert (await call.client.get("/readyz")).json()["warnings"] == []
+
+
+async def test_a_gateway_that_starts_later_says_that_a_model_is_not_deployed(
+    call: Any, current: CurrentSettings, fake: FakeDispatcherClient
+) -> None:
+    current.put(by(pools=[{"name": name, "model": "shapes-sd"} for name in ("shapes", "new")]))
+    fake.undeployed_models = ("new",)
+    ready = await call.client.get("/readyz")
+    assert ready.status_code == 503
+    assert "new is in the settings but not deployed" in ready.text
+    assert "no replica" not in ready.text
+
+
 async def test_a_removed_model_is_unknown_at_once_and_no_404_offers_it(
     call: Any, current: CurrentSettings, fake: FakeDispatcherClient
 ) -> None:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from ray_cluster.cli import settings_run
 from ray_cluster.cli.progress import StateScreen
+from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.cli.settings_run import NotApplied, apply_file, changes_of, settings_text
 from ray_cluster.config.arguments import front_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
@@ -35,12 +37,19 @@ class FakeCell:
     Attributes:
         done: what was asked of it, in order.
         num_left: images left of the model that is removed, by look.
+        counts: replicas by application and deployment.
+        max_batch: of every replica.
+        overridden: as of the front's arguments.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
         self.done: list[str] = []
         self.num_left = [0]
         self.obstacle = ""
+        self.message = "no such model"
+        self.counts = {"front/Gateway": 1, "a/BaseModel": 1, "b/BaseModel": 1}
+        self.max_batch = 8
+        self.overridden: tuple[str, ...] = ()
         self.states = {"front": "RUNNING"} | {pool.name: "RUNNING" for pool in config.pools}
         self._running = config
         self._config = config
@@ -58,13 +67,14 @@ class FakeCell:
             settings=settings,
             path="/x.yaml",
             problem="",
-            front=front_arguments(self._running, "/x.yaml"),
+            front=front_arguments(self._running, "/x.yaml", overridden=self.overridden),
             pools={
                 p.name: worker_arguments(self._running, p.name).pool for p in self._running.pools
             },
             version_by_gateway={"g": self._has},
             replicas=tuple(
-                ReplicaReport(f"r-{p.name}", p.name, self._has, 8, 16) for p in self._running.pools
+                ReplicaReport(f"r-{p.name}", p.name, self._has, self.max_batch, 16)
+                for p in self._running.pools
             ),
             num_images_by_model={"b": left} if left else {},
         )
@@ -85,7 +95,13 @@ class FakeCell:
         return found
 
     def message_of(self, application: str) -> str:
-        return "no such model"
+        return self.message
+
+    def num_replicas(self, application: str, deployment: str) -> int | None:
+        return self.counts.get(f"{application}/{deployment}")
+
+    def resources(self) -> dict[str, tuple[float, float]]:
+        return {"CPU": (0.5, 2.0), "GPU": (0.0, 0.0)}
 
     def add(self, config: ClusterConfig, names: Collection[str]) -> None:
         self.done.append(f"add {', '.join(names)}")
@@ -110,8 +126,9 @@ def applied(
     path = folder / "wanted.yaml"
     path.write_text(yaml.safe_dump({"pools": list(pools), **sections}))
     text = io.StringIO()
-    with StateScreen(Console(file=text, soft_wrap=True)) as screen:
-        apply_file(cell, path, timeout_s=timeout_s, show=screen.show)
+    console = Console(file=text, soft_wrap=True)
+    with StateScreen(console) as screen:
+        apply_file(cell, path, timeout_s=timeout_s, show=screen.show, note=console.print)
     # without the seconds in front
     return "\n".join(
         line.split("  ", maxsplit=2)[-1].strip() for line in text.getvalue().splitlines()
@@ -195,8 +212,87 @@ def test_a_file_that_cannot_be_written_adds_no_pool(tmp_path: Path) -> None:
 def test_a_pool_that_does_not_start_is_told_with_its_own_words(tmp_path: Path) -> None:
     cell = FakeCell(config_of(A))
     cell.states["next"] = "DEPLOY_FAILED"
-    with pytest.raises(NotApplied, match="b: no such model"):
+    with pytest.raises(NotApplied, match="b: no such model; to undo it, remove it from the file"):
         applied(cell, tmp_path, A, B)
+
+
+SCHEDULED = "1 replicas that have taken more than 30s to be scheduled"
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "message", "said"),
+    [
+        (
+            8,
+            "",
+            "pool b does not run yet (a replica of b needs 8 CPUs, 0.5 of 2 are free); to undo",
+        ),
+        (1, SCHEDULED, "(a replica of b needs 1 CPU, 0.5 of 2 are free)"),
+        # it may have taken what is not free
+        (1, "", "(the replicas of b are starting)"),
+        (1, "slow\n__init__", "(slow __init__)"),
+    ],
+)
+def test_a_pool_that_does_not_run_in_time_is_said_with_what_it_needs(
+    tmp_path: Path, num_cpus: int, message: str, said: str
+) -> None:
+    cell = FakeCell(config_of(A))
+    cell.message, cell.states["next"] = message, "NOT_YET"
+    with pytest.raises(NotApplied) as error:
+        applied(cell, tmp_path, A, B | {"num_cpus": num_cpus}, timeout_s=0.01)
+    assert said in str(error.value)
+    assert str(error.value).endswith("to undo it, remove it from the file and apply that again")
+
+
+def test_several_pools_that_do_not_run_are_several(tmp_path: Path) -> None:
+    cell = FakeCell(config_of(A))
+    cell.states["next"] = "NOT_YET"
+    with pytest.raises(
+        NotApplied, match=r"pools b and c do not run yet .*; to undo it, remove them"
+    ):
+        applied(cell, tmp_path, A, B, B | {"name": "c"}, timeout_s=0.01)
+
+
+def test_what_is_not_changed_is_said(tmp_path: Path) -> None:
+    cell = FakeCell(config_of(A, B, http={"port": 8410}))
+    cell.counts["b/BaseModel"] = 2
+    cell.overridden = ("http.port", "pools.b.replicas")
+    said = applied(cell, tmp_path, A | {"replicas": 3}, B, http={"port": 8100, "num_gateways": 2})
+    scale = "change it through Serve's scale API or restart the service"
+    option = "an option of 'serve' outranks the file"
+    assert [line for line in said.splitlines() if line.startswith("not changed")] == [
+        f"not changed: http.port (8410 runs, the file has 8100); {option}",
+        "not changed: http.num_gateways (1 run, the file has 2); restart the service",
+        f"not changed: pool a replicas (1 run, the file has 3); {scale}",
+        f"not changed: pool b replicas (2 run, the file has 1); {option}",
+    ]
+    assert "not changed" not in applied(FakeCell(config_of(A)), tmp_path, A)
+
+
+def test_options_of_serve_are_those_that_outrank(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"pools": [A, B]}))
+    served = ServedFile(path, {"http": {"port": 8410, "host": None}}, replicas=2)
+    assert served.front(served.load()).overridden == ("http.port", "pools.a.replicas")
+
+
+def test_a_batch_that_memory_caps_is_said(tmp_path: Path) -> None:
+    cell = FakeCell(config_of(A))
+    cell.max_batch = 4
+    said = applied(cell, tmp_path, A | {"max_batch": 16})
+    assert "capped: pool a max_batch (4 in 1 replica(s), the file has 16)" in said
+    assert "capped" not in applied(FakeCell(config_of(A)), tmp_path, A)
+
+
+@pytest.mark.parametrize("address", [[], ["--address", "127.0.0.1:1"]])
+def test_a_file_is_checked_before_the_service_is_looked_for(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: list[str]
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("poolz: []")
+    result = cli("settings", "apply", path, *address)
+    assert result.exit_code == 1
+    assert "poolz: there is no such key" in " ".join(result.stderr.split())
 
 
 def test_a_process_that_does_not_follow_is_named(tmp_path: Path) -> None:
@@ -251,4 +347,32 @@ def test_several_rays_on_one_machine_are_no_choice(
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: found)
     result = cli("settings", "show")
     assert result.exit_code != 0
-    assert "10.0.0.1:6379, 10.0.0.1:7001" in " ".join(result.output.split())
+    said = " ".join(result.output.split())
+    assert "10.0.0.1:6379, 10.0.0.1:7001" in said
+    assert "--address or RAY_ADDRESS" in said
+
+
+def test_several_rays_are_told_apart_by_what_started_them(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"10.0.0.1:6379", "10.0.0.1:7001"}
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: found)
+    parent = SimpleNamespace(
+        cmdline=lambda: ["/venv/bin/python", "/venv/bin/ray-cluster", "serve", "my.yaml"],
+        cwd=lambda: "/work/one",
+    )
+    raylet = SimpleNamespace(
+        info={"cmdline": ["/ray/raylet", "--gcs-address=10.0.0.1:7001"]}, parent=lambda: parent
+    )
+    other = SimpleNamespace(info={"cmdline": None}, parent=lambda: None)
+    monkeypatch.setattr("psutil.process_iter", lambda _names: [raylet, other])
+    said = " ".join(cli("settings", "show").output.split())
+    assert "10.0.0.1:6379, 10.0.0.1:7001 ('ray-cluster serve my.yaml' in /work/one)" in said
+
+
+def test_the_address_may_come_from_the_environment(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    result = cli("settings", "show")
+    assert "nothing answers at 127.0.0.1:1" in " ".join(result.stderr.split())

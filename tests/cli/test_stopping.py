@@ -158,9 +158,7 @@ def test_what_fails_or_recovers_is_said_and_a_new_pool_is_not(
     with pytest.raises(KeyboardInterrupt):
         service_run._watch(Watched())
     said = capsys.readouterr().err.splitlines()
-    assert said == [
-        f"warning: {text}" for text in ("a is failed", "a is running", "zz is starting")
-    ]
+    assert said == ["warning: a is failed", "a is running", "zz is starting"]
 
 
 # as Ray 2.60 writes it

@@ -19,6 +19,7 @@ from ray_cluster.config.sections import (
 )
 from ray_cluster.config.settings import pool_config, settings_of
 from ray_cluster.deployments.deploy_file import serve_config
+from ray_cluster.errors import ConfigError, without_password
 
 FIDELITY = {
     "sampler": "ddim",
@@ -180,3 +181,36 @@ def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: st
     content["pools"][0] |= bounds
     with pytest.raises(Exception, match=sentence):
         load_config(content)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:secret@host/jobs", "postgresql://...@host/jobs"),
+        ("postgresql://me:se@cret@host/jobs?password=x", "postgresql://...@host/jobs?..."),
+        ("s3://bucket/folder", "s3://bucket/folder"),
+        ("/folder@here", "/folder@here"),
+        (8000, "8000"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: object, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"dispatch": {"default_slo_s": "9"}},
+            "dispatch.default_slo_s: must be a number (given '9')",
+        ),
+        ({"http": {"port": "80"}}, "http.port: must be a whole number (given '80')"),
+        ({"http": {"port": True}}, "http.port: must be a whole number (given True)"),
+        ({"dispatch": {"preemption": "yes"}}, "dispatch.preemption: must be true or false"),
+        ({"ray": {"num_cpus": "2"}}, "ray.num_cpus: must be a whole number (given '2')"),
+    ],
+)
+def test_what_is_in_quotes_is_no_number(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(given() | sections)
+    assert said in str(refused.value)

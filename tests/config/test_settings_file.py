@@ -68,3 +68,45 @@ def test_what_is_no_yaml_is_said_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(refused.value)
     assert "unicode string" not in str(refused.value)
     assert "line 2" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http: {api_keys: topsecret}",
+        "http: {api_keys: [1234567, topsecret]}",
+        "http: {api_keys: [{topsecret: 1}]}",
+        "http: topsecret",
+        "http:\n  api_keys: [topsecret\n  port: 8000",
+        "http: {api_keys: [topsecret}",
+        "http: {api_keys: [*topsecret]}",
+        "http: {api_keys: [!topsecret x]}",
+        "http: {api_keys: [!topsecret!x x]}",
+        "http: {api_keys: {topsecret, topsecret}}",
+        'http: {api_keys: "topsecret}',
+        "http: {api_keys: &topsecret [&topsecret x]}",
+        "topsecret",
+        "- topsecret",
+        "storage: {jobs: 'mysql://me:topsecret@host/jobs'}",
+        "storage: {results: 's3://me:topsecret@b/x', states: 's3://me:topsecret@b/x'}",
+        "storage: topsecret",
+    ],
+)
+def test_no_error_quotes_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    for more_keys in ("", "another"):
+        monkeypatch.setenv("RAY_CLUSTER_API_KEYS", more_keys)
+        with pytest.raises(ConfigError) as refused:
+            SettingsFile(tmp_path / "my.yaml").parse(f"{GOOD}{text}".encode())
+        for secret in ("topsecret", "1234567", "another"):
+            assert secret not in str(refused.value)
+
+
+def test_what_is_no_yaml_is_said_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        SettingsFile(tmp_path / "my.yaml").parse(b"http:\n  api_keys: [key\n  port: 8000\n")
+    assert str(refused.value).endswith(
+        "cannot read the configuration: line 3, column 7: while parsing a flow sequence, expected "
+        "',' or ']', but got ':' (it begins at line 2, column 13)"
+    )

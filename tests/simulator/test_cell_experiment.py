@@ -196,7 +196,7 @@ def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: 
     ("content", "message"),
     [
         ("kind: [", "cannot read"),
-        ("- 1", "must hold keys and values; given \\[1\\]"),
+        ("- 1", "must hold keys and values; given a list"),
         ({**SMALL, "kind": "cells"}, "kind: given 'cells'; allowed: cell"),
         ({**SMALL, "replicas": 0}, "replicas"),
         ({**SMALL, "speed": 3}, "speed"),
