@@ -143,14 +143,8 @@ def told_in_full(service: Service) -> Metrics:
     return scrape(service)
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        terminate_one,
-        pytest.param(scale_down_and_up, marks=pytest.mark.slow),
-        pytest.param(roll, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("act", [terminate_one, scale_down_and_up, roll])
 def test_images_outlive_a_replica_that_is_taken_away(
     service: Service, act: Callable[[Service], None]
 ) -> None:
