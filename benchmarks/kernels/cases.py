@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels import naive
@@ -81,8 +80,6 @@ def _norms(sizes: Sizes, x: Tensor, offsets: Tensor, rows: Sequence[int]) -> lis
     weight, bias = _random(sizes, 2, sizes.channels)
     norm = (x, offsets, sizes.groups, weight, bias, _EPS)
     plain = (x, rows, sizes.groups, weight, bias, _EPS)
-    index = halo_order(sizes).to(sizes.device)
-    halo_bytes = len(index) * sizes.channels * x.element_size()
     shape = f"{_shape(x)}, {len(rows)} images"
     return [
         Case(
@@ -91,13 +88,6 @@ def _norms(sizes: Sizes, x: Tensor, offsets: Tensor, rows: Sequence[int]) -> lis
             2 * x.nbytes,
             lambda: naive.group_norm_silu(*plain),
             lambda function: function(*norm, silu=True),
-        ),
-        Case(
-            "group_norm_silu",
-            f"{shape}, to {len(index)} rows with halo",
-            x.nbytes + halo_bytes,
-            lambda: naive.with_zero_row(naive.group_norm_silu(*plain))[index],
-            lambda function: function(*norm, silu=True, index=index),
         ),
         Case(
             "segment_stats",
@@ -158,18 +148,6 @@ def _sampler(sizes: Sizes, rows: Sequence[int]) -> Case:
         lambda: naive.sampler_update(*tensors, table, rows),
         lambda function: function(*tensors, coefficients, owner),
     )
-
-
-def halo_order(sizes: Sizes) -> Tensor:
-    """Return the rows of every patch with one pixel of halo around, -1 outside the image."""
-    parts, begin = [], 0
-    for side in sizes.sides:
-        image = torch.arange(begin, begin + side * side).view(side, side)
-        image = F.pad(image, (1, 1, 1, 1), value=-1)
-        patches = image.unfold(0, sizes.patch + 2, sizes.patch)
-        parts.append(patches.unfold(1, sizes.patch + 2, sizes.patch).flatten())
-        begin += side * side
-    return torch.cat(parts).int()
 
 
 def _random(sizes: Sizes, *shape: int) -> Tensor:

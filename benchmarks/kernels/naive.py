@@ -62,10 +62,5 @@ def sampler_update(
     return torch.cat(advanced), torch.cat(cleaned)
 
 
-def with_zero_row(x: Tensor) -> Tensor:
-    """A row of zeros behind the last, which is what the number -1 names."""
-    return torch.cat([x, x.new_zeros(1, x.shape[1])])
-
-
 def _images(tensors: Sequence[Tensor], rows: Sequence[int]) -> Iterator[Sequence[Tensor]]:
     return zip(*(one.split([*rows]) for one in tensors), strict=True)

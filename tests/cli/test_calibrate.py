@@ -112,7 +112,7 @@ def test_a_pool_serves_what_its_table_says(cli: Cli, tiny_config: Path, tmp_path
 
     def request_of(**changes: Any) -> Any:
         fields = validate(body | changes)
-        return resolve(fields, model.profile, pool.defaults, load_config(tiny_config).limits)[0]
+        return resolve(fields, model.profile, load_config(tiny_config).limits)[0]
 
     request, exact = request_of(fidelity="balanced"), request_of()
     assert request.reuse is not None
