@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
-from matplotlib.figure import Figure
 from PIL import Image
 
 from ray_cluster.policies.fidelity import LEAST_SSIM
 from ray_cluster.quality.calibration import Choice, Option, Run, Study
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _MOST_SHOWN = 8
 
 
 def write_report(study: Study, title: str, table: dict[str, object] | None, folder: Path) -> None:
-    """Write ``report.md``, ``frontier.png`` and ``images.png``.
+    """Write ``report.md``, ``images.png`` and, where matplotlib is installed, ``frontier.png``.
 
     Args:
         title: model, machine and settings.
@@ -25,7 +29,8 @@ def write_report(study: Study, title: str, table: dict[str, object] | None, fold
     """
     text = "\n".join(_lines(study, title, table)) + "\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
-    _plot(study).savefig(folder / "frontier.png", dpi=110)
+    if find_spec("matplotlib") is not None:
+        _plot(study).savefig(folder / "frontier.png", dpi=110)
     _sheet(study).save(folder / "images.png", optimize=True)
 
 
@@ -81,6 +86,8 @@ def _words(run: Run) -> str:
 
 
 def _plot(study: Study) -> Figure:
+    from matplotlib.figure import Figure
+
     asked = study.plan.asked
     figure = Figure(figsize=(4.2 * len(asked), 3.8), layout="constrained")
     for axes, steps in zip(figure.subplots(1, len(asked), squeeze=False)[0], asked, strict=True):
