@@ -136,8 +136,8 @@ class RemoteService:
             reply = self._http.request(method, self.base + path, **options)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             raise NoAnswer(
-                f"{self.base} cannot be reached ({error}); start the service with "
-                f"'{command()} serve'",
+                f"{self.base} cannot be reached ({error}); give the service's address with --url, "
+                f"or start it with '{command()} serve'",
                 "away",
             ) from error
         except httpx.TimeoutException as error:
