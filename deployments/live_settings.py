@@ -122,8 +122,9 @@ class LiveSettings:
         elif keys := needs_redeploy(self._arguments, self._pools(), self._config):
             found.append(f"the settings' file has what needs a redeploy: {', '.join(keys)}")
         found += [
+            # calls for /readyz need no key: it names no folder of this machine
             f"pool {name} is in the settings but not deployed: run 'ray-cluster settings apply "
-            f"{self._arguments.settings}'"
+            "FILE'"
             for name in self._undeployed_pools()
         ]
         http = self._arguments.http

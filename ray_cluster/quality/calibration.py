@@ -222,11 +222,11 @@ class Study:
         least: dict[Mode, int] = dict.fromkeys(MODES, 0)
         for asked in self.plan.asked:
             options = self.options(asked)
+            plain = [one for one in options if one.run.schedule is None]
             for mode in MODES:
                 wanted = 1 - _SHARE_OF_LOSS * (1 - LEAST_SSIM[mode])
-                fewer = _fewest([one for one in options if one.run.schedule is None], wanted)
+                fewer = _fewest(plain, wanted)
                 least[mode] = max(least[mode], asked if fewer is None else fewer.run.num_steps)
-                plain = [one for one in options if one.run.schedule is None]
                 fewer = next((one for one in plain if one.run.num_steps == least[mode]), None)
                 limit = asked if fewer is None else fewer.cost
                 reused = [one for one in options if one.run.schedule and one.worst >= wanted]

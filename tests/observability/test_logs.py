@@ -168,7 +168,7 @@ def test_with_a_delay_lines_come_later_in_their_order_with_what_was_bound(
     told_s = time.time()
     LOGGER.info("quiet")
     assert not written.lines
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while len(written.lines) < 2 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert [record["message"] for record in written.records] == ["image_accepted", "quiet"]

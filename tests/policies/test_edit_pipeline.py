@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 
 import pytest
 from hypothesis import given
@@ -83,12 +82,13 @@ def test_times_that_are_none_are_refused(bad: float) -> None:
 
 
 @pytest.mark.parametrize("same_loads", [True, False])
-def test_real_models_are_planned_in_no_time(same_loads: bool) -> None:
+def test_as_many_blocks_as_real_models_have_are_planned(same_loads: bool) -> None:
     rng = random.Random(3)
     blocks = [
         BlockTimes(1.5 if same_loads else rng.uniform(0.5, 2.5), rng.uniform(0.5, 1), 2.0)
         for _ in range(70)
     ]
-    started_s = time.process_time()
-    plan_blocks(blocks)
-    assert time.process_time() - started_s < 2
+    # a search that kept every state would not end
+    plan = plan_blocks(blocks)
+    assert len(plan.uses_cache) == len(blocks)
+    assert plan.finish_s <= plan_blocks_greedily(blocks).finish_s
