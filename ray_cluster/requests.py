@@ -14,7 +14,7 @@ from ray_cluster.errors import Stage
 from ray_cluster.policies.fidelity import Fidelity, ReusedSteps, StepTable, Terms
 from ray_cluster.policies.types import RequestView, WhenLate
 
-NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm"]
+NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm", "pndm"]
 FlowSampler = Literal["flow_match_euler"]
 SamplerName = Literal[NoiseSampler, FlowSampler]
 GuidanceKind = Literal["rows", "embedded", "none"]
@@ -23,6 +23,8 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 # for models trained on noise schedules, and for those trained on flows
 SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
 FLOW_SAMPLER_NAMES: tuple[FlowSampler, ...] = get_args(FlowSampler)
+# diffusers has no formula of theirs for models that predict the sample
+_NOT_FOR_SAMPLE = ("euler_ancestral", "pndm")
 # beyond it, nothing but noise comes of any model
 MAX_GUIDANCE_SCALE = 30
 IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
@@ -37,7 +39,7 @@ def size_of(text: str) -> tuple[int, int]:
 def noise_samplers(prediction_type: str) -> tuple[NoiseSampler, ...]:
     """Return the samplers for a model of a noise schedule, by what it predicts."""
     if prediction_type == "sample":
-        return tuple(name for name in SAMPLER_NAMES if name != "euler_ancestral")
+        return tuple(name for name in SAMPLER_NAMES if name not in _NOT_FOR_SAMPLE)
     return SAMPLER_NAMES
 
 
@@ -136,6 +138,8 @@ class ImageRequest:
         num_steps: denoising steps.
         guidance_scale: classifier-free guidance weight; guidance is off at 1 or below.
         seed: seeds the request's own noise generator, in [0, 2**63).
+        negative_prompt: what guidance leads away from; None is no text, which some models take for
+            something else than an empty one.
         priority: higher is served first.
         slo_s: seconds from arrival to the deadline; None takes the service's default.
         when_late: whether it is to be made even if it would miss its deadline.
@@ -157,7 +161,7 @@ class ImageRequest:
     guidance_scale: float
     sampler: SamplerName
     seed: int
-    negative_prompt: str = ""
+    negative_prompt: str | None = None
     priority: int = 0
     slo_s: float | None = None
     when_late: WhenLate = "accept"
@@ -252,7 +256,7 @@ class ImageRequest:
             "sampler": self.sampler,
             "seed": str(self.seed),
         }
-        if self.negative_prompt:
+        if self.negative_prompt is not None:
             recipe["negative_prompt"] = self.negative_prompt
         if self.reuse is not None:
             recipe["reuse"] = str(self.reuse.schedule)

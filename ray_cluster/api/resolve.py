@@ -53,7 +53,7 @@ def resolve(
             request_id=f"img-{secrets.token_hex(16)}",
             model=profile.model,
             prompt=fields.prompt,
-            negative_prompt=fields.negative_prompt or "",
+            negative_prompt=fields.negative_prompt,
             width_px=width_px,
             height_px=height_px,
             num_steps=num_steps,

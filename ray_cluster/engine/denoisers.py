@@ -65,6 +65,8 @@ def model_class(config: Mapping[str, Any]) -> Any:
 
 def guidance_kind(config: Mapping[str, Any]) -> GuidanceKind:
     """Return what a guidance scale does in a model."""
+    if is_unet(config):
+        return "rows" if config.get("time_cond_proj_dim") is None else "embedded"
     if config["_class_name"] != _FLUX:
         return "rows"
     return "embedded" if config.get("guidance_embeds", False) else "none"

@@ -36,12 +36,12 @@ from ray_cluster.engine.reuse_steps import check_reuse
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
-from ray_cluster.models.builtin import builtin_sampling
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes
+from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.policies.reuse import num_outer_blocks
-from ray_cluster.requests import GuidanceKind, ImageRequest, ModelProfile, SamplerName
+from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,6 @@ FAMILY_BY_PIPELINE = {
 }
 # the text encoder that Stable Diffusion 3 may do without
 _T5_OF_SD3 = ("text_encoder_3", "tokenizer_3")
-# steps and guidance scale where neither the pool nor the model's card says any
-_SAMPLING: dict[GuidanceKind, tuple[int, float]] = {
-    "rows": (30, 5.0),
-    "embedded": (28, 3.5),
-    "none": (4, 1.0),
-}
 DTYPE_BY_NAME = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -72,11 +66,26 @@ class InspectedModel:
 
     Attributes:
         profile: what the model accepts, for validation at the gateway.
+        sampling: what the folder says of it, where the pool says nothing.
     """
 
     folder: Path
     tables: SamplerTables
     profile: ModelProfile
+    sampling: FolderSampling
+
+    @property
+    def sampling_words(self) -> str:
+        """How calls are sampled that say nothing, and why."""
+        profile, own = self.profile, self.sampling
+        words = (
+            f"{profile.default_sampler}, {profile.default_num_steps} steps, guidance "
+            f"{profile.default_guidance_scale:g}, where calls and defaults say nothing as "
+            f"{own.origin}"
+        )
+        if not own.is_exact and profile.default_sampler == own.sampler:
+            words += f"; {own.sampler} is the nearest sampler to that scheduler, not the same"
+        return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +116,13 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
     """
     folder = resolve_folder(pool.model)
     family = _family(folder)
-    check_denoiser(component_config(folder, denoiser_name(folder)), pipeline_name(folder))
-    tables = SamplerTables(component_config(folder, "scheduler"), flow_model(folder))
-    return InspectedModel(folder, tables, _profile(pool, folder, family, tables))
+    model = component_config(folder, denoiser_name(folder))
+    check_denoiser(model, pipeline_name(folder))
+    scheduler = component_config(folder, "scheduler")
+    tables = SamplerTables(scheduler, flow_model(folder))
+    sampling = folder_sampling(pool.model, pipeline_name(folder), scheduler, guidance_kind(model))
+    profile = _profile(pool, folder, family, tables, sampling)
+    return InspectedModel(folder, tables, profile, sampling)
 
 
 def plan_model(pool: PoolConfig, model: InspectedModel) -> MemoryPlan:
@@ -137,6 +150,7 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     """
     model = inspect_model(pool)
     plan = plan_model(pool, model)
+    logger.info("pool %s: sampling %s", pool.name, model.sampling_words)
     device = torch.device(pool.device)
     pipeline = _load_pipeline(model.folder, DTYPE_BY_NAME[pool.dtype])
     if plan.verdict == "offload":
@@ -212,14 +226,16 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
     return pipeline
 
 
-def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables) -> ModelProfile:
+def _profile(
+    pool: PoolConfig, folder: Path, family: str, tables: SamplerTables, sampling: FolderSampling
+) -> ModelProfile:
     model = component_config(folder, denoiser_name(folder))
     sizes = model_sizes(pool, model, component_config(folder, "vae"))
     kind, outer = guidance_kind(model), num_outer_blocks(model)
     check_schedules(pool, outer)
-    defaults, builtin = pool.defaults, builtin_sampling(pool.model)
+    defaults = pool.defaults
     guidance = defaults.guidance_scale
-    steps, scale = (builtin.num_steps, builtin.guidance_scale) if builtin else _SAMPLING[kind]
+    check_sampler(pool, tables.names)
     profile = ModelProfile(
         model=pool.model_name,
         family=family,
@@ -228,9 +244,9 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
         max_px=sizes.max_px,
         default_width_px=sizes.default_width_px,
         default_height_px=sizes.default_height_px,
-        default_num_steps=defaults.num_inference_steps or steps,
-        default_guidance_scale=scale if guidance is None else guidance,
-        default_sampler=_default_sampler(pool, tables, is_builtin=builtin is not None),
+        default_num_steps=defaults.num_inference_steps or sampling.num_steps,
+        default_guidance_scale=sampling.guidance_scale if guidance is None else guidance,
+        default_sampler=defaults.sampler or sampling.sampler,
         max_steps_by_sampler={
             name: tables.max_steps(name, pool.max_num_inference_steps) for name in tables.names
         },
@@ -246,12 +262,3 @@ def _profile(pool: PoolConfig, folder: Path, family: str, tables: SamplerTables)
             "this model is made to do without guidance; leave it out"
         )
     return profile
-
-
-def _default_sampler(pool: PoolConfig, tables: SamplerTables, *, is_builtin: bool) -> SamplerName:
-    given, offered = pool.defaults.sampler, tables.names
-    if given is None:
-        usual: SamplerName = "ddim" if is_builtin else "dpmpp_2m"
-        return usual if usual in offered else offered[0]
-    check_sampler(pool, offered)
-    return given

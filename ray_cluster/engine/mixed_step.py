@@ -13,7 +13,7 @@ from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Executor, RowReuse, StepBatch
 from ray_cluster.engine.residuals import NoResiduals, ResidualSource, StepPart
 from ray_cluster.engine.reuse_steps import ActivationStore, Turn, turn_of
-from ray_cluster.engine.sampler_schedules import SamplerTable
+from ray_cluster.engine.sampler_schedules import SamplerTable, add_past
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.token_layout import (
     Composition,
@@ -49,7 +49,7 @@ class Held:
     @property
     def is_done(self) -> bool:
         """Whether it has taken its last step; a state imported like that is not to step."""
-        return self.state.step_index >= self.table.num_steps
+        return self.state.step_index >= self.table.num_calls
 
     @property
     def draws_noise(self) -> bool:
@@ -77,12 +77,15 @@ class Advanced:
     Attributes:
         latents: ``[C, h, w]``, the next latents.
         denoised: ``[C, h, w]``, the estimate of the clean ones.
+        outputs: ``[k, C, h, w]``, what later steps of a multistep sampler need of the model's
+            outputs, the newest first; None for other samplers.
         is_finite: whether all of the latents are.
         turn: how the step was taken.
     """
 
     latents: Tensor
     denoised: Tensor
+    outputs: Tensor | None
     is_finite: bool
     turn: Turn
 
@@ -127,7 +130,7 @@ def compute_step(
     for row in rows:
         if row.prepared is None:
             row.prepared = executor.prepare(row.state.conditioning, row.deltas)
-    turns = [turn_of(row.state, row.table.num_steps, sources.store) for row in rows]
+    turns = [turn_of(row.state, row.table.num_calls, sources.store) for row in rows]
     lacking = [pair for pair in zip(rows, turns, strict=True) if pair[1].is_lacking]
     if lacking:
         _restore(lacking, executor, choose)
@@ -250,11 +253,17 @@ def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Adv
         call.coefficients,
         call.owner,
     )
+    images = _images(advanced, rows, layout)
+    outputs = [
+        add_past(row.table, row.state.step_index, new, output, row.state.outputs)
+        for row, new, output in zip(rows, images, _images(prediction, rows, layout), strict=True)
+    ]
     return [
-        Advanced(latents=new, denoised=estimate, is_finite=is_finite, turn=turn)
-        for new, estimate, is_finite, turn in zip(
-            _images(advanced, rows, layout),
+        Advanced(*row)
+        for row in zip(
+            images,
             _images(denoised, rows, layout),
+            outputs,
             _are_finite(advanced, call.owner, len(rows)),
             turns,
             strict=True,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.folders import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest
@@ -19,7 +20,7 @@ class PromptEncoder(Protocol):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Most tokens of a prompt, without the two that mark its ends."""
+        """Most tokens of a prompt, without those that mark its ends."""
 
     def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
         """Return one conditioning per request.
@@ -38,24 +39,20 @@ class _Family:
         pooled_at: where its result has the pooled embeddings; None for a family without.
         takes_negative: whether guidance takes an embedding of the negative prompt.
         has_time_ids: whether the image's size is a condition.
-        t5_tokens: to which the pipeline cuts what its T5 encoder reads.
     """
 
     options: dict[str, Any]
     pooled_at: int | None = None
     takes_negative: bool = True
     has_time_ids: bool = False
-    t5_tokens: int = 0
 
 
 _ALONE = {"do_classifier_free_guidance": False}
 _FAMILIES = {
     "StableDiffusionPipeline": _Family(_ALONE),
     "StableDiffusionXLPipeline": _Family(_ALONE, pooled_at=2, has_time_ids=True),
-    "StableDiffusion3Pipeline": _Family(
-        _ALONE | {"prompt_2": None, "prompt_3": None}, pooled_at=2, t5_tokens=256
-    ),
-    "FluxPipeline": _Family({"prompt_2": None}, pooled_at=1, takes_negative=False, t5_tokens=512),
+    "StableDiffusion3Pipeline": _Family(_ALONE | {"prompt_2": None, "prompt_3": None}, pooled_at=2),
+    "FluxPipeline": _Family({"prompt_2": None}, pooled_at=1, takes_negative=False),
 }
 
 
@@ -71,25 +68,27 @@ class PipelineEncoder:
         self._pipeline = pipeline
         self._device = device
         self._family = _FAMILIES[type(pipeline).__name__]
-        self._limits = _token_limits(pipeline, self._family)
+        self._limits = _token_limits(pipeline)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Most tokens of a prompt, without the two that mark its ends."""
+        """Most tokens of a prompt, without those that mark its ends."""
         return min(limit for _, limit in self._limits)
 
     def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
         """Return one conditioning per request; see :class:`PromptEncoder`."""
         for request in requests:
             self._check_length(request.prompt, "prompt")
-            self._check_length(request.negative_prompt, "negative_prompt")
+            self._check_length(request.negative_prompt or "", "negative_prompt")
         takes_negative = self._family.takes_negative
         guided = [request for request in requests if takes_negative and request.uses_guidance]
         positive = self._embed([request.prompt for request in requests])
-        negative = self._embed([request.negative_prompt for request in guided])
+        negative = self._embed([request.negative_prompt or "" for request in guided])
         if self._pipeline.config.get("force_zeros_for_empty_prompt", False):
             negative = [
-                pair if request.negative_prompt else tuple(torch.zeros_like(part) for part in pair)
+                tuple(torch.zeros_like(part) for part in pair)
+                if request.negative_prompt is None
+                else pair
                 for pair, request in zip(negative, guided, strict=True)
             ]
         negative_by_id = {r.request_id: n for r, n in zip(guided, negative, strict=True)}
@@ -100,7 +99,8 @@ class PipelineEncoder:
 
     def _check_length(self, prompt: str, param: str) -> None:
         for tokenizer, limit in self._limits:
-            count = len(tokenizer(prompt, truncation=False, verbose=False).input_ids) - 2
+            marks = tokenizer.num_special_tokens_to_add()
+            count = len(tokenizer(prompt, truncation=False, verbose=False).input_ids) - marks
             if count > limit:
                 raise InvalidRequest(
                     f"The parameter {param!r} has {count} tokens; this model reads at most "
@@ -144,14 +144,25 @@ class PipelineEncoder:
         )
 
 
-def _token_limits(pipeline: Any, family: _Family) -> list[tuple[Any, int]]:
-    """Return the tokenizers with the most tokens of a prompt that the encoder of each reads."""
-    pairs = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"))
+def _token_limits(pipeline: Any) -> list[tuple[Any, int]]:
+    """Return the tokenizers that count with the most tokens of a prompt, without marks.
+
+    A CLIP tokenizer that knows no limit gets its text encoder's, to which the pipeline fills up.
+    """
+    readers = []
+    for name in ("tokenizer", "tokenizer_2", "tokenizer_3"):
+        tokenizer = getattr(pipeline, name, None)
+        if tokenizer is None:
+            continue
+        encoder = getattr(pipeline, name.replace("tokenizer", "text_encoder"))
+        positions = getattr(encoder.config, "max_position_embeddings", None)
+        reader = PromptReader(name, type(encoder).__name__, tokenizer.model_max_length, positions)
+        readers.append(reader)
+        if positions is not None:
+            tokenizer.model_max_length = clip_length(tokenizer.model_max_length, positions)
+    lengths = prompt_lengths(type(pipeline).__name__, readers)
     limits = []
-    for tokenizer_name, encoder_name in (*pairs, ("tokenizer_3", "text_encoder_3")):
-        tokenizer = getattr(pipeline, tokenizer_name, None)
-        if tokenizer is not None:
-            is_t5 = type(getattr(pipeline, encoder_name)).__name__ == "T5EncoderModel"
-            longest = family.t5_tokens if is_t5 else int(tokenizer.model_max_length)
-            limits.append((tokenizer, longest - 2))
+    for name, length in lengths.items():
+        tokenizer = getattr(pipeline, name)
+        limits.append((tokenizer, length - tokenizer.num_special_tokens_to_add()))
     return limits

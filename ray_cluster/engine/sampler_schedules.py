@@ -5,7 +5,7 @@ Computed in float64, kept in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,9 @@ from diffusers import (
 )
 from torch import Tensor
 
-from ray_cluster.errors import InvalidRequest
-from ray_cluster.requests import SAMPLER_NAMES
-
 _INF = float("inf")
+# outputs of earlier steps that a sampler takes at most
+_MAX_PAST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,9 @@ class SamplerTable:
         input_scale: ``[n]`` float32, factor on the latents before the model call.
         coefficients: ``[n, 8]`` float32, see ``sampler_update``.
         takes_noise: per step, whether the sampler draws noise from the request's generator.
+        past: per step the weights of earlier outputs of the model, the newest first; empty where
+            no step has any.
+        keeps_output: per step, whether a later one counts its output among those.
         init_noise_sigma: factor on the initial noise.
         packed: per step ``[10]``, its timestep, input scale and coefficients in one tensor, so
             that a batch gathers them, and moves them to the device, at once.
@@ -43,6 +45,8 @@ class SamplerTable:
     input_scale: Tensor
     coefficients: Tensor
     takes_noise: tuple[bool, ...]
+    past: tuple[tuple[float, ...], ...]
+    keeps_output: tuple[bool, ...]
     init_noise_sigma: float
     packed: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
 
@@ -51,8 +55,8 @@ class SamplerTable:
         object.__setattr__(self, "packed", torch.cat(columns, dim=1).unbind())
 
     @property
-    def num_steps(self) -> int:
-        """Number of model calls: as many steps as were asked for."""
+    def num_calls(self) -> int:
+        """Number of model calls: as many as steps were asked for, and one more with ``pndm``."""
         return len(self.timesteps)
 
 
@@ -70,6 +74,8 @@ class Step:
     noise: float = 0.0
     input_scale: float = 1.0
     draws: bool = False
+    past: tuple[float, ...] = ()
+    keeps_output: bool = False
 
     def row(self, clip: float) -> list[float]:
         """Return its coefficients, in the order of ``sampler_update``."""
@@ -92,15 +98,40 @@ def assemble(steps: list[Step], *, clip: float, init_noise_sigma: float) -> Samp
         input_scale=torch.tensor([step.input_scale for step in steps]),
         coefficients=torch.tensor([step.row(clip) for step in steps], dtype=torch.float32),
         takes_noise=tuple(step.draws for step in steps),
+        past=tuple(step.past for step in steps) if any(step.past for step in steps) else (),
+        keeps_output=tuple(step.keeps_output for step in steps),
         init_noise_sigma=init_noise_sigma,
     )
+
+
+def add_past(
+    table: SamplerTable, step_index: int, latents: Tensor, output: Tensor, outputs: Tensor | None
+) -> Tensor | None:
+    """Add what a multistep sampler takes of earlier outputs of the model.
+
+    Args:
+        latents: ``[C, H, W]`` after ``sampler_update``; changed in place.
+        output: ``[C, H, W]``, the model's output of this step, after guidance.
+        outputs: ``[k, C, H, W]`` of earlier steps, the newest first; None before the first.
+
+    Returns:
+        The outputs for the next step; None for samplers that take none.
+    """
+    if not table.past:
+        return None
+    for number, weight in enumerate(table.past[step_index]):
+        assert outputs is not None, "the first step has no past"
+        latents += weight * outputs[number]
+    if not table.keeps_output[step_index]:
+        return outputs
+    return torch.cat([output[None], *([] if outputs is None else [outputs[: _MAX_PAST - 1]])])
 
 
 def _clip_range(config: Mapping[str, Any]) -> float:
     return float(config.clip_sample_range) if config.clip_sample else _INF  # type: ignore[attr-defined]
 
 
-def _denoised_from_vp(prediction_type: str, alpha: float, sigma: float) -> tuple[float, float]:
+def denoised_from_vp(prediction_type: str, alpha: float, sigma: float) -> tuple[float, float]:
     """Coefficients of (x, m) in the denoised estimate, for latents ``alpha * x0 + sigma * z``."""
     if prediction_type == "epsilon":
         return 1.0 / alpha, -sigma / alpha
@@ -118,13 +149,17 @@ def _denoised_from_ve(prediction_type: str, sigma: float) -> tuple[float, float]
     return 0.0, 1.0
 
 
-def _timesteps(scheduler: Any) -> list[float]:
+def timesteps_of(scheduler: Any) -> list[float]:
     """Return the timesteps of a schedule.
 
     Trailing spacing can end with one of -1 too many, by rounding (61 steps of 1000): that is left
     out. diffusers would call the model once more, with a timestep that it was never trained for.
+    Continuous ones are logarithms of noise levels, and half of them negative.
     """
-    return [one for one in scheduler.timesteps.tolist() if one >= 0]
+    timesteps: list[float] = scheduler.timesteps.tolist()
+    if scheduler.config.get("timestep_type") == "continuous":
+        return timesteps
+    return [one for one in timesteps if one >= 0]
 
 
 def _sigmas(scheduler: Any) -> Tensor:
@@ -133,13 +168,13 @@ def _sigmas(scheduler: Any) -> Tensor:
     Where a timestep too many is left out, the last step goes to where that would have ended.
     """
     sigmas: Tensor = scheduler.sigmas.double()
-    num_steps = len(_timesteps(scheduler))
+    num_steps = len(timesteps_of(scheduler))
     if num_steps == len(scheduler.timesteps):
         return sigmas
     return torch.cat([sigmas[:num_steps], sigmas[-1:]])
 
 
-def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     """DDIM with eta 0: deterministic, in the variance-preserving scale."""
     scheduler = DDIMScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
@@ -147,7 +182,7 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     kind = scheduler.config.prediction_type
     stride = scheduler.config.num_train_timesteps // num_steps
     steps = []
-    for timestep in map(int, _timesteps(scheduler)):
+    for timestep in map(int, timesteps_of(scheduler)):
         before = timestep - stride
         kept = float(alphas[before] if before >= 0 else scheduler.final_alpha_cumprod)
         alpha, sigma = float(alphas[timestep]) ** 0.5, (1.0 - float(alphas[timestep])) ** 0.5
@@ -158,7 +193,7 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             "v_prediction": (sigma, alpha),
             "sample": (1.0 / sigma, -alpha / sigma),
         }[kind]
-        from_latents, from_output = _denoised_from_vp(kind, alpha, sigma)
+        from_latents, from_output = denoised_from_vp(kind, alpha, sigma)
         steps.append(
             Step(
                 timestep=float(timestep),
@@ -172,27 +207,23 @@ def _ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     return assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
 
 
-def _euler(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def euler(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    """Euler's method on the probability-flow ODE."""
     scheduler = EulerDiscreteScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
     return _sigma_space(scheduler, ancestral=False)
 
 
-def _euler_ancestral(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def euler_ancestral(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+    """Euler's method to a lower noise level than the step's end, then fresh noise."""
     scheduler = EulerAncestralDiscreteScheduler.from_config(config)
-    if scheduler.config.prediction_type == "sample":
-        raise InvalidRequest(
-            "sampler 'euler_ancestral' is not defined for models that predict the sample; "
-            f"allowed: {[name for name in SAMPLER_NAMES if name != 'euler_ancestral']}",
-            param="sampler",
-        )
     scheduler.set_timesteps(num_steps)
     return _sigma_space(scheduler, ancestral=True)
 
 
 def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
-    """Euler's method on the probability-flow ODE, in the variance-exploding scale."""
-    timesteps = _timesteps(scheduler)
+    """Return Euler's steps, in the variance-exploding scale."""
+    timesteps = timesteps_of(scheduler)
     sigmas = _sigmas(scheduler).tolist()
     steps = []
     for index, timestep in enumerate(timesteps):
@@ -217,13 +248,13 @@ def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
     return assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
 
 
-def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     """DPM-Solver++ (2M, midpoint): two-step multistep in log-SNR time."""
     scheduler = DPMSolverMultistepScheduler.from_config(
         config, algorithm_type="dpmsolver++", solver_order=2, solver_type="midpoint"
     )
     scheduler.set_timesteps(num_steps)
-    timesteps = _timesteps(scheduler)
+    timesteps = timesteps_of(scheduler)
     sigmas = _sigmas(scheduler)
     alphas = (1.0 / (sigmas**2 + 1.0) ** 0.5).tolist()
     spreads = (sigmas / (sigmas**2 + 1.0) ** 0.5).tolist()
@@ -245,7 +276,7 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             # 0 where the schedule stands still, as the weight is then
             inverse_ratio = gap / (lambdas[index] - lambdas[index - 1])
             toward, history = weight * (1.0 + 0.5 * inverse_ratio), -weight * 0.5 * inverse_ratio
-        from_latents, from_output = _denoised_from_vp(
+        from_latents, from_output = denoised_from_vp(
             settings.prediction_type, alphas[index], spreads[index]
         )
         steps.append(
@@ -261,18 +292,18 @@ def _dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     return assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
 
 
-def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
     """Latent consistency sampling: jump to the estimate, then add fresh noise."""
     scheduler = LCMScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
     alphas = scheduler.alphas_cumprod.double().tolist()
-    timesteps = [int(one) for one in _timesteps(scheduler)]
+    timesteps = [int(one) for one in timesteps_of(scheduler)]
     steps = []
     for index, timestep in enumerate(timesteps):
         is_last = index == len(timesteps) - 1
         skip, out = scheduler.get_scalings_for_boundary_condition_discrete(timestep)
         kept = 1.0 if is_last else alphas[timesteps[index + 1]]
-        from_latents, from_output = _denoised_from_vp(
+        from_latents, from_output = denoised_from_vp(
             scheduler.config.prediction_type,
             alphas[timestep] ** 0.5,
             (1.0 - alphas[timestep]) ** 0.5,
@@ -289,12 +320,3 @@ def _lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             )
         )
     return assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
-
-
-BUILDERS: Mapping[str, Callable[[Mapping[str, Any], int], SamplerTable]] = {
-    "ddim": _ddim,
-    "euler": _euler,
-    "euler_ancestral": _euler_ancestral,
-    "dpmpp_2m": _dpmpp_2m,
-    "lcm": _lcm,
-}

@@ -6,14 +6,33 @@ coefficients that :func:`ray_cluster.kernels.sampler_update.reference.sampler_up
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray_cluster.engine.flow_schedules import FlowModel, flow_match_euler
-from ray_cluster.engine.sampler_schedules import BUILDERS, SamplerTable
+from ray_cluster.engine.pndm_schedule import pndm
+from ray_cluster.engine.sampler_schedules import (
+    SamplerTable,
+    ddim,
+    dpmpp_2m,
+    euler,
+    euler_ancestral,
+    lcm,
+)
 from ray_cluster.errors import InvalidRequest, ModelUnsupported
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
+_BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int], SamplerTable]] = {
+    "ddim": ddim,
+    "euler": euler,
+    "euler_ancestral": euler_ancestral,
+    "dpmpp_2m": dpmpp_2m,
+    "lcm": lcm,
+    "pndm": pndm,
+}
+# of some 25 kB each; clients choose among samplers, steps and, with some models, sizes
+_KEPT_TABLES = 256
 # those whose config means the same to the schedulers that the samplers are built from; flow
 # matching and EDM (Playground v2.5) share the keys' names, but not the noise that they describe
 _COVERED_SCHEDULERS = (
@@ -65,7 +84,8 @@ class SamplerTables:
     def __init__(self, scheduler_config: Mapping[str, Any], flow: FlowModel | None = None) -> None:
         self._config = dict(scheduler_config)
         self._flow = flow
-        self._tables: dict[tuple[SamplerName, int, int | None], SamplerTable] = {}
+        # a lock of its own keeps it whole while encode and step threads ask
+        self._built = functools.lru_cache(_KEPT_TABLES)(self._build)
         covered = _COVERED_VALUES if flow is None else _COVERED_FLOW_VALUES
         for key, allowed in covered.items():
             given = self._config.get(key, allowed[0])
@@ -105,7 +125,7 @@ class SamplerTables:
     def table(
         self, sampler: SamplerName, num_steps: int, size_px: tuple[int, int] | None = None
     ) -> SamplerTable:
-        """Return the schedule of ``sampler`` with ``num_steps`` steps; built once and kept.
+        """Return the schedule of ``sampler`` with ``num_steps`` steps; the last ones are kept.
 
         Args:
             size_px: width and height of the image; schedules of some flow models depend on it.
@@ -113,10 +133,7 @@ class SamplerTables:
         Raises:
             InvalidRequest: the model has no such sampler, or it cannot take so many steps.
         """
-        key = (sampler, num_steps, self._num_tokens(size_px))
-        if key not in self._tables:
-            self._tables[key] = self._build(*key)
-        return self._tables[key]
+        return self._built(sampler, num_steps, self._num_tokens(size_px))
 
     def _num_tokens(self, size_px: tuple[int, int] | None) -> int | None:
         if self._flow is None or not self._config.get("use_dynamic_shifting", False):
@@ -125,7 +142,7 @@ class SamplerTables:
         return self._flow.num_tokens(size_px)
 
     def _build(self, sampler: SamplerName, num_steps: int, num_tokens: int | None) -> SamplerTable:
-        if (sampler in FLOW_SAMPLER_NAMES) != (self._flow is not None):
+        if sampler not in self.names:
             raise InvalidRequest(
                 f"sampler {sampler!r} is not defined for this model; allowed: {list(self.names)}",
                 param="sampler",
@@ -137,5 +154,13 @@ class SamplerTables:
                 param="num_inference_steps",
             )
         if self._flow is not None:
-            return flow_match_euler(self._config, num_steps, self._flow, num_tokens)
-        return BUILDERS[sampler](self._config, num_steps)
+            table = flow_match_euler(self._config, num_steps, self._flow, num_tokens)
+        else:
+            table = _BUILDERS[sampler](self._config, num_steps)
+        if table.num_calls != num_steps + (sampler == "pndm" and num_steps > 1):
+            raise InvalidRequest(
+                f"sampler {sampler!r} would take {table.num_calls} steps instead of {num_steps} "
+                "with this model's scheduler_config.json; choose another sampler or number",
+                param="num_inference_steps",
+            )
+        return table

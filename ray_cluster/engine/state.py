@@ -77,7 +77,7 @@ class RequestState:
         latents: ``[C, H, W]`` float32 in the sampler's own scale.
         denoised: ``[C, H, W]``, the last step's estimate of the clean latents; the history of
             two-step samplers, and what a preview shows. Zeros before the first step.
-        step_index: denoising steps already taken.
+        step_index: model calls already made: denoising steps, and one more with ``pndm``.
         generator: the request's own noise source.
         arrival_s: instant at which the service got the request, on the engine's clock.
         deadline_s: instant on the engine's clock.
@@ -87,6 +87,8 @@ class RequestState:
         reuse: which of its steps are computed whole; None for all.
         full_step: the last of these, of a request with such a schedule.
         num_reused: steps in which it has taken anything from an earlier one.
+        outputs: ``[k, C, H, W]``, the model's last outputs, the newest first, of a request whose
+            sampler takes more steps of history than one.
         stored_steps: steps contained in the last copy of it; no part of the portable form.
     """
 
@@ -104,6 +106,7 @@ class RequestState:
     reuse: ReuseSchedule | None = None
     full_step: FullStep | None = None
     num_reused: int = 0
+    outputs: Tensor | None = None
     stored_steps: int = 0
 
     @property
@@ -154,7 +157,7 @@ class RequestState:
     def copy(self) -> RequestState:
         """Return a state that stays as it is while this one takes steps.
 
-        Conditioning never changes and is shared.
+        Conditioning and outputs never change and are shared.
         """
         return replace(
             self,
@@ -174,6 +177,8 @@ class RequestState:
         tensors["generator"] = self.generator.get_state()
         if self.full_step is not None:
             tensors["full_step"] = self.full_step.latents
+        if self.outputs is not None:
+            tensors["outputs"] = self.outputs
         header = StateHeader(
             request=self.request,
             step_index=self.step_index,
@@ -231,6 +236,7 @@ class RequestState:
             num_reused=header.num_reused,
             latents=tensors["latents"],
             denoised=tensors["denoised"],
+            outputs=tensors.get("outputs"),
             step_index=header.step_index,
             generator=generator,
             arrival_s=arrival_s,

@@ -237,7 +237,7 @@ class StepEngine:
                 request=row.state.request.view(
                     arrival_s=row.state.arrival_s,
                     deadline_s=row.state.deadline_s,
-                    steps_done=row.state.step_index,
+                    steps_done=min(row.state.step_index, row.state.request.num_steps - 1),
                 ),
                 waited_rounds=self._num_steps - row.last_step,
             )
@@ -246,7 +246,7 @@ class StepEngine:
 
     def is_done(self, state: RequestState) -> bool:
         """Whether the request has taken its last step; such a state is not to be added."""
-        return state.step_index >= self._table(state).num_steps
+        return state.step_index >= self._table(state).num_calls
 
     def _by_cost(self, num_sizes: int) -> BatchLayout:
         return choose_layout(num_sizes, self._costs.current, step=self._num_steps)
@@ -312,5 +312,6 @@ class StepEngine:
                 failed.append(FailedRow(state, RequestFailed(message, "denoise")))
             else:
                 state.latents, state.denoised = new.latents, new.denoised
+                state.outputs = new.outputs
                 state.step_index += 1
         return failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 # FLUX's pipeline has these numbers, not its transformer's configuration
 _FLUX_PATCH = 2
 _FLUX_SAMPLE_SIZE = 128
+_UNET_MULTIPLE_PX = 8
+# what diffusers' pipeline takes where the UNet does not say
+_SDXL_SAMPLE_SIZE = 128
 # what diffusers and transformers read of a folder
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}
 _NUM_THREADS = 4
@@ -121,12 +125,13 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
             model has positions for.
     """
     factor = vae_scale_factor(vae)
-    multiple = factor * _smallest_side(model)
-    sample = model.get("sample_size", _FLUX_SAMPLE_SIZE)
-    rows, columns = (sample, sample) if isinstance(sample, int) else sample
-    width, height = columns * factor, rows * factor
+    # a UNet takes sides of any number of latent pixels, its pipeline multiples of 8 px
+    is_unet = "block_out_channels" in model
+    multiple = math.lcm(factor, _UNET_MULTIPLE_PX) if is_unet else factor * patch_size(model)
     if pool.defaults.size is not None:
         width, height = (int(part) for part in pool.defaults.size.split("x"))
+    else:
+        width, height = (factor * side for side in _sample_size(pool, model))
     positions = model.get("pos_embed_max_size")
     limit = None if positions is None else positions * multiple
     if limit is not None and (pool.max_px or 0) > limit:
@@ -168,10 +173,18 @@ def patch_size(transformer: Mapping[str, Any]) -> int:
     return int(transformer["patch_size"]) if "sample_size" in transformer else _FLUX_PATCH
 
 
-def _smallest_side(model: Mapping[str, Any]) -> int:
-    """Return the latent pixels that a side must be a multiple of."""
-    blocks = model.get("block_out_channels")
-    return patch_size(model) if blocks is None else int(2 ** (len(blocks) - 1))
+def _sample_size(pool: PoolConfig, model: Mapping[str, Any]) -> tuple[int, int]:
+    """Return width and height of a model's usual images in latent pixels."""
+    sample = model.get("sample_size", _FLUX_SAMPLE_SIZE)
+    if sample is None and model.get("addition_embed_type") == "text_time":
+        sample = _SDXL_SAMPLE_SIZE
+    if sample is None:
+        raise ConfigError(
+            f"pool {pool.name}: the model's config.json has sample_size null, so it has no size of "
+            "its own; give defaults.size, such as 512x512"
+        )
+    rows, columns = (sample, sample) if isinstance(sample, int) else sample
+    return columns, rows
 
 
 def vae_scale_factor(vae: Mapping[str, Any]) -> int:

@@ -129,7 +129,7 @@ def durations_of(timing: Timing) -> LogFields:
 
 def without_prompts(text: str, request: ImageRequest) -> str:
     """Return an error's text without the prompts that it may quote, plain or as a literal."""
-    for prompt in (request.prompt, request.negative_prompt):
+    for prompt in (request.prompt, request.negative_prompt or ""):
         for form in (prompt, repr(prompt)[1:-1], json.dumps(prompt)[1:-1]):
             if form.strip():
                 text = text.replace(form, "[prompt]")

@@ -52,7 +52,7 @@ class DiTReference(Reference):
         assert watch is None
         first, more = requests[0], {}
         if not self.is_flux:
-            more = {"negative_prompt": [one.negative_prompt for one in requests]}
+            more = {"negative_prompt": [one.negative_prompt or "" for one in requests]}
         images = self.pipeline(
             prompt=[one.prompt for one in requests],
             height=first.height_px,

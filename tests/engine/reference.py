@@ -18,6 +18,7 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     LCMScheduler,
+    PNDMScheduler,
 )
 from torch import Tensor
 
@@ -30,6 +31,7 @@ DIFFUSERS_BY_SAMPLER: dict[str, Any] = {
     "euler_ancestral": EulerAncestralDiscreteScheduler,
     "dpmpp_2m": DPMSolverMultistepScheduler,
     "lcm": LCMScheduler,
+    "pndm": PNDMScheduler,
 }
 
 
@@ -99,7 +101,7 @@ class Reference:
         scheduler.set_timesteps(one.num_steps)
         prompt, negative = (
             self.pipeline.encode_prompt(text, "cpu", 1, False)[0].double()
-            for text in (one.prompt, one.negative_prompt)
+            for text in (one.prompt, one.negative_prompt or "")
         )
         generator = torch.Generator().manual_seed(one.seed)
         shape = (1, *self.outcome(one).latents.shape)
@@ -142,13 +144,15 @@ class Reference:
     ) -> Any:
         first = requests[0]
         pipeline = self.pipeline
-        pipeline.scheduler = DIFFUSERS_BY_SAMPLER[first.sampler].from_config(self.scheduler_config)
+        options = {"skip_prk_steps": True} if first.sampler == "pndm" else {}
+        kind = DIFFUSERS_BY_SAMPLER[first.sampler]
+        pipeline.scheduler = kind.from_config(self.scheduler_config, **options)
         if watch is not None:
             _watch_estimates(pipeline.scheduler, watch)
         negatives = [one.negative_prompt for one in requests]
         return pipeline(
             prompt=[one.prompt for one in requests],
-            negative_prompt=negatives if any(negatives) else None,
+            negative_prompt=None if first.negative_prompt is None else negatives,
             height=first.height_px,
             width=first.width_px,
             num_inference_steps=first.num_steps,

@@ -41,7 +41,7 @@ def profile(zoo: Zoo, name: str) -> ModelProfile:
 @pytest.mark.parametrize(
     ("name", "family", "guidance", "steps", "scale"),
     [
-        ("sd3", "stable-diffusion-3", "rows", 30, 5.0),
+        ("sd3", "stable-diffusion-3", "rows", 28, 7.0),
         ("flux", "flux", "embedded", 28, 3.5),
         ("schnell", "flux", "none", 4, 1.0),
     ],

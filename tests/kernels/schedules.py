@@ -13,10 +13,11 @@ from diffusers import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     LCMScheduler,
+    PNDMScheduler,
 )
 from torch import Tensor
 
-from ray_cluster.engine.sampler_schedules import SamplerTable
+from ray_cluster.engine.sampler_schedules import SamplerTable, add_past
 from ray_cluster.kernels.sampler_update.reference import (
     sampler_update,
 )
@@ -30,6 +31,7 @@ SCHEDULERS: dict[str, Any] = {
     "euler_ancestral": EulerAncestralDiscreteScheduler,
     "dpmpp_2m": DPMSolverMultistepScheduler,
     "lcm": LCMScheduler,
+    "pndm": PNDMScheduler,
 }
 NOISY = ("euler_ancestral", "lcm")
 STEPS = (1, 2, 5, 8, 20, 33, 50)
@@ -65,7 +67,9 @@ def start() -> tuple[Tensor, torch.Generator]:
 
 
 def by_diffusers(settings: dict[str, Any], sampler: str, num_steps: int) -> Tensor:
-    scheduler = SCHEDULERS[sampler].from_config(settings)
+    # 'pndm' is the method without Runge-Kutta steps, whatever the model was saved with
+    options = {"skip_prk_steps": True} if sampler == "pndm" else {}
+    scheduler = SCHEDULERS[sampler].from_config(settings, **options)
     scheduler.set_timesteps(num_steps)
     return by_scheduler(scheduler, sampler)
 
@@ -84,8 +88,8 @@ def by_scheduler(scheduler: Any, sampler: str) -> Tensor:
 def by_table(table: SamplerTable, dtype: torch.dtype = torch.float32) -> Tensor:
     x, generator = start()
     x = x.to(dtype) * table.init_noise_sigma
-    history = torch.zeros_like(x)
-    for index in range(table.num_steps):
+    history, outputs = torch.zeros_like(x), None
+    for index in range(table.num_calls):
         output = model(x * table.input_scale[index].to(dtype), float(table.timesteps[index]))
         noise = torch.zeros(SHAPE)
         if table.takes_noise[index]:
@@ -93,6 +97,7 @@ def by_table(table: SamplerTable, dtype: torch.dtype = torch.float32) -> Tensor:
         x, history = sampler_update(
             x, output, history, noise.to(dtype), table.coefficients[index : index + 1]
         )
+        outputs = add_past(table, index, x[0], output[0], outputs)
     return x
 
 

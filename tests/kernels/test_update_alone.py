@@ -118,7 +118,7 @@ def test_every_number_of_steps_up_to_the_limit_gives_a_finite_schedule(
         for num_steps in (1, 2, 3, 7, 31, 49, 50, 61, 77, 100, 103, 122, 333, 499, 804, 998):
             if num_steps <= most:
                 table = tables.table(sampler, num_steps)
-                assert table.num_steps == num_steps
+                assert table.num_calls == num_steps + (sampler == "pndm" and num_steps > 1)
                 assert table.timesteps.min() >= 0
                 assert torch.isfinite(table.coefficients[:, :-1]).all(), num_steps
                 assert torch.isfinite(table.timesteps).all()

@@ -24,6 +24,7 @@ from ray_cluster.errors import ModelUnsupported
 _BLOCKS = (
     "DownBlock2D",
     "CrossAttnDownBlock2D",
+    "UNetMidBlock2D",
     "UNetMidBlock2DCrossAttn",
     "UpBlock2D",
     "CrossAttnUpBlock2D",
@@ -152,8 +153,11 @@ class _Builder:
         return tuple(self._pair(*pair) for pair in zip(block.resnets, attentions, strict=True))
 
     def middle(self, block: Any) -> tuple[Pair, ...]:
-        """A resnet, then transformers and resnets in turns: the last resnet has none after it."""
-        attentions = [*block.attentions, None]
+        """A resnet, then transformers and resnets in turns: the last resnet has none after it.
+
+        Without cross-attention (SSD-1B) the first resnet is all.
+        """
+        attentions = [*block.attentions, None][: len(block.resnets)]
         return tuple(self._pair(*pair) for pair in zip(block.resnets, attentions, strict=True))
 
     def _pair(self, resnet: Any, transformer: Any | None) -> Pair:

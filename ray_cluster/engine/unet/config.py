@@ -13,7 +13,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "class_embed_type": (None,),
     "num_class_embeds": (None,),
     "encoder_hid_dim_type": (None, "text_proj"),
-    "time_cond_proj_dim": (None,),
     "time_embedding_act_fn": (None,),
     "center_input_sample": (False,),
     "attention_type": ("default",),
@@ -24,7 +23,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "resnet_out_scale_factor": (1.0,),
     "resnet_skip_time_act": (False,),
     "cross_attention_norm": (None,),
-    "mid_block_type": ("UNetMidBlock2DCrossAttn", None),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None),
 }
 # what pipelines condition their UNet on beside the prompt; "text" is made of the prompt itself
 _ADDITIONS: dict[str, tuple[str | None, ...]] = {

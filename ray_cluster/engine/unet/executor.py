@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -223,8 +224,11 @@ class UNetExecutor:
         # of the sample it reads the number of rows and the dtype
         sample = batch.timesteps.to(self._dtype)
         waves = unet.get_time_embed(sample=sample, timestep=batch.timesteps)
+        scales = None
+        if (width := unet.config.time_cond_proj_dim) is not None:
+            scales = embedded_guidance(batch.guidance_scales, width).to(self._dtype)
         with adding(request_deltas(batch), unet.time_embedding):
-            embeds = unet.time_embedding(waves)
+            embeds = unet.time_embedding(waves, scales)
         if layout.num_guided:
             embeds = embeds[layout.request_of_row(embeds.device)]
         prompts = self._stacked.of(batch, rings[0])
@@ -247,6 +251,19 @@ class UNetExecutor:
                 own = self._stacked.of(batch, ring).keys_values
                 found.append(Conditions(time[list(ring.images)], own, grids))
         return found
+
+
+def embedded_guidance(scales: Tensor, width: int) -> Tensor:
+    """Return what a distilled model (LCM) takes of guidance scales ``[B]``: ``[B, width]``.
+
+    Sines and cosines of the scale's excess over 1, times 1000 (Meng et al., On Distillation of
+    Guided Diffusion Models, appendix A).
+    """
+    num_waves = width // 2
+    steps = torch.arange(num_waves, dtype=torch.float32, device=scales.device)
+    waves = torch.exp(steps * -(math.log(10_000.0) / (num_waves - 1)))
+    angles = (scales.float() - 1.0)[:, None] * 1000.0 * waves
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
 
 
 def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
