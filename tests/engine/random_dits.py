@@ -27,8 +27,8 @@ from tests.engine.random_models import text_config
 _CHANNELS = 8
 
 
-def save_sd3(folder: Path, *, is_35: bool = False, shift: float = 3.0) -> Path:
-    """Write a Stable Diffusion 3 folder with T5, or 3.5: second attention, normalised heads."""
+def save_sd3(folder: Path, *, is_35: bool = False, shift: float = 3.0, has_t5: bool = True) -> Path:
+    """Write a Stable Diffusion 3 folder, or 3.5: second attention, normalised heads."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     transformer = SD3Transformer2DModel(
@@ -53,8 +53,8 @@ def save_sd3(folder: Path, *, is_35: bool = False, shift: float = 3.0) -> Path:
         tokenizer=tokenizer,
         text_encoder_2=CLIPTextModelWithProjection(text_config(32, tokenizer)),
         tokenizer_2=tokenizer,
-        text_encoder_3=T5EncoderModel(_t5_config(64, tokenizer)),
-        tokenizer_3=tokenizer,
+        text_encoder_3=T5EncoderModel(_t5_config(64, tokenizer)) if has_t5 else None,
+        tokenizer_3=tokenizer if has_t5 else None,
     ).save_pretrained(folder)
     return folder
 
