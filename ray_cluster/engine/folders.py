@@ -5,13 +5,15 @@ Cheap: diffusers is imported only where a model is to be downloaded.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import no_such_model
+from ray_cluster.models.single_files import check_is_folder
+from ray_cluster.models.weight_files import components, lacks_weights
 
 
 def resolve_folder(model: str) -> Path:
@@ -25,25 +27,45 @@ def resolve_folder(model: str) -> Path:
         if not (folder / "model_index.json").is_file():
             raise ConfigError(f"{folder} is no diffusers folder: it has no model_index.json")
         return folder
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+    check_is_folder(model)
+    if not is_hub_id(model):
         raise no_such_model(model)
-    from diffusers import DiffusionPipeline
-
     try:
-        return Path(DiffusionPipeline.download(model))
+        return _download(model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {model!r} cannot be downloaded: {error}") from error
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a name that is no folder of this machine may be a model's on the hub."""
+    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
+
+
+def _download(model: str) -> Path:
+    """Download the files of a hub id's pipeline; where only a variant has weights, those."""
+    import huggingface_hub
+    from diffusers import DiffusionPipeline
+
+    folder = Path(DiffusionPipeline.download(model))
+    if not (lacking := [one for one in components(folder) if lacks_weights(folder, one)]):
+        return folder
+    names = huggingface_hub.list_repo_files(model)
+    patterns = [pattern for one in lacking for pattern in one.weight_patterns(names)]
+    return Path(huggingface_hub.snapshot_download(model, allow_patterns=patterns))
+
+
 def pipeline_name(folder: Path) -> str:
     """Return the diffusers pipeline class that a folder is made for."""
-    return str(_read(folder / "model_index.json")["_class_name"])
+    index = folder / "model_index.json"
+    name = read_object(index).get("_class_name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{index} has no _class_name of a pipeline; download it again")
+    return name
 
 
 def component_names(folder: Path) -> list[str]:
-    """Return the components of a folder, those it leaves out not counted."""
-    index = _read(folder / "model_index.json")
-    return [name for name, value in index.items() if isinstance(value, list) and value[0]]
+    """Return the components of a folder, those it leaves out or that no image needs not counted."""
+    return [component.name for component in components(folder)]
 
 
 def component_config(folder: Path, component: str) -> dict[str, Any]:
@@ -53,26 +75,14 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
         ConfigError: the folder is incomplete.
     """
     name = "scheduler_config.json" if component == "scheduler" else "config.json"
-    return _read(folder / component / name)
+    return read_object(folder / component / name)
 
 
 def max_prompt_tokens(folder: Path) -> int:
     """Return the most tokens of a prompt, without the two that mark its ends."""
     lengths = [
-        _read(folder / name / "tokenizer_config.json")["model_max_length"]
+        read_object(folder / name / "tokenizer_config.json")["model_max_length"]
         for name in component_names(folder)
         if name.startswith("tokenizer")
     ]
     return int(min(lengths)) - 2
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}): the model is incomplete"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return content
