@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.errors import ConfigError
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import no_such_model
 from ray_cluster.models.single_files import check_is_folder
-from ray_cluster.models.weight_files import components, lacks_weights
+from ray_cluster.models.weight_files import INDEX, check_files, components, lacks_weights
 
 
 def resolve_folder(model: str) -> Path:
@@ -22,10 +23,7 @@ def resolve_folder(model: str) -> Path:
     Raises:
         ConfigError: there is no such model, or it cannot be downloaded.
     """
-    folder = builtin_folder(model) or Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "model_index.json").is_file():
-            raise ConfigError(f"{folder} is no diffusers folder: it has no model_index.json")
+    if (folder := local_folder(model)) is not None:
         return folder
     check_is_folder(model)
     if not is_hub_id(model):
@@ -34,6 +32,34 @@ def resolve_folder(model: str) -> Path:
         return _download(model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {model!r} cannot be downloaded: {error}") from error
+
+
+def local_folder(model: str) -> Path | None:
+    """Return the folder of a built-in name or a folder of this machine, None for others.
+
+    Raises:
+        ConfigError: it is a folder of something else.
+    """
+    folder = builtin_folder(model) or Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    if not (folder / INDEX).is_file():
+        raise ConfigError(f"{folder} is no diffusers folder: it has no {INDEX}")
+    return folder
+
+
+def check_local_files(config: ClusterConfig) -> None:
+    """Refuse a configuration with a model on this machine of which files are missing or damaged.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`ray_cluster.models.weight_files.check_files`.
+    """
+    for pool in config.pools:
+        if (folder := local_folder(pool.model)) is not None:
+            try:
+                check_files(folder)
+            except RayClusterError as error:
+                raise type(error)(f"pool {pool.name}: {error}") from error
 
 
 def is_hub_id(model: str) -> bool:
@@ -56,7 +82,7 @@ def _download(model: str) -> Path:
 
 def pipeline_name(folder: Path) -> str:
     """Return the diffusers pipeline class that a folder is made for."""
-    index = folder / "model_index.json"
+    index = folder / INDEX
     name = read_object(index).get("_class_name")
     if not isinstance(name, str):
         raise ConfigError(f"{index} has no _class_name of a pipeline; download it again")

@@ -152,6 +152,9 @@ def _load(
     options: dict[str, Any] = {"torch_dtype" if is_diffusers else "dtype": dtype}
     if files.variant is not None:
         options["variant"] = files.variant
+    if files.is_pickled:
+        # the library would report at first that it misses the others
+        options["use_safetensors"] = False
     model, info = _class_of(folder, component).from_pretrained(
         folder / component.name, local_files_only=True, output_loading_info=True, **options
     )

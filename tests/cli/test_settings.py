@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_written_adds_no_pool(tmp_path: Path) -> None:
 def test_a_pool_that_does_not_start_is_told_with_its_own_words(tmp_path: Path) -> None:
     cell = FakeCell(config_of(A))
     cell.states["next"] = "DEPLOY_FAILED"
-    with pytest.raises(NotApplied, match="b: no such model; to undo it, remove it from the file"):
+    with pytest.raises(NotApplied, match="b: no such model; mend that and apply"):
         applied(cell, tmp_path, A, B)
 
 
