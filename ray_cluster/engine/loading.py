@@ -41,7 +41,7 @@ from ray_cluster.models.builtin import builtin_sampling
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes
-from ray_cluster.models.weight_files import INDEX, UNUSED
+from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import GuidanceKind, ImageRequest, ModelProfile, SamplerName
@@ -54,8 +54,6 @@ FAMILY_BY_PIPELINE = {
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
 }
-# the text encoder that Stable Diffusion 3 may do without
-_T5_OF_SD3 = ("text_encoder_3", "tokenizer_3")
 # steps and guidance scale where neither the pool nor the model's card says any
 _SAMPLING: dict[GuidanceKind, tuple[int, float]] = {
     "rows": (30, 5.0),
@@ -201,7 +199,7 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
     # what a folder leaves out, and what no image is made with, has to be left out by name
     extra: dict[str, Any] = dict.fromkeys(set(UNUSED) & read_object(folder / INDEX).keys())
     if pipeline_name(folder) == "StableDiffusion3Pipeline":
-        extra |= dict.fromkeys(set(_T5_OF_SD3) - set(component_names(folder)))
+        extra |= dict.fromkeys(set(T5_OF_SD3) - set(component_names(folder)))
     try:
         pipeline = DiffusionPipeline.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **extra, **load_models(folder, dtype)

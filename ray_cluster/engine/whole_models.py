@@ -8,18 +8,24 @@ files' headers say, through the library's own conversion of names.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor
 
+from ray_cluster.engine.folders import pipeline_name
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, ModelUnsupported
 from ray_cluster.models.json_files import INCOMPLETE, read_object
 from ray_cluster.models.weight_files import (
+    INDEX,
+    T5_OF_SD3,
+    UNUSED,
     Component,
     WeightFiles,
     check_files,
@@ -52,7 +58,12 @@ def check_models(folder: Path) -> None:
         ModelUnsupported: a component's class or number format is not covered.
     """
     check_files(folder)
-    for component in components(folder):
+    found = components(folder)
+    parameters = inspect.signature(getattr(diffusers, pipeline_name(folder)).__init__).parameters
+    needed = {name for name, one in parameters.items() if one.default is one.empty}
+    if lacking := needed - {one.name for one in found} - {"self", *UNUSED, *T5_OF_SD3}:
+        raise ConfigError(f"{folder / INDEX} names no {', '.join(sorted(lacking))}: {INCOMPLETE}")
+    for component in found:
         if component.has_weights:
             _check_weights(folder, component)
         elif component.name.startswith("tokenizer"):

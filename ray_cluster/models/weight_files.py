@@ -18,6 +18,8 @@ from ray_cluster.models.json_files import INCOMPLETE, check_head, head_of, read_
 INDEX = "model_index.json"
 # no image is made with them
 UNUSED = ("safety_checker", "feature_extractor", "image_encoder")
+# without which Stable Diffusion 3 does
+T5_OF_SD3 = ("text_encoder_3", "tokenizer_3")
 # variants are chosen in this order, others by name
 _VARIANTS = ("fp16", "bf16", "fp32")
 _LIBRARIES = ("diffusers", "transformers")

@@ -213,11 +213,10 @@ def test_a_damaged_tokenizer_is_refused_before_the_load(copy: Copy, content: byt
     ("index", "sentence"),
     [
         ({}, "has no _class_name"),
-        ({"_class_name": "StableDiffusionPipeline", "unet": ["diffusers"]}, r"unet is \['diffuse"),
-        (
-            {"_class_name": "StableDiffusionPipeline", "vae": ["diffusers", "None"]},
-            "no folder|None",
-        ),
+        ({"unet": ["diffusers"]}, r"unet is \['diffusers'\], not \[library, class\]"),
+        ({"vae": ["diffusers", "AutoencoderXL"]}, "vae is a AutoencoderXL, which the installed"),
+        ({"vae": ["somebody", "Autoencoder"]}, "vae is made by somebody; covered: diffusers"),
+        ({"vae": [None, None]}, "names no vae"),
     ],
 )
 def test_an_index_of_a_pipeline_that_is_none_is_named(
