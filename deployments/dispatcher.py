@@ -152,6 +152,10 @@ class Dispatcher:
         """See :meth:`DispatchService.snapshot`."""
         return await self._service.snapshot()
 
+    async def note_undeployed(self, pools: tuple[str, ...]) -> None:
+        """See :meth:`LiveSettings.note_undeployed`."""
+        self._settings.note_undeployed(pools)
+
     async def settings_report(self) -> SettingsReport:
         """Return the settings in force, and the version of each process."""
         return self._settings.report()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ray_cluster.config.arguments import FrontArguments, needs_redeploy
@@ -84,8 +84,8 @@ class LiveSettings:
         self._core = core
         self._apply: Callable[[Settings], None] = lambda _settings: None
         self._watch = None if file is None else SettingsWatch(file, self._on_change)
-        # pools that an edit of the file has added: nobody deploys them
-        self._edited_in: set[str] = set()
+        # pools that an edit of the file has added, or that could not be deployed
+        self._not_deployed: set[str] = set()
         self.book = SettingsBook(settings_of(config, arguments.api_keys), clock)
 
     async def start(self, apply: Callable[[Settings], None]) -> None:
@@ -99,14 +99,18 @@ class LiveSettings:
     def _on_change(self, config: ClusterConfig) -> None:
         earlier = {pool.name for pool in self._config.pools}
         added = {pool.name for pool in config.pools if pool.name not in earlier}
-        self._edited_in |= added
-        self._core.started_pools -= added
+        self.note_undeployed(added)
         self._config = config
         settings = settings_of(config, self._arguments.api_keys)
         if settings.version != self.book.settings.version:
             self._apply(settings)
             self.book.put(settings)
             log_event(logger, "settings_applied", version=settings.version)
+
+    def note_undeployed(self, pools: Collection[str]) -> None:
+        """Note pools that have no application, until a replica of theirs starts."""
+        self._not_deployed.update(pools)
+        self._core.started_pools -= set(pools)
 
     @property
     def is_healthy(self) -> bool:
@@ -141,7 +145,8 @@ class LiveSettings:
     def undeployed(self) -> tuple[str, ...]:
         """Return models in the settings of which no pool is deployed, as far as is known here.
 
-        Only pools that an edit of the file has added count, until the first replica starts.
+        Only pools that an edit of the file has added, or that were noted, count, until the first
+        replica starts.
         """
         pools = self._undeployed_pools()
         deployed = {one.model_name for one in self._config.pools if one.name not in pools}
@@ -150,7 +155,7 @@ class LiveSettings:
 
     def _undeployed_pools(self) -> list[str]:
         registered = {one.registration.pool for one in self._core.replicas}
-        waiting = self._edited_in - self._core.started_pools - registered
+        waiting = self._not_deployed - self._core.started_pools - registered
         return [pool.name for pool in self._config.pools if pool.name in waiting]
 
     def report(self) -> SettingsReport:
@@ -190,7 +195,7 @@ class LiveSettings:
         if self._watch.problem:
             raise ConfigError(self._watch.problem)
         # whoever writes deploys its pools next
-        self._edited_in.clear()
+        self._not_deployed.clear()
         return self.book.settings.version
 
     def _pools(self) -> dict[str, PoolArguments]:

@@ -19,18 +19,13 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_pool
-from ray_cluster.deployments.deploy_file import FRONT
-from ray_cluster.errors import RayClusterError
+from ray_cluster.deployments.deploy_file import FRONT, WORKER
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
 
 # what a process has started, and so stops: the applications alone, or more
 Owned = Literal["applications", "serve", "ray"]
-
-
-class StartFailed(RayClusterError):
-    """An application could not be deployed; the message is Serve's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +45,11 @@ class ApplicationState:
     details: str = ""
     num_running: Mapping[str, int] = field(default_factory=dict)
     num_replicas: int = 0
+
+    @property
+    def has_replica(self) -> bool:
+        """Whether a replica of a model runs."""
+        return self.num_running.get(WORKER, 0) > 0
 
     @property
     def words(self) -> str:
@@ -145,32 +145,6 @@ def _state_of(name: str, status: ApplicationStatusOverview) -> ApplicationState:
         },
         num_replicas=sum(sum(one.replica_states.values()) for one in deployments.values()),
     )
-
-
-def wait_running(
-    config: ClusterConfig,
-    *,
-    timeout_s: float,
-    on_change: Callable[[list[ApplicationState]], None] = lambda _states: None,
-) -> None:
-    """Wait until every application runs.
-
-    Raises:
-        StartFailed: one cannot be deployed, or it takes longer than ``timeout_s``.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        states = application_states(config)
-        on_change(states)
-        failed = [row for row in states if row.state == "failed"]
-        if failed:
-            raise StartFailed("; ".join(f"{row.name}: {row.message}" for row in failed))
-        if all(row.state == "running" for row in states):
-            return
-        if time.monotonic() > deadline_s:
-            waiting = [row.name for row in states if row.state != "running"]
-            raise StartFailed(f"{waiting} did not start within {timeout_s:.0f} s")
-        time.sleep(_POLL_S)
 
 
 def stop(

@@ -47,7 +47,8 @@ class HealthEndpoint:
     async def ready(self) -> dict[str, object]:
         """Say that the settings are here, the dispatcher answers and the models are registered.
 
-        A model that was added while this gateway ran is only a warning.
+        A model that was added while this gateway ran, or that is not deployed beside one that is,
+        is only a warning.
         """
         if not self._settings.models:
             raise self._not_ready("this gateway does not know its settings yet")
@@ -68,7 +69,9 @@ class HealthEndpoint:
         absent = [name for name in missing if name in undeployed]
         loading = [name for name in missing if name not in undeployed]
         reasons = [f"no replica of {', '.join(loading)} has registered yet"] if loading else []
-        if set(missing) & set(self._settings.needed_models):
+        needed = set(self._settings.needed_models)
+        # what nobody deployed keeps no other model from being served
+        if needed & set(loading) or (needed & set(absent) and len(missing) == len(models)):
             raise self._not_ready(
                 "; ".join([*reasons, not_deployed(absent)] if absent else reasons)
             )

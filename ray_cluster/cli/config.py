@@ -34,8 +34,9 @@ def config(
 ) -> None:
     """Check a configuration, and print it with all defaults; nothing is started.
 
-    Sizes and samplers are checked for built-in models and for folders on this machine. API keys
-    are not shown. Exits with 1 when the configuration is wrong.
+    Sizes, samplers and files are checked for built-in models and for folders on this machine;
+    'doctor' also compares the weights with what the model needs. API keys are not shown. Exits
+    with 1 when the configuration is wrong.
 
     [bold]Examples[/bold]
 
@@ -50,6 +51,7 @@ def config(
     from ray_cluster.cli.output import plain_errors
     from ray_cluster.config.loading import load_config
     from ray_cluster.config.reference_docs import reference
+    from ray_cluster.engine.folders import check_local_files
     from ray_cluster.models.local import check_models
 
     if with_reference:
@@ -58,6 +60,7 @@ def config(
     with plain_errors():
         found = load_config(path)
         check_models(found)
+        check_local_files(found)
         if serve_deploy:
             content = _serve_deploy(found, path, settings_path)
         else:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from ray_cluster.config.pools import PoolConfig
-from ray_cluster.errors import MODEL_ERRORS, RayClusterError
+from ray_cluster.errors import MODEL_ERRORS, ConfigError, RayClusterError
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.requests import ModelProfile
-
-# what a thread hands on; a model's own files may be damaged in any way
-_PLAN_ERRORS: tuple[type[Exception], ...] = (RayClusterError, ImportError, *MODEL_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,8 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
     """
     from ray_cluster.engine.loading import inspect_model
 
-    return inspect_model(pool).profile
+    with _one_hierarchy(pool):
+        return inspect_model(pool).profile
 
 
 def plan_pool(pool: PoolConfig) -> PlannedModel:
@@ -59,10 +58,34 @@ def plan_pool(pool: PoolConfig) -> PlannedModel:
     from ray_cluster.engine.warmup import prepare_threads
 
     prepare_threads(pool.num_threads)
-    model = inspect_model(pool)
     is_plannable = pool.device == "cpu" or pool.memory_gib is not None
-    memory = plan_model(pool, model) if is_plannable else None
+    with _one_hierarchy(pool):
+        model = inspect_model(pool)
+        memory = plan_model(pool, model) if is_plannable else None
     return PlannedModel(model.profile, memory)
+
+
+@contextmanager
+def _one_hierarchy(pool: PoolConfig) -> Iterator[None]:
+    """Turn what nobody foresaw of a model's files into a ConfigError."""
+    try:
+        yield
+    except MODEL_ERRORS as error:
+        raise ConfigError(
+            f"pool {pool.name}: the model cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlans:
+    """What the pools of a configuration would be, by name.
+
+    Attributes:
+        refused: why a pool cannot run.
+    """
+
+    planned: dict[str, PlannedModel] = field(default_factory=dict)
+    refused: dict[str, RayClusterError] = field(default_factory=dict)
 
 
 class PlansInBackground:
@@ -72,18 +95,25 @@ class PlansInBackground:
     """
 
     def __init__(self, pools: Sequence[PoolConfig]) -> None:
-        self._plans: Future[list[PlannedModel]] = Future()
+        self._plans: Future[PoolPlans] = Future()
         self._pools = pools
         threading.Thread(target=self._run, name="plan", daemon=True).start()
 
-    def result(self) -> list[PlannedModel]:
-        """Wait for the plans, in the order of the pools; errors as of :func:`plan_pool`."""
+    def result(self) -> PoolPlans:
+        """Wait for the plans."""
         return self._plans.result()
 
     def _run(self) -> None:
+        plans = PoolPlans()
         try:
             with uncollected():
                 from ray_cluster.engine import loading  # noqa: F401
-            self._plans.set_result([plan_pool(pool) for pool in self._pools])
-        except _PLAN_ERRORS as error:
+            for pool in self._pools:
+                try:
+                    plans.planned[pool.name] = plan_pool(pool)
+                except RayClusterError as error:
+                    plans.refused[pool.name] = error
+        except ImportError as error:
             self._plans.set_exception(error)
+        else:
+            self._plans.set_result(plans)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,16 +19,15 @@ from ray_cluster.cli.ray_messages import own_error, short_reason
 from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.deployments.deploy_file import FRONT
 from ray_cluster.deployments.links import ask_dispatcher
 from ray_cluster.deployments.service import (
     ApplicationState,
     Owned,
-    StartFailed,
     application_states,
     deploy,
     start_ray,
     stop,
-    wait_running,
 )
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import check_models
@@ -36,6 +36,7 @@ from ray_cluster.models.local import check_models
 _START_S = 3600.0
 _EXIT_S = 10.0
 _ANSWER_S = 5.0
+_POLL_S = 0.2
 _SILENT = (RayError, RayServeException, TimeoutError)
 
 
@@ -54,11 +55,13 @@ class RayService:
     Attributes:
         config: as of the last :meth:`refresh`.
         has_run: whether all applications have run: before, nothing can be in flight.
+        left_out: why a pool is not served, by name.
     """
 
     def __init__(self, config: ClusterConfig, served: ServedFile | None = None) -> None:
         self.config = config
         self.has_run = False
+        self.left_out: dict[str, str] = {}
         self._served = served
         self._owned: Owned = "applications"
         self._is_deployed = False
@@ -84,15 +87,39 @@ class RayService:
                 f"{short_reason(str(error))}; '{command()} doctor' tells more"
             ) from error
 
+    def leave_out(self, pool: str, reason: str, show: Callable[..., None]) -> None:
+        """Go on without a pool; ``show(name, state, is_done=)`` is called for it.
+
+        Raises:
+            ServiceFailed: no other pool is left.
+        """
+        self.left_out[pool] = reason
+        show(f"pool {pool}", "not served", is_done=True)
+        if self._is_deployed:
+            # Serve would try again and again
+            serve.delete(pool, _blocking=False)
+        if len(self.left_out) == len(self.config.pools):
+            reasons = [
+                why if len(self.left_out) == 1 or name in why else f"{name}: {why}"
+                for name, why in self.left_out.items()
+            ]
+            raise ServiceFailed("; ".join(reasons))
+
     def deploy(self) -> None:
         """Hand all applications to Serve, without waiting for them."""
         self._is_deployed = True
         served = self._served
         front = front_arguments(self.config) if served is None else served.front(self.config)
-        deploy(self.config, front)
+        pools = tuple(pool for pool in self.config.pools if pool.name not in self.left_out)
+        deploy(self.config.model_copy(update={"pools": pools}), front)
 
     def refresh(self) -> None:
-        """Read the file again for pools that were added or removed; a refused file is ignored."""
+        """Read the file again for pools that were added or removed; a refused file is ignored.
+
+        The dispatcher is told which pools have no application: only Serve knows.
+        """
+        if self.has_run:
+            self._report_undeployed()
         if self._served is None:
             return
         with suppress(ConfigError):
@@ -102,36 +129,55 @@ class RayService:
                 check_models(config)
                 self.config = config
 
+    def _report_undeployed(self) -> None:
+        with suppress(*_SILENT, ConnectionError):
+            known = serve.status().applications
+            absent = tuple(pool.name for pool in self.config.pools if pool.name not in known)
+            if absent:
+                ask_dispatcher("note_undeployed", absent, timeout_s=_ANSWER_S)
+
     def wait_running(self, show: Callable[..., None]) -> None:
-        """Wait until every application runs; ``show(name, state, is_done=)`` is called for each.
+        """Wait until every application runs, but for pools that cannot: these are left out.
+
+        ``show(name, state, is_done=)`` is called for each.
 
         Raises:
-            ServiceFailed: one cannot; the message is the model's own where there is one.
+            ServiceFailed: the front or all pools cannot run, or it takes too long; the message is
+                the model's own where there is one.
         """
-
-        def on_change(states: list[ApplicationState]) -> None:
+        deadline_s = time.monotonic() + _START_S
+        waiting = {FRONT}
+        while waiting:
+            states = self.application_states()
             for row in states:
-                # of the model itself: Serve would try again and again
-                if (reason := own_error(row.details)) is not None:
-                    raise ServiceFailed(reason if row.name in reason else f"{row.name}: {reason}")
-                show(row.name, row.words, is_done=row.state == "running")
-
-        try:
-            wait_running(self.config, timeout_s=_START_S, on_change=on_change)
-            self.has_run = True
-        except StartFailed as error:
-            raise ServiceFailed(
-                f"{short_reason(str(error))}; the logs are in {self.log_folder}"
-            ) from error
+                reason = _failure(row)
+                if reason is None or row.has_replica:
+                    show(row.name, row.words, is_done=row.state == "running")
+                elif row.name == FRONT:
+                    raise ServiceFailed(f"{FRONT}: {reason}; the logs are in {self.log_folder}")
+                else:
+                    self.leave_out(row.name, reason, show)
+            waiting = {
+                row.name for row in states if row.state != "running" and _failure(row) is None
+            }
+            if waiting and time.monotonic() > deadline_s:
+                raise ServiceFailed(f"{sorted(waiting)} did not start within {_START_S:.0f} s")
+            time.sleep(_POLL_S if waiting else 0)
+        self.has_run = True
+        self._report_undeployed()
 
     def application_states(self) -> list[ApplicationState]:
-        """Return the state of each application; ServiceFailed if Ray has died."""
+        """Return the state of each application; ServiceFailed if Ray has died.
+
+        A pool that is left out is not among them, unless it was deployed since.
+        """
         try:
-            return application_states(self.config)
+            found = application_states(self.config)
         except (RayError, RayServeException, ConnectionError) as error:
             raise ServiceFailed(
                 f"Ray does not answer any more ({short_reason(str(error))})"
             ) from error
+        return [row for row in found if row.name not in self.left_out or row.has_replica]
 
     def replica_counts(self) -> Mapping[str, Mapping[str, int]]:
         """Return the running replicas by application and deployment."""
@@ -206,3 +252,13 @@ class RayService:
             psutil.wait_procs(alive, timeout=_EXIT_S)
             if owns_ray:
                 on_change("Ray", "stopped")
+
+
+def _failure(row: ApplicationState) -> str | None:
+    """Return why an application cannot run; None while it does or may yet."""
+    if row.state == "running":
+        return None
+    # of the model itself: Serve would try again and again
+    if (reason := own_error(row.details)) is not None:
+        return reason
+    return short_reason(row.details) if row.state == "failed" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich import box
 from rich.console import Console
@@ -49,7 +49,7 @@ def open_service_warnings(config: ClusterConfig) -> list[str]:
 def print_report(
     console: Console,
     config: ClusterConfig,
-    planned: Sequence[PlannedModel],
+    planned: Mapping[str, PlannedModel],
     replicas: Mapping[str, Mapping[str, int]],
     *,
     dashboard_url: str | None,
@@ -59,7 +59,7 @@ def print_report(
     """Print the whole report.
 
     Args:
-        planned: one per pool, or empty where the pools run on other machines.
+        planned: by pool; empty where the pools run on other machines.
         replicas: running replicas by application and deployment.
         logs: folder of all logs.
         ray_address: at which commands reach this service's Ray.
@@ -86,15 +86,14 @@ def print_report(
 
 def _table(
     config: ClusterConfig,
-    planned: Sequence[PlannedModel],
+    planned: Mapping[str, PlannedModel],
     replicas: Mapping[str, Mapping[str, int]],
 ) -> Table:
     table = Table("application", "deployment", "replicas", "what", box=box.SIMPLE)
     pools = {pool.name: pool for pool in config.pools}
-    plans = dict(zip(pools, planned, strict=True)) if planned else {}
     for application, count_by_deployment in replicas.items():
         for deployment, count in sorted(count_by_deployment.items()):
-            what = _what(deployment, pools.get(application), plans.get(application), config)
+            what = _what(deployment, pools.get(application), planned.get(application), config)
             table.add_row(application, deployment, str(count), what)
     return table
 

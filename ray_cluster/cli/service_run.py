@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 import httpx
 
-from ray_cluster.cli.output import stderr, stdout, warn
+from ray_cluster.cli.output import command, stderr, stdout, warn
 from ray_cluster.cli.plans import PlannedModel, PlansInBackground
 from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.progress import StateScreen
@@ -20,6 +20,9 @@ from ray_cluster.cli.signals import StopSignals
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.deployments.ray_environment import apply_ray_environment
 from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.errors import RayClusterError
+from ray_cluster.models.local import check_models
+from ray_cluster.models.weight_files import check_files
 
 if TYPE_CHECKING:
     from ray_cluster.cli.ray_service import RayService
@@ -42,6 +45,7 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
     Raises:
         RayClusterError: it cannot start, or Ray has died; what it started is gone by then.
     """
+    check_models(config)
     check_ports(config)
     for message in open_service_warnings(config):
         warn(message)
@@ -60,6 +64,8 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
         with _closing(service, screen, signals, quiet=quiet):
             planned = _start(service, screen, signals)
             screen.stop()
+            for name, reason in service.left_out.items():
+                warn(not_served(name, reason))
             if not quiet:
                 print_report(
                     stdout(),
@@ -95,17 +101,29 @@ def _closing(
         stopping.stop()
 
 
+def not_served(pool: str, reason: str) -> str:
+    """Say that the service runs without a pool, why, and what to do."""
+    return (
+        f"pool {pool} is NOT SERVED: {reason}. Mend that, then run '{command()} settings apply "
+        "FILE' with this configuration"
+    )
+
+
 def _start(
     service: RayService, screen: StateScreen, signals: StopSignals
-) -> Sequence[PlannedModel]:
+) -> Mapping[str, PlannedModel]:
     config = service.config
     pools = config.pools if config.ray.address is None else ()
     screen.show("models", "checking files")
     for pool in pools:
-        resolve_folder(pool.model)
+        try:
+            check_files(resolve_folder(pool.model))
+        except RayClusterError as error:
+            service.leave_out(pool.name, str(error), screen.show)
+    left = [pool for pool in pools if pool.name not in service.left_out]
     screen.show("models", "planning memory")
     # only here: two threads that import diffusers at once break its lazy modules
-    plans = PlansInBackground(pools)
+    plans = PlansInBackground(left)
     screen.show("Ray", "starting")
     try:
         service.connect()
@@ -115,14 +133,16 @@ def _start(
     finally:
         signals.arm()
     screen.show("Ray", "running", is_done=True)
-    planned = plans.result()
+    found = plans.result()
+    for name, refused in found.refused.items():
+        service.leave_out(name, str(refused), screen.show)
     screen.show("models", "can be loaded", is_done=True)
     service.deploy()
     service.wait_running(screen.show)
     screen.show("API", "waiting for an answer")
     _wait_ready(config)
     screen.show("API", "ready", is_done=True)
-    return planned
+    return found.planned
 
 
 def _wait_ready(config: ClusterConfig) -> None:

@@ -10,12 +10,15 @@ from typing import Protocol
 
 import yaml
 
+from ray_cluster.cli.plans import profile_of
+from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, WORKER
 from ray_cluster.deployments.live_settings import SettingsReport
+from ray_cluster.engine.folders import local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import check_models
 
@@ -171,6 +174,7 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
         raise ConfigError(
             f"nothing was changed; this needs a redeploy: {', '.join(changes.refused)}"
         )
+    _check_added(config, changes.added)
     notes = list(not_changed(cell, report, config))
     version = cell.write(content.decode())
     show("settings", f"version {version} is in force")
@@ -189,6 +193,17 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
         )
 
 
+def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
+    """Refuse new pools whose models cannot be loaded, as far as they are on this machine."""
+    for name in names:
+        pool = config.pool(name)
+        try:
+            if local_folder(pool.model) is not None:
+                profile_of(pool)
+        except RayClusterError as error:
+            raise ConfigError(f"nothing was changed; pool {name}: {error}") from error
+
+
 def _wait_running(
     cell: Cell, config: ClusterConfig, names: Collection[str], deadline_s: float, show: Show
 ) -> None:
@@ -197,9 +212,17 @@ def _wait_running(
         found = {name: states.get(name, "NOT_STARTED") for name in names}
         for name, state in found.items():
             show(f"pool {name}", state.lower(), is_done=state == "RUNNING")
-        failed = [f"{name}: {cell.message_of(name)}" for name in names if found[name] in _FAILED]
+        failed = {
+            name: short_reason(cell.message_of(name)) for name in names if found[name] in _FAILED
+        }
         if failed:
-            raise NotApplied(f"a new pool does not start: {', '.join(failed)}; {_undo(failed)}")
+            # for the next time that the file is applied
+            cell.remove(failed, lambda name, state: show(f"pool {name}", state))
+            reasons = ", ".join(f"{name}: {reason}" for name, reason in failed.items())
+            raise NotApplied(
+                f"a new pool does not start: {reasons}; mend that and apply the file again; "
+                f"{_undo(failed)}"
+            )
         waiting = [name for name, state in found.items() if state != "RUNNING"]
         if not waiting:
             return

@@ -25,20 +25,23 @@ from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import (
     component_config,
     component_names,
-    max_prompt_tokens,
     pipeline_name,
     resolve_folder,
 )
 from ray_cluster.engine.image_decoder import ImageDecoder
 from ray_cluster.engine.memory import offload_weights, plan_model_memory
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
+from ray_cluster.engine.prompt_limits import max_prompt_tokens
 from ray_cluster.engine.reuse_steps import check_reuse
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.whole_models import check_models, load_models
 from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.fidelity_tables import step_table
+from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
+from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import ImageRequest, ModelProfile
@@ -51,8 +54,6 @@ FAMILY_BY_PIPELINE = {
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
 }
-# the text encoder that Stable Diffusion 3 may do without
-_T5_OF_SD3 = ("text_encoder_3", "tokenizer_3")
 DTYPE_BY_NAME = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -111,7 +112,7 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
     """Find the model of a pool and read what its files say; a hub model is downloaded.
 
     Raises:
-        ConfigError: the model cannot be found, or the pool's sizes do not suit it.
+        ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
         ModelUnsupported: its pipeline, UNet, transformer or scheduler is not covered.
     """
     folder = resolve_folder(pool.model)
@@ -122,6 +123,7 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
     tables = SamplerTables(scheduler, flow_model(folder))
     sampling = folder_sampling(pool.model, pipeline_name(folder), scheduler, guidance_kind(model))
     profile = _profile(pool, folder, family, tables, sampling)
+    check_models(folder)
     return InspectedModel(folder, tables, profile, sampling)
 
 
@@ -207,18 +209,15 @@ def _family(folder: Path) -> str:
 
 
 def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
-    extra: dict[str, None] = {}
-    match pipeline_name(folder):
-        case "StableDiffusionPipeline":
-            extra = {"safety_checker": None}
-        case "StableDiffusion3Pipeline":
-            # what a folder leaves out has to be left out by name
-            extra = dict.fromkeys(set(_T5_OF_SD3) - set(component_names(folder)))
+    # what a folder leaves out, and what no image is made with, has to be left out by name
+    extra: dict[str, Any] = dict.fromkeys(set(UNUSED) & read_object(folder / INDEX).keys())
+    if pipeline_name(folder) == "StableDiffusion3Pipeline":
+        extra |= dict.fromkeys(set(T5_OF_SD3) - set(component_names(folder)))
     try:
         pipeline = DiffusionPipeline.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, **extra
+            folder, dtype=dtype, local_files_only=True, **extra, **load_models(folder, dtype)
         )
-    except (AttributeError, OSError, TypeError, ValueError, SafetensorError) as error:
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be loaded, the model is incomplete: {error}") from error
     if pipeline.vae.config.get("force_upcast", False) and dtype == torch.float16:
         # this autoencoder overflows in half precision, says its own config

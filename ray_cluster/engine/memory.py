@@ -7,7 +7,6 @@ for any architecture that the executor covers.
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,11 +30,13 @@ from ray_cluster.engine.denoisers import (
     model_class,
 )
 from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.folders import component_config, component_names
+from ray_cluster.engine.folders import component_config
 from ray_cluster.engine.image_decoder import decode_batch, in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
+from ray_cluster.engine.whole_models import stored_tensors
 from ray_cluster.models.local import vae_scale_factor
+from ray_cluster.models.weight_files import components, weight_files
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
 _CPU = torch.device("cpu")
@@ -90,27 +91,12 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
     """Return the bytes of all weights of a diffusers folder once loaded in ``dtype``."""
-    used = [name for name in component_names(folder) if name != "safety_checker"]
-    return sum(_component_elements(folder / name) for name in used) * dtype.itemsize
-
-
-def _component_elements(folder: Path) -> int:
-    files = sorted(folder.glob("*.safetensors"))
-    plain = [file for file in files if file.name.count(".") == 1] or files
-    if plain:
-        return sum(_elements(file) for file in plain)
-    # older checkpoints: pickled float32
-    return sum(file.stat().st_size for file in folder.glob("*.bin")) // 4
-
-
-def _elements(file: Path) -> int:
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    total = 0
-    for name, entry in header.items():
-        if name != "__metadata__":
-            total += int(torch.Size(entry["shape"]).numel())
-    return total
+    return dtype.itemsize * sum(
+        tensor.numel()
+        for component in components(folder)
+        if component.has_weights
+        for tensor in stored_tensors(weight_files(folder, component)).values()
+    )
 
 
 def step_bytes(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.folders import PromptReader, clip_length, prompt_lengths
+from ray_cluster.engine.prompt_limits import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest

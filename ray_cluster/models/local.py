@@ -15,6 +15,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.models.single_files import check_is_folder
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
@@ -63,6 +64,7 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
             not suit it.
     """
     folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
+    check_is_folder(pool.model)
     if "/" not in pool.model and not folder.is_dir():
         raise no_such_model(pool.model)
     is_flow = (folder / "transformer").is_dir()

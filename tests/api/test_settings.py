@@ -191,9 +191,15 @@ async def test_a_gateway_that_starts_later_says_that_a_model_is_not_deployed(
 ) -> None:
     current.put(by(pools=[{"name": name, "model": "shapes-sd"} for name in ("shapes", "new")]))
     fake.undeployed_models = ("new",)
+    # one wrong pool does not take the others down
+    ready = await call.client.get("/readyz")
+    assert ready.status_code == 200
+    assert ready.json()["warnings"] == []
+    fake.profiles.clear()
+    fake.undeployed_models = ("shapes", "new")
     ready = await call.client.get("/readyz")
     assert ready.status_code == 503
-    assert "new is in the settings but not deployed" in ready.text
+    assert "shapes, new are in the settings but not deployed" in ready.text
     assert "no replica" not in ready.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ray_cluster.cli.checks.software import check_software
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import RayConfig
+from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.memory import model_need
 from tests.cli.conftest import Cli
 
@@ -116,6 +118,57 @@ def test_a_hub_model_is_not_downloaded(tiny_config: Path) -> None:
     (found,) = problems(check_service(config_of(tiny_config, model="nobody/nothing")))
     assert "is not in the cache" in found.found
     assert "HF_HUB_OFFLINE" in found.found
+
+
+def test_a_hub_model_of_which_the_cache_has_a_variant_alone_is_planned(
+    tiny_config: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--me--tiny" / "snapshots" / ("a" * 40)
+    shutil.copytree(tiny_model, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    for path in list(snapshot.glob("*/*.safetensors")):
+        path.rename(path.with_suffix(".fp16.safetensors"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = config_of(tiny_config, model="me/tiny")
+    assert problems(check_service(config)) == []
+    assert resolve_folder("me/tiny") == snapshot
+    shutil.rmtree(snapshot / "vae")
+    (found,) = problems(check_service(config))
+    assert "vae" in found.found
+
+
+SPOILT = {
+    "unet/diffusion_pytorch_model.safetensors": None,
+    "vae/diffusion_pytorch_model.safetensors": b"version https://git-lfs.github.com/spec/v1\n",
+    "text_encoder/model.safetensors": b"<html></html>",
+    "tokenizer/tokenizer.json": b"",
+    "scheduler/scheduler_config.json": b"[]",
+    "model_index.json": b"{",
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_would_stop_a_replica_is_found_by_doctor_config_and_serve_alike(
+    cli: Cli, tiny_config: Path, tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    broken = Path(shutil.copytree(tiny_model, tmp_path / "broken"))
+    content = SPOILT[name]
+    if content is None:
+        (broken / name).unlink()
+    else:
+        (broken / name).write_bytes(content)
+    config = yaml.safe_load(tiny_config.read_text())
+    config["pools"][0]["model"] = str(broken)
+    tiny_config.write_text(yaml.safe_dump(config))
+    (found,) = problems(check_service(load_config(tiny_config)))
+    assert name.rpartition("/")[2].partition(".")[0] in found.found
+    for command in ("config", "serve"):
+        result = cli(command, tiny_config)
+        assert result.exit_code == 1, command
+        [said] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert said.removeprefix("error: ").removeprefix("pool tiny: ") == found.found
+        assert "Ray: starting" not in result.stderr
 
 
 def test_a_long_temporary_folder_is_a_problem(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,10 +110,15 @@ class CallsMeanwhile:
 
 
 def test_serve_makes_images_and_stops_cleanly(
-    cli: Cli, tiny_config: Path, tmp_path: Path, ray_folder: Path
+    cli: Cli, tiny_config: Path, tiny_model: Path, tmp_path: Path, ray_folder: Path
 ) -> None:
     content = yaml.safe_load(tiny_config.read_text())
     content["ray"] |= {"temp_dir": str(ray_folder), "num_cpus": 2}
+    # the service makes images of the one pool, whatever is wrong with the other
+    broken = Path(shutil.copytree(tiny_model, tmp_path / "broken"))
+    weights = broken / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_text("version https://git-lfs.github.com/spec/v1\n")
+    content["pools"].append(content["pools"][0] | {"name": "broken", "model": str(broken)})
     tiny_config.write_text(yaml.safe_dump(content))
     url = f"http://127.0.0.1:{content['http']['port']}"
     served = Served(tiny_config, tmp_path)
@@ -127,6 +133,11 @@ def test_serve_makes_images_and_stops_cleanly(
         assert result.exit_code == 0, result.output
         assert here.read_bytes() == image.read_bytes(), "the service and this process differ"
         _check_report(served.out, url, tmp_path)
+        [warning] = [line for line in served.err.splitlines() if "NOT SERVED" in line]
+        assert "pool broken is NOT SERVED" in warning
+        assert f"{weights} is a Git LFS pointer" in warning
+        assert served.err.count("Git LFS pointer") == 1
+        _check_absent(url, "broken")
         with CallsMeanwhile(url) as calls:
             assert served.stop() == 0
         # images until admission is closed, then the reason; never a proxy without an application
@@ -141,6 +152,16 @@ def test_serve_makes_images_and_stops_cleanly(
         assert not [process for process in served.family if process.is_running()]
     finally:
         served.end()
+
+
+def _check_absent(url: str, model: str) -> None:
+    ready = httpx.get(f"{url}/readyz")
+    assert ready.status_code == 200
+    assert f"pool {model} is in the settings but not deployed" in ready.text
+    body = {"model": model, "prompt": "x"}
+    refused = httpx.post(f"{url}/v1/images/generations", json=body, timeout=30)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_not_ready")
+    assert "settings apply" in refused.text
 
 
 def _check_report(report: str, url: str, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
 from ray_cluster.deployments.live_settings import ReplicaReport, SettingsReport
 from ray_cluster.errors import ConfigError
+from ray_cluster.models.builtin import builtin_folder
 
 A = {"name": "a", "model": "shapes-sd"}
 B = {"name": "b", "model": "shapes-sd-light"}
@@ -212,8 +214,21 @@ def test_a_file_that_cannot_be_written_adds_no_pool(tmp_path: Path) -> None:
 def test_a_pool_that_does_not_start_is_told_with_its_own_words(tmp_path: Path) -> None:
     cell = FakeCell(config_of(A))
     cell.states["next"] = "DEPLOY_FAILED"
-    with pytest.raises(NotApplied, match="b: no such model; to undo it, remove it from the file"):
+    with pytest.raises(NotApplied, match="b: no such model; mend that and apply"):
         applied(cell, tmp_path, A, B)
+    # so that applying the file again starts it anew
+    assert cell.done == ["write", "add b", "remove b"]
+
+
+def test_a_new_pool_that_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+    source = builtin_folder("shapes-sd-light")
+    assert source is not None
+    broken = Path(shutil.copytree(source, tmp_path / "broken"))
+    (broken / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    cell = FakeCell(config_of(A))
+    with pytest.raises(ConfigError, match=r"nothing was changed; pool b: .*safetensors is empty"):
+        applied(cell, tmp_path, A, B | {"model": str(broken)})
+    assert cell.done == []
 
 
 SCHEDULED = "1 replicas that have taken more than 30s to be scheduled"

@@ -13,10 +13,10 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from rich.console import Console
 
-from ray_cluster.cli import service_run
+from ray_cluster.cli import ray_service, service_run
 from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.ray_messages import RayMessages
-from ray_cluster.cli.ray_service import RayService
+from ray_cluster.cli.ray_service import RayService, ServiceFailed
 from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.cli.service_run import drain
 from ray_cluster.config.loading import load_config
@@ -159,6 +159,39 @@ def test_what_fails_or_recovers_is_said_and_a_new_pool_is_not(
         service_run._watch(Watched())
     said = capsys.readouterr().err.splitlines()
     assert said == ["warning: a is failed", "a is running", "zz is starting"]
+
+
+def test_a_pool_that_fails_on_its_node_is_left_out_and_the_others_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"pools": [POOL, {"name": "bad", "model": "x/y"}]}))
+    served = ServedFile(path, {})
+    failed = "ray_cluster.errors.ConfigError: /x/unet has no weights"
+    looks = [
+        [ApplicationState("front"), ApplicationState("a"), ApplicationState("bad")],
+        [
+            ApplicationState("front", "running"),
+            ApplicationState("a"),
+            ApplicationState("bad", details=f"Traceback\n{failed}\n"),
+        ],
+        # what is left of it while Serve deletes it
+        [*(ApplicationState(name, "running") for name in ("front", "a")), ApplicationState("bad")],
+    ]
+    deleted: list[str] = []
+    monkeypatch.setattr(ray_service, "_POLL_S", 0.0)
+    monkeypatch.setattr(serve, "delete", lambda name, _blocking: deleted.append(name))
+    monkeypatch.setattr(ray_service, "deploy", lambda _config, _front: None)
+    monkeypatch.setattr(ray_service, "application_states", lambda _config: looks.pop(0))
+    monkeypatch.setattr(RayService, "_report_undeployed", lambda _self: None)
+    service, shown = RayService(served.load(), served), Shown()
+    service.deploy()
+    service.wait_running(shown)
+    assert service.left_out == {"bad": "/x/unet has no weights"}
+    assert deleted == ["bad"]
+    assert shown.states.count("not served") == 1
+    with pytest.raises(ServiceFailed, match="bad: /x/unet has no weights; a: gone"):
+        service.leave_out("a", "gone", shown)
 
 
 # as Ray 2.60 writes it

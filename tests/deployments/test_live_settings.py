@@ -134,6 +134,21 @@ async def test_a_pool_that_an_edit_adds_is_said_not_to_be_deployed(tmp_path: Pat
     assert cell.live.undeployed() == ("draft",)
 
 
+async def test_a_pool_without_an_application_is_not_deployed_until_a_replica_starts(
+    tmp_path: Path,
+) -> None:
+    cell = Cell(tmp_path / "my.yaml")
+    await cell.live.start(cell.applied.append)
+    await cell.live.write(yaml.safe_dump(content(pools=[POOL, {"name": "q", "model": "x/y"}])))
+    # its replica asked for its settings, and then its model could not be loaded
+    cell.core.worker_settings("q")
+    cell.live.note_undeployed(("q",))
+    assert cell.live.undeployed() == ("q",)
+    assert "pool q is in the settings but not deployed" in cell.live.warnings()[0]
+    cell.core.worker_settings("q")
+    assert cell.live.undeployed() == ()
+
+
 async def test_settings_in_force_are_logged_with_their_version(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,9 @@ from ray_cluster.cli.ports import port_problem, running_ports, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import RayClusterError
+from ray_cluster.models.weight_files import INDEX
 
 _GIB = 2**30
 # a worker that has imported torch and diffusers, beside its weights
@@ -51,11 +53,11 @@ def check_service(config: ClusterConfig) -> Iterator[Finding]:
 
 def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
     subject = f"pool {pool.name}"
-    missing = _not_downloaded(pool.model)
-    if missing is not None:
-        return missing, None
     try:
-        plan = plan_pool(pool)
+        here = _on_this_machine(pool)
+        if here is None:
+            return _not_downloaded(pool.model), None
+        plan = plan_pool(here)
     except RayClusterError as error:
         return problem(subject, str(error)), None
     found = f"{pool.replicas} x {pool.model} on {pool.device}: {plan.memory_words}"
@@ -64,17 +66,25 @@ def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
     return ok(subject, found), plan
 
 
-def _not_downloaded(model: str) -> Finding | None:
-    """Say so if a model would have to be downloaded first; the doctor downloads nothing."""
-    from huggingface_hub import constants, try_to_load_from_cache
+def _on_this_machine(pool: PoolConfig) -> PoolConfig | None:
+    """Return the pool with the folder of a hub model in the cache, or None if it is not there.
 
-    from ray_cluster.models.builtin import BUILTIN_MODELS
+    The doctor downloads nothing: not what the cache lacks of it either.
+    """
+    from huggingface_hub import try_to_load_from_cache
 
-    is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    if model in BUILTIN_MODELS or Path(model).expanduser().is_dir() or not is_hub_id:
+    if local_folder(pool.model) is not None or not is_hub_id(pool.model):
+        return pool
+    index = try_to_load_from_cache(pool.model, INDEX)
+    if not isinstance(index, str):
         return None
-    if isinstance(try_to_load_from_cache(model, "model_index.json"), str):
-        return None
+    return pool.model_copy(update={"model": str(Path(index).parent)})
+
+
+def _not_downloaded(model: str) -> Finding:
+    """Say that a model would have to be downloaded first."""
+    from huggingface_hub import constants
+
     subject, found = f"model {model}", f"is not in the cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
         return problem(
