@@ -21,10 +21,12 @@ class PlannedModel:
 
     Attributes:
         memory: None where only the replica can tell (a GPU's free memory).
+        sampling_words: how calls are sampled that say nothing, and where that comes from.
     """
 
     profile: ModelProfile
     memory: MemoryPlan | None
+    sampling_words: str
 
     @property
     def memory_words(self) -> str:
@@ -62,7 +64,7 @@ def plan_pool(pool: PoolConfig) -> PlannedModel:
     with _one_hierarchy(pool):
         model = inspect_model(pool)
         memory = plan_model(pool, model) if is_plannable else None
-    return PlannedModel(model.profile, memory)
+    return PlannedModel(model.profile, memory, model.sampling_words)
 
 
 @contextmanager

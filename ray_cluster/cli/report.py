@@ -116,6 +116,7 @@ def _what(
             f"{profile.family}; sides of {profile.min_px} to {profile.max_px} px in steps of "
             f"{profile.size_multiple_px}"
         )
+        lines.append(f"sampling {plan.sampling_words}")
         lines.append(f"memory {plan.memory_words}")
     return "\n".join(lines)
 

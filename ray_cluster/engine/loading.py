@@ -77,15 +77,14 @@ class InspectedModel:
 
     @property
     def sampling_words(self) -> str:
-        """How calls are sampled that say nothing, and why."""
+        """How calls are sampled that say nothing, and where that comes from."""
         profile, own = self.profile, self.sampling
         words = (
             f"{profile.default_sampler}, {profile.default_num_steps} steps, guidance "
-            f"{profile.default_guidance_scale:g}, where calls and defaults say nothing as "
-            f"{own.origin}"
+            f"{profile.default_guidance_scale:g}; what defaults leave out is from {own.origin}"
         )
         if not own.is_exact and profile.default_sampler == own.sampler:
-            words += f"; {own.sampler} is the nearest sampler to that scheduler, not the same"
+            words += f", to whose method {own.sampler} is only the nearest"
         return words
 
 

@@ -60,7 +60,7 @@ def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
         plan = plan_pool(here)
     except RayClusterError as error:
         return problem(subject, str(error)), None
-    found = f"{pool.replicas} x {pool.model} on {pool.device}: {plan.memory_words}"
+    found = f"{pool.replicas} x {pool.model} on {pool.device}: {plan.memory_words}; {plan.sampling_words}"
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
         return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
     return ok(subject, found), plan
