@@ -9,14 +9,18 @@ from ray_cluster.protocol.rpc import MAX_MESSAGE_BYTES
 _MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES)}
 # nothing computes on an event loop of ours, so Serve's own tasks may share it: without the hops
 # between threads a request is some milliseconds faster
-MODEL_ENVIRONMENT = {**_MESSAGES, "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+MODEL_ENVIRONMENT = {
+    **_MESSAGES,
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # with an arena for each thread, what one thread frees is not there for the others
+    "MALLOC_ARENA_MAX": "2",
+}
 FRONT_ENVIRONMENT = {
     **MODEL_ENVIRONMENT,
     # not in replicas: a model is loaded on that loop
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     # what is freed goes back at once: otherwise glibc keeps some of every image that passed, in
     # pieces, and the process grows for as long as it is busier than before
-    "MALLOC_ARENA_MAX": "2",
     "MALLOC_TRIM_THRESHOLD_": str(128 << 10),
 }
 
