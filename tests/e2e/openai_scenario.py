@@ -122,8 +122,8 @@ def refuses(url: str, key: str) -> None:
     error = expect(openai.BadRequestError, generate, prompt=PROMPT, size="65x64")
     assert error.param == "size", error
     assert "64" in str(error)
-    error = expect(openai.BadRequestError, generate, prompt=PROMPT, quality="high")
-    assert error.param == "quality"
+    error = expect(openai.BadRequestError, generate, prompt=PROMPT, background="transparent")
+    assert error.param == "background"
     error = expect(openai.BadRequestError, generate, prompt="red " * 200)
     assert error.param == "prompt"
     expect(openai.NotFoundError, generate, prompt=PROMPT, model="dall-e-3")
