@@ -38,6 +38,9 @@ def apply_ray_environment(config: RayConfig) -> None:
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
             "ray_cluster.deployments.early_body.proxy_middlewares"
         ),
+        # uvicorn in that proxy would believe what peers on its machine say of themselves and the
+        # address that they were called at; the gateways decide whom to believe, by the settings
+        "FORWARDED_ALLOW_IPS": "",
         # at Ray's own 15, any other busy process of the machine starves the service
         "RAY_worker_niceness": "0",
     }

@@ -24,10 +24,15 @@ PATH = "/v1/files"
 _FILE_ID = re.compile(r"img-[0-9a-f]{32}(-[0-9])?\.(png|jpeg|webp)")
 
 
+def url_of(request: Request, path: str) -> str:
+    """Return the URL of a path of this API, where this caller has called it."""
+    return str(request.base_url).rstrip("/") + path
+
+
 def url_maker(request: Request) -> Callable[[str], str]:
-    """Return a function that makes URLs of files, at the host that this caller has called."""
-    base = str(request.base_url).rstrip("/")
-    return lambda file_id: f"{base}{PATH}/{file_id}"
+    """Return a function that makes URLs of files."""
+    base = url_of(request, PATH)
+    return lambda file_id: f"{base}/{file_id}"
 
 
 class FilesEndpoint:
