@@ -187,8 +187,8 @@ def _output(fields: ImageGenerationRequest) -> OutputSpec:
     if image_format == "png":
         if compression not in {None, 100}:
             raise InvalidRequest(
-                f"The parameter 'output_compression' is {compression}, but png is lossless: leave "
-                "it out, or set output_format to jpeg or webp.",
+                "The parameter 'output_compression' changes nothing with png, which is lossless; "
+                "leave it out or set output_format to jpeg or webp.",
                 "output_compression",
             )
         return OutputSpec("png", None, True if metadata is None else metadata)

@@ -26,6 +26,7 @@ REFUSED: dict[str, str] = {
     "frame_count": "Animations are not made here; ask for several images with 'n'.",
     "frame_duration_ms": "Animations are not made here; leave it out.",
     "image": "Images are made from text alone; leave it out.",
+    "images": "Images are made from text alone; leave it out.",
     "mask": "Images are made from text alone; leave it out.",
     "markup": "Images are made from text alone; leave it out.",
     "input_fidelity": "It is about images to edit, and images are made from text alone here; "

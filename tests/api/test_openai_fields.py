@@ -132,9 +132,3 @@ async def test_every_documented_value_has_a_place(
         assert error_of(response)["param"] == name
     else:
         assert value in (*HONOURED.get(name, ()), *CHANGES_NOTHING.get(name, ()))
-
-
-@pytest.mark.parametrize("name", sorted(documented().keys() - {"prompt"}))
-async def test_null_is_the_same_as_absent(http: httpx.AsyncClient, name: str) -> None:
-    response = await post(http, name, None)
-    assert response.status_code == 200, response.text
