@@ -21,6 +21,7 @@ from ray_cluster.api.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetrics, GatewayMetricsEndpoint
 from ray_cluster.api.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
 from ray_cluster.api.openapi import describe_by_settings
+from ray_cluster.api.prompts import PromptCheck
 from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.routes import Endpoints, add_routes
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
@@ -71,7 +72,7 @@ def create_app(
     _add_middleware(app, settings, metrics, request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
-    reader = CallReader(catalog, settings)
+    reader = CallReader(catalog, PromptCheck(client), settings)
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
     endpoints = Endpoints(

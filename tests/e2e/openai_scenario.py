@@ -124,8 +124,10 @@ def refuses(url: str, key: str) -> None:
     assert "64" in str(error)
     error = expect(openai.BadRequestError, generate, prompt=PROMPT, background="transparent")
     assert error.param == "background"
-    error = expect(openai.BadRequestError, generate, prompt="red " * 200)
-    assert error.param == "prompt"
+    # a stream does not begin, either
+    for more in ({}, {"stream": True}):
+        error = expect(openai.BadRequestError, generate, prompt="red " * 200, extra_body=more)
+        assert (error.param, error.code) == ("prompt", "string_above_max_length")
     expect(openai.NotFoundError, generate, prompt=PROMPT, model="dall-e-3")
     wrong = client(url, "wrong-key").images.generate
     expect(openai.AuthenticationError, wrong, prompt=PROMPT)
