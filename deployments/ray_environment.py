@@ -34,7 +34,7 @@ def apply_ray_environment(config: RayConfig) -> None:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # from the proxy to the gateways: faster, and a frozen gateway can't stop the proxy
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-        # in the proxy: a small body comes along with its request
+        # in the proxy: a small body comes along with its request, and commands to Serve do not
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
             "ray_cluster.deployments.early_body.proxy_middlewares"
         ),

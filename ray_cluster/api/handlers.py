@@ -103,7 +103,7 @@ def _of_fastapi(error: RequestValidationError) -> ApiError:
 
 
 def _of_starlette(request: Request, error: HTTPException) -> ApiError:
-    what = f"{request.method} {request.url.path}"
+    what = f"{request.method} {request.scope['path']}"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_methods(request))
