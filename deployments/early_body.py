@@ -13,6 +13,8 @@ import asyncio
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ray_cluster.deployments.proxy_headers import CommandFilter
+
 _EXTENSION = "ray_cluster.early_body"
 # a larger body costs more to send twice than the call for it
 _MAX_BYTES = 64 * 1024
@@ -23,7 +25,7 @@ _WAIT_S = 0.02
 
 def proxy_middlewares() -> list[Middleware]:
     """Return what Serve's proxy shall run (``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``)."""
-    return [Middleware(EarlyBodySender)]
+    return [Middleware(EarlyBodySender), Middleware(CommandFilter)]
 
 
 class EarlyBodySender:

@@ -38,10 +38,13 @@ def apply_ray_environment(config: RayConfig) -> None:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # from the proxy to the gateways: faster, and a frozen gateway can't stop the proxy
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-        # in the proxy: a small body comes along with its request
+        # in the proxy: a small body comes along with its request, and commands to Serve do not
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
             "ray_cluster.deployments.early_body.proxy_middlewares"
         ),
+        # uvicorn in that proxy would believe what peers on its machine say of themselves and the
+        # address that they were called at; the gateways decide whom to believe, by the settings
+        "FORWARDED_ALLOW_IPS": "",
         # at Ray's own 15, any other busy process of the machine starves the service
         "RAY_worker_niceness": "0",
     }

@@ -323,6 +323,7 @@ class Failure:
         kind: ``error``: an exception; ``invalid``: found wrong only by the replica (a prompt with
             too many tokens); ``aborted`` by its client; ``lost``: too many replicas died under it.
         param: the parameter that is wrong, as the API spells it; with ``invalid`` only.
+        code: machine-readable reason; likewise.
         attempts: leases it took, as the dispatcher counted them.
     """
 
@@ -332,6 +333,20 @@ class Failure:
     stage: Stage
     param: str | None = None
     attempts: int = 0
+    code: str = "invalid_value"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokenizer:
+    """A tokenizer that counts the tokens of a model's prompts.
+
+    Attributes:
+        content: its JSON in the form of the ``tokenizers`` library, compressed with zlib.
+        max_tokens: most tokens of a prompt, without those that mark its ends.
+    """
+
+    content: bytes = field(repr=False)
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +363,7 @@ class ModelProfile:
         guidance: what a guidance scale does.
         fewer_steps: steps by fidelity; None where that was not measured.
         outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
+        prompt_digest: of the tokenizers that count; empty where only replicas can count.
     """
 
     model: str
@@ -366,3 +382,4 @@ class ModelProfile:
     guidance: GuidanceKind = "rows"
     fewer_steps: StepTable | None = None
     outer_blocks: tuple[int, int] | None = None
+    prompt_digest: str = ""

@@ -17,7 +17,14 @@ from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, ImageUpdate, Outcome, Submission
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
-from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, Timing
+from ray_cluster.requests import (
+    Failure,
+    ImageRequest,
+    ImageResult,
+    ModelProfile,
+    PromptTokenizer,
+    Timing,
+)
 from ray_cluster.storage.blob_store import BlobStore
 
 T = TypeVar("T")
@@ -213,6 +220,8 @@ class FakeDispatcherClient:
         self.offered: list[tuple[ImageRequest, ...]] = []
         self.aborted: list[str] = []
         self.num_waits = 0
+        self.tokenizers: tuple[PromptTokenizer, ...] = ()
+        self.num_tokenizer_calls = 0
         self._accepted: dict[str, ImageRequest] = {}
 
     async def submit(
@@ -289,6 +298,11 @@ class FakeDispatcherClient:
     async def models(self) -> dict[str, ModelProfile]:
         self._check()
         return self.profiles
+
+    async def prompt_tokenizers(self, model: str) -> tuple[PromptTokenizer, ...]:
+        self._check()
+        self.num_tokenizer_calls += 1
+        return self.tokenizers
 
     def _check(self) -> None:
         if self.down:

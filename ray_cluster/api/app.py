@@ -10,16 +10,19 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from ray_cluster.api.browsers import BrowserMiddleware
 from ray_cluster.api.call import CallReader
 from ray_cluster.api.catalog import Catalog, ModelsEndpoint
 from ray_cluster.api.files import FilesEndpoint
-from ray_cluster.api.handlers import install
+from ray_cluster.api.handlers import UnexpectedErrorMiddleware, install
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetrics, GatewayMetricsEndpoint
 from ray_cluster.api.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
 from ray_cluster.api.openapi import describe_by_settings
+from ray_cluster.api.prompts import PromptCheck
+from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.routes import Endpoints, add_routes
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.protocol.dispatcher import DispatcherClient
@@ -66,12 +69,10 @@ def create_app(
         lifespan=_lifespan(feed),
     )
     metrics = GatewayMetricsEndpoint(client, own_metrics or GatewayMetrics())
-    app.add_middleware(LimitsMiddleware, settings=settings)
-    app.add_middleware(CallMiddleware, endpoint=metrics)
-    app.add_middleware(RequestIdMiddleware, writer=request_id_writer)
-    install(app, request_id_writer)
+    _add_middleware(app, settings, metrics, request_id_writer)
+    install(app)
     catalog = Catalog(client, settings, clock)
-    reader = CallReader(catalog, settings)
+    reader = CallReader(catalog, PromptCheck(client), settings)
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
     endpoints = Endpoints(
@@ -93,6 +94,18 @@ def create_app(
     add_routes(app, endpoints, settings)
     describe_by_settings(app, settings)
     return app
+
+
+def _add_middleware(
+    app: FastAPI, settings: CurrentSettings, metrics: GatewayMetricsEndpoint, writer: HeaderWriter
+) -> None:
+    """Add what every call passes through, the innermost first."""
+    app.add_middleware(LimitsMiddleware, settings=settings)
+    app.add_middleware(CallMiddleware, endpoint=metrics)
+    app.add_middleware(UnexpectedErrorMiddleware)
+    app.add_middleware(RequestIdMiddleware, writer=writer)
+    app.add_middleware(BrowserMiddleware, settings=settings)
+    app.add_middleware(ProxyMiddleware, settings=settings)
 
 
 def _lifespan(feed: SettingsFeed | None) -> Callable[[FastAPI], Any]:

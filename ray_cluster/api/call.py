@@ -13,6 +13,7 @@ from ray_cluster.api.auth import owner_of
 from ray_cluster.api.body import BodyLimit, read_object
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.middleware import request_id_of
+from ray_cluster.api.prompts import PromptCheck
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.api.settings import CurrentSettings
@@ -43,8 +44,9 @@ class Call:
 class CallReader:
     """Reads and checks the body that the images endpoint and the jobs endpoint share."""
 
-    def __init__(self, catalog: Catalog, settings: CurrentSettings) -> None:
+    def __init__(self, catalog: Catalog, prompts: PromptCheck, settings: CurrentSettings) -> None:
         self._catalog = catalog
+        self._prompts = prompts
         self._settings = settings
 
     async def read(self, request: Request, *, is_job: bool = False) -> Call:
@@ -71,6 +73,7 @@ class CallReader:
         profile = await self._catalog.profile(fields.model)
         is_stored = is_job or key is not None or fields.response_format == "url"
         requests = resolve(fields, profile, limits, is_stored=is_stored)
+        await self._prompts.check(fields, profile)
         call_id = request_id_of(request)
         owner = owner_of(request)
         requests = tuple(replace(one, call_id=call_id, owner=owner) for one in requests)

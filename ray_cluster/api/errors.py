@@ -185,7 +185,7 @@ def from_failure(failure: Failure) -> ApiError:
     say nothing about the request: another try can succeed.
     """
     if failure.kind == "invalid":
-        return from_invalid(InvalidRequest(failure.message, failure.param))
+        return from_invalid(InvalidRequest(failure.message, failure.param, failure.code))
     what = f"{failure.message} (image {failure.request_id}, stage {failure.stage})"
     if failure.stage == "storing":
         return unavailable(

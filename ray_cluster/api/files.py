@@ -24,10 +24,15 @@ PATH = "/v1/files"
 _FILE_ID = re.compile(r"img-[0-9a-f]{32}(-[0-9])?\.(png|jpeg|webp)")
 
 
+def url_of(request: Request, path: str) -> str:
+    """Return the URL of a path of this API, where this caller has called it."""
+    return str(request.base_url).rstrip("/") + path
+
+
 def url_maker(request: Request) -> Callable[[str], str]:
-    """Return a function that makes URLs of files, at the host that this caller has called."""
-    base = str(request.base_url).rstrip("/")
-    return lambda file_id: f"{base}{PATH}/{file_id}"
+    """Return a function that makes URLs of files."""
+    base = url_of(request, PATH)
+    return lambda file_id: f"{base}/{file_id}"
 
 
 class FilesEndpoint:
@@ -55,7 +60,7 @@ class FilesEndpoint:
         data = await self.read(file_id)
         if data is None:
             raise _not_found(file_id)
-        if request.headers.get("if-none-match") == headers["ETag"]:
+        if _has(request, headers["ETag"]):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         media_type = f"image/{file_id.rpartition('.')[2]}"
         return Response(data, media_type=media_type, headers=headers)
@@ -89,6 +94,12 @@ class FilesEndpoint:
             await asyncio.to_thread(self._results.delete, names)
         except BlobStoreError as error:
             logger.warning("images that nobody gets are left to the sweep: %s", error)
+
+
+def _has(request: Request, etag: str) -> bool:
+    """Whether the caller has it already; proxies that compress make tags weak ones (W/)."""
+    given = ",".join(request.headers.getlist("if-none-match")).split(",")
+    return bool({"*", etag} & {one.strip().removeprefix("W/") for one in given})
 
 
 def _not_found(file_id: str) -> ApiError:

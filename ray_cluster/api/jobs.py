@@ -18,7 +18,7 @@ from ray_cluster.api.call import IDEMPOTENCY_KEY, Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, not_found
 from ray_cluster.api.event_stream import EventStream
-from ray_cluster.api.files import url_maker
+from ray_cluster.api.files import url_maker, url_of
 from ray_cluster.api.job_reply import job_reply
 from ray_cluster.api.job_stream import OPENING, JobStream, StreamSlots
 from ray_cluster.api.refusals import from_refusal
@@ -111,7 +111,7 @@ class JobsEndpoint:
         call = await self._reader.read(request, is_job=True)
         view, is_new = await self._creator.create(call, request)
         response.status_code = HTTPStatus.ACCEPTED if is_new else HTTPStatus.OK
-        response.headers["Location"] = f"/v1/jobs/{view.job.job_id}"
+        response.headers["Location"] = url_of(request, f"/v1/jobs/{view.job.job_id}")
         return self._reply(view, request)
 
     async def retrieve(self, job_id: str, request: Request) -> JobResponse:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from http import HTTPStatus
 from typing import Literal
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.observability.logs import bound
+from ray_cluster.observability.logs import REQUEST_ID, bound
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,6 @@ REQUEST_ID_HEADER = "X-Request-ID"
 # every reply, with the id that it passes on: a second one would read as "id, id")
 HeaderWriter = Literal["app", "proxy"]
 
-_SANE = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 # ": " and the end of a line
 _HEADER_EXTRA_BYTES = 4
 
@@ -42,7 +40,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        request_id = given if _SANE.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:

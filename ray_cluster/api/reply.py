@@ -61,6 +61,7 @@ async def write_reply(
         "model": first.model,
         "background": "opaque",
         "output_format": first.output.image_format,
+        "quality": "auto",
         "size": size_text(first),
         "deadline": deadline_of(images),
     }

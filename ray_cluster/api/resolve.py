@@ -185,16 +185,16 @@ def _output(fields: ImageGenerationRequest) -> OutputSpec:
     image_format = fields.output_format or "png"
     compression, metadata = fields.output_compression, fields.metadata
     if image_format == "png":
-        if compression is not None:
+        if compression not in {None, 100}:
             raise InvalidRequest(
                 "The parameter 'output_compression' changes nothing with png, which is lossless; "
                 "leave it out or set output_format to jpeg or webp.",
                 "output_compression",
             )
         return OutputSpec("png", None, True if metadata is None else metadata)
-    if metadata is not None:
+    if metadata:
         raise InvalidRequest(
-            f"The parameter 'metadata' changes nothing with {image_format}: only a png carries "
+            f"The parameter 'metadata' is true, but {image_format} has none: only a png carries "
             "its recipe; leave it out or set output_format to png.",
             "metadata",
         )

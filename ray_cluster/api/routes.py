@@ -93,12 +93,15 @@ def _add(
     responses: dict[int | str, dict[str, Any]] | None = None,
     **options: Any,
 ) -> None:
-    """Add one route.
+    """Add one route; what answers ``GET`` answers ``HEAD``, unless it is a stream.
 
     Args:
         call: method and path.
     """
     method, path = call.split()
+    if method == "GET" and not path.endswith("/events"):
+        # the server leaves the body out
+        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **options)
     router.add_api_route(
         path, endpoint, methods=[method], summary=summary, responses=responses, **options
     )

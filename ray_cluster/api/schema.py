@@ -16,14 +16,21 @@ from ray_cluster.policies.types import WhenLate
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, ImageFormat, SamplerName
 
 MAX_SEED = 2**63 - 1
+# all that OpenAI has documented for any of its models
+Quality = Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"]
 
 # OpenAI's parameters that this service has no counterpart for -> what to do instead
 REFUSED: dict[str, str] = {
-    "style": "Say the style in the prompt.",
     "complexity": "Set the effort with 'num_inference_steps'.",
     "svg": "Images are pixels here; leave it out.",
     "frame_count": "Animations are not made here; ask for several images with 'n'.",
     "frame_duration_ms": "Animations are not made here; leave it out.",
+    "image": "Images are made from text alone; leave it out.",
+    "images": "Images are made from text alone; leave it out.",
+    "mask": "Images are made from text alone; leave it out.",
+    "markup": "Images are made from text alone; leave it out.",
+    "input_fidelity": "It is about images to edit, and images are made from text alone here; "
+    "leave it out.",
 }
 
 
@@ -75,10 +82,16 @@ class ImageGenerationRequest(BaseModel):
         None, description="How images are coded; `png` if absent."
     )
     output_compression: int | None = Field(
-        None, ge=0, le=100, description="Quality of jpeg and webp in percent; 100 if absent."
+        None,
+        ge=0,
+        le=100,
+        description="Quality of jpeg and webp in percent; 100 if absent. A png has 100.",
     )
-    quality: Literal["auto"] | None = Field(
-        None, description="Only `auto`; set the effort with `num_inference_steps`."
+    quality: Quality | None = Field(
+        None, description="Changes nothing: `num_inference_steps` sets the effort."
+    )
+    style: Literal["vivid", "natural"] | None = Field(
+        None, description="Changes nothing: say the style in the prompt."
     )
     background: Literal["auto", "opaque"] | None = Field(
         None, description="Changes nothing: images are opaque."
@@ -155,7 +168,9 @@ class ImageGenerationRequest(BaseModel):
         "meet the deadline; `accept` (the default) makes them anyway.",
     )
     metadata: bool | None = Field(
-        None, description="(extension) Whether a png carries its recipe as text; true if absent."
+        None,
+        description="(extension) Whether a png carries its recipe as text; true if absent. Other "
+        "formats carry none.",
     )
 
 
@@ -219,14 +234,14 @@ class Deadline(BaseModel):
 class ImagesResponse(BaseModel):
     """OpenAI's ImagesResponse with extensions.
 
-    ``usage`` and ``quality``, which OpenAI leaves optional, are absent: nothing is billed in
-    tokens, and the effort is the number of steps.
+    ``usage``, which OpenAI leaves optional, is absent: nothing is billed in tokens.
     """
 
     created: int = Field(description="Unix time in seconds.")
     model: str = Field(description="(extension) The model that made the images.")
     background: Literal["opaque"]
     output_format: ImageFormat
+    quality: Literal["auto"] = Field(description="The effort is the number of steps.")
     size: str = Field(description="WIDTHxHEIGHT")
     deadline: Deadline
     data: list[GeneratedImage]

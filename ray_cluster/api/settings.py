@@ -8,7 +8,7 @@ import secrets
 from dataclasses import replace
 
 from ray_cluster.api.errors import unavailable
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections import HttpSettings, LimitsConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import GatewaySettings, ModelSettings
@@ -33,6 +33,7 @@ class CurrentSettings:
         self._settings: GatewaySettings | None = None
         # also what bounds a call's head before there are settings
         self._limits = LimitsConfig()
+        self._http = HttpSettings()
         self._models: dict[str, ModelSettings] = {}
         self._first_models: tuple[str, ...] | None = None
         self.removed_models: frozenset[str] = frozenset()
@@ -44,6 +45,11 @@ class CurrentSettings:
         """Replace the settings; calls that were checked before go on unchanged."""
         limits = LimitsConfig.model_validate(dict(settings.limits))
         self._settings, self._limits = settings, limits
+        self._http = HttpSettings(
+            public_url=settings.public_url,
+            trusted_proxies=settings.trusted_proxies,
+            cors_origins=settings.cors_origins,
+        )
         earlier, self._models = self._models, {model.name: model for model in settings.models}
         self.removed_models = (self.removed_models | earlier.keys()) - self._models.keys()
         if self._first_models is None:
@@ -64,6 +70,11 @@ class CurrentSettings:
     def limits(self) -> LimitsConfig:
         """Bounds of calls; the defaults before there are settings."""
         return self._limits
+
+    @property
+    def http(self) -> HttpSettings:
+        """What stands in front; nothing before there are settings."""
+        return self._http
 
     def get(self) -> GatewaySettings:
         """Return the settings.

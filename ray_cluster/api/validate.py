@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,28 +11,50 @@ from pydantic_core import ErrorDetails
 
 from ray_cluster.api.body import is_text
 from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
-from ray_cluster.config.validation_errors import must_be
+from ray_cluster.config.validation_errors import must_be, nearest
 from ray_cluster.errors import InvalidRequest
 
 MAX_PROBLEMS = 5
 
-# what to do about a value of OpenAI's that is not offered
+# what to do about a value that is not offered
 _INSTEAD = {
     "quality": "Set the effort with 'num_inference_steps' instead.",
     "background": "Images have no alpha channel.",
     "output_format": "Pixels only: no vector images and no animations.",
+    "seed": "For a random seed leave it out, or send null.",
+    "num_inference_steps": "For the model's own number leave it out, or send null.",
+}
+# what other servers call a field
+_ELSEWHERE = {
+    "batch_size": "n",
+    "cfg": "guidance_scale",
+    "cfg_scale": "guidance_scale",
+    "format": "output_format",
+    "guidance": "guidance_scale",
+    "height": "size",
+    "negative": "negative_prompt",
+    "num_images": "n",
+    "num_images_per_prompt": "n",
+    "num_outputs": "n",
+    "num_steps": "num_inference_steps",
+    "sampler_name": "sampler",
+    "scheduler": "sampler",
+    "width": "size",
 }
 
 _SIZE = "'auto' or WIDTHxHEIGHT in pixels, like '64x64'"
+_TWO_NUMBERS = re.compile(r"\s*([1-9][0-9]{0,5})\D{1,5}([1-9][0-9]{0,5})\s*", re.ASCII)
+_NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
 
 
 def validate(body: Mapping[str, Any]) -> ImageGenerationRequest:
-    """Return the fields of a call.
+    """Return the fields of a call; null means absent, whatever the field.
 
     Raises:
         InvalidRequest: names the first wrong parameter; its message tells of up to five.
     """
-    problems = [_refused(name) for name in REFUSED if body.get(name) is not None]
+    body = {name: value for name, value in body.items() if value is not None}
+    problems = [_refused(name) for name in REFUSED if name in body]
     problems += [_half_character(name) for name, value in body.items() if not _is_whole(value)]
     offered = {name: value for name, value in body.items() if name not in REFUSED}
     try:
@@ -77,16 +99,16 @@ def _problem(item: ErrorDetails) -> InvalidRequest:
             param=name,
             code="missing_required_parameter",
         )
-    allowed = _SIZE if kind == "string_pattern_mismatch" else must_be(item) or item["msg"]
+    allowed = _SIZE if name == "size" else must_be(item) or item["msg"]
     # only lists have places in them
     allowed = allowed if len(item["loc"]) == 1 else f"a list of {allowed}"
     # a whole number is a number, though it may be larger than any float
     is_number = kind == "float_type" and type(item["input"]) is int
     type_is_wrong = kind.endswith("_type") and not is_number
     message = f"The parameter {name!r} must be {allowed}; given {describe(item['input'])}."
-    instead = _INSTEAD.get(name)
+    hints = (_right_form(item["input"], kind, name), _INSTEAD.get(name))
     return InvalidRequest(
-        f"{message} {instead}" if instead else message,
+        " ".join([message, *(hint for hint in hints if hint)]),
         param=name,
         code="invalid_type" if type_is_wrong else "invalid_value",
     )
@@ -94,15 +116,28 @@ def _problem(item: ErrorDetails) -> InvalidRequest:
 
 def _unknown(name: str) -> InvalidRequest:
     known = list(ImageGenerationRequest.model_fields)
-    # "steps" for "num_inference_steps"
-    near = [one for one in known if len(name) > 3 and name in one]
-    near = near or difflib.get_close_matches(name[:100], known, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+    near = _ELSEWHERE.get(name.lower()) or nearest(name, known)
+    hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
     return InvalidRequest(
         f"The parameter {name[:100]!r} is unknown. {hint}",
         param=name[:100],
         code="unknown_parameter",
     )
+
+
+def _right_form(given: object, kind: str, name: str) -> str | None:
+    """Return how to write what was probably meant; None if that is not plain."""
+    if isinstance(given, str) and name == "size":
+        found = _TWO_NUMBERS.fullmatch(given)
+        return None if found is None else f"Write '{found[1]}x{found[2]}'."
+    if isinstance(given, str) and (
+        (kind in {"int_type", "float_type"} and _NUMBER.fullmatch(given))
+        or (kind == "bool_type" and given in {"true", "false"})
+    ):
+        return f"Write {given} without quotes."
+    if isinstance(given, float) and kind == "int_type" and given.is_integer():
+        return f"Write {given:.0f}."
+    return None
 
 
 def describe(value: object) -> str:

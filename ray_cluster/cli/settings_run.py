@@ -64,7 +64,7 @@ def settings_text(report: SettingsReport) -> str:
     content = report.settings.model_dump(mode="json")
     digests = content.pop("api_key_digests")
     keys = [f"sha256:{digest[:_DIGEST_CHARS]}..." for digest in digests]
-    content = {"http": {"api_keys": keys}, **content}
+    content["http"] = {"api_keys": keys, **content["http"]}
     return "\n".join([*_head(report), "", yaml.safe_dump(content, sort_keys=False).rstrip()])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import combinations
 from pathlib import Path
 from types import UnionType
@@ -23,6 +25,10 @@ from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
 BLOB_FOLDERS = ("results", "states", "inputs")
+_HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
+_PUBLIC_URL = re.compile(rf"https?://{_HOST}(/[\w.~%+-]+)*/?", re.ASCII)
+# as browsers write them: without the scheme's own port
+_ORIGIN = re.compile(rf"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://{_HOST}", re.ASCII)
 
 
 class Section(BaseModel):
@@ -59,8 +65,72 @@ class HttpArguments(Section):
         return self.host in {"127.0.0.1", "localhost", "::1"}
 
 
-class HttpConfig(HttpArguments):
-    """Where the service listens and who may call it."""
+class HttpSettings(Section):
+    """What stands between clients and the gateways: reverse proxies, browsers."""
+
+    public_url: str | None = Field(
+        None,
+        description="URL under which clients reach the API, without `/v1`, such as "
+        "https://example.com/images; links in replies start with it. null: they start with the "
+        "address that was called",
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="addresses and networks (10.0.0.0/8) of reverse proxies whose `Forwarded` or "
+        "`X-Forwarded-{For,Proto,Host,Port,Prefix}` say what was called, and by whom; from others "
+        "these headers are ignored",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (),
+        description="origins of web pages that may call the API from a browser, such as "
+        "https://app.example.com; `*` for all",
+    )
+
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        if _PUBLIC_URL.fullmatch(url) is None:
+            raise ValueError(
+                "must be http:// or https:// with a host, perhaps a port and a path, and nothing "
+                "after it, such as https://example.com/images"
+            )
+        return url.rstrip("/")
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for one in given:
+            try:
+                ip_network(one, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"{one!r} is no address and no network; give such as 10.1.2.3, 10.0.0.0/8 or "
+                    "fd00::/8"
+                ) from None
+        return given
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for one in given:
+            if one != "*" and (one != one.lower() or _ORIGIN.fullmatch(one) is None):
+                raise ValueError(
+                    f"{one!r} is no origin: browsers send scheme and host, and a port other than "
+                    "the scheme's own, in small letters and without a path, such as "
+                    "https://app.example.com or http://localhost:3000"
+                )
+        return given
+
+    @cached_property
+    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of trusted proxies; an address is a network of one."""
+        return tuple(ip_network(one, strict=False) for one in self.trusted_proxies)
+
+
+class HttpConfig(HttpSettings, HttpArguments):
+    """Where the service listens, who may call it, and what stands in front of it."""
 
     num_gateways: int = Field(1, ge=1, le=64, description="gateway processes, which answer calls")
     api_keys: tuple[SecretStr, ...] = Field(

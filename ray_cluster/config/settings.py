@@ -11,7 +11,13 @@ from pydantic import SecretStr, ValidationError
 
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
-from ray_cluster.config.sections import DispatchSettings, LimitsConfig, Section, StorageSettings
+from ray_cluster.config.sections import (
+    DispatchSettings,
+    HttpSettings,
+    LimitsConfig,
+    Section,
+    StorageSettings,
+)
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
 
@@ -41,6 +47,7 @@ class Settings(Section):
     """
 
     api_key_digests: tuple[str, ...]
+    http: HttpSettings
     limits: LimitsConfig
     dispatch: DispatchSettings
     storage: StorageSettings
@@ -66,6 +73,7 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
     return Settings(
         # the same key may stand in the file and in the environment
         api_key_digests=tuple(sorted({key_digest(key) for key in keys})),
+        http=part_of(config.http, HttpSettings),
         limits=config.limits,
         dispatch=part_of(config.dispatch, DispatchSettings),
         storage=part_of(config.storage, StorageSettings),

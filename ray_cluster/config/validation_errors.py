@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr, ValidationError
@@ -35,6 +35,21 @@ _MUST_BE = {
     "model_attributes_type": "a mapping",
     "literal_error": "{expected}",
 }
+
+
+# share of the letters of two names that agree; below it another name is no slip of the pen
+_NEAR = 0.75
+_MAX_NAME_CHARS = 100
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is probably meant; None where none is near."""
+    by_lower = {one.lower(): one for one in known}
+    lower = given[:_MAX_NAME_CHARS].lower()
+    # "gpus" for "num_gpus"
+    near = [one for one in by_lower if len(lower) > 3 and one.endswith(f"_{lower}")]
+    near = near or difflib.get_close_matches(lower, by_lower, n=1, cutoff=_NEAR)
+    return by_lower[near[0]] if near else None
 
 
 def must_be(item: Mapping[str, Any]) -> str | None:
@@ -108,11 +123,11 @@ def _dotted(place: tuple[str | int, ...]) -> str:
 
 def _hint(key: str, section: type[BaseModel], root: type[BaseModel]) -> str:
     """Return a key of this section, or else of another, that may be meant."""
-    near = difflib.get_close_matches(key, section.model_fields, n=1)
-    if not near:
+    near = nearest(key, section.model_fields)
+    if near is None:
         everywhere = dict(_keys(root, ""))
-        near = [everywhere[one] for one in difflib.get_close_matches(key, everywhere, n=1)]
-    return f"did you mean {near[0]!r}? " if near else ""
+        near = everywhere.get(nearest(key, everywhere) or "")
+    return "" if near is None else f"did you mean {near!r}? "
 
 
 def _section_at(place: tuple[str | int, ...], root: type[BaseModel]) -> type[BaseModel]:

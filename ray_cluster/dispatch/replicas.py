@@ -23,7 +23,7 @@ from ray_cluster.policies.routing import (
 )
 from ray_cluster.policies.types import ReplicaView, StepCost
 from ray_cluster.protocol.leases import Directory, Peer, Poll, Registration
-from ray_cluster.requests import ModelProfile
+from ray_cluster.requests import ModelProfile, PromptTokenizer
 
 # share by which a replica's cost may have moved since it was pooled with the others'
 _POOLED_WITHIN = 0.02
@@ -41,6 +41,7 @@ class Replicas:
         self._by_id: dict[str, ReplicaRecord] = {}
         self._alerted: set[str] = set()
         self._profiles: dict[str, ModelProfile] = {}
+        self._tokenizers: dict[str, tuple[PromptTokenizer, ...]] = {}
         # of models without a live replica as it was, for predictions
         self._pools: dict[str, PoolView] = {}
         self._pooled_costs: dict[str, StepCost] = {}
@@ -64,8 +65,7 @@ class Replicas:
 
     def add(self, replica: ReplicaRecord) -> None:
         self._by_id[replica.replica_id] = replica
-        if replica.registration.profile is not None:
-            self._profiles[replica.model] = replica.registration.profile
+        self._note_profile(replica)
         self._note_peer(replica)
         replica.changed = self._changed
         self._changed.add(replica.replica_id)
@@ -76,10 +76,21 @@ class Replicas:
 
     def remember(self, replica: ReplicaRecord) -> None:
         """Restore a model of which no replica has registered yet, from an earlier life."""
-        profile = replica.registration.profile
-        if profile is not None and replica.model not in self._profiles:
-            self._profiles[replica.model] = profile
+        if replica.registration.profile is not None and replica.model not in self._profiles:
+            self._note_profile(replica)
             self._pools[replica.model] = _starting(pool_of([replica.view()]), replica)
+
+    def _note_profile(self, replica: ReplicaRecord) -> None:
+        registration = replica.registration
+        if registration.profile is not None:
+            self._profiles[replica.model] = registration.profile
+            # a megabyte: once is enough
+            self._tokenizers[replica.model] = registration.prompt_tokenizers
+            replica.registration = replace(registration, prompt_tokenizers=())
+
+    def prompt_tokenizers(self, model: str) -> tuple[PromptTokenizer, ...]:
+        """Return the tokenizers of the replica of a model that registered last."""
+        return self._tokenizers.get(model, ())
 
     @property
     def starting(self) -> tuple[str, ...]:

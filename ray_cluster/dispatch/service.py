@@ -18,7 +18,7 @@ from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEv
 from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Progress, Submission
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.protocol.timeouts import sleep_and_read
-from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 
 Keeper = Callable[[Outcome], None]
 """Called with how a request ended, on the event loop and at once."""
@@ -230,6 +230,9 @@ class DispatchService:
 
     async def models(self) -> dict[str, ModelProfile]:
         return self._core.models()
+
+    async def prompt_tokenizers(self, model: str) -> tuple[PromptTokenizer, ...]:
+        return self._core.replicas.prompt_tokenizers(model)
 
     async def snapshot(self) -> ClusterSnapshot:
         return self._core.snapshot(self._clock())

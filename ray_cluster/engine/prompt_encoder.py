@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ray_cluster.engine.prompt_limits import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.errors import InvalidRequest
-from ray_cluster.requests import ImageRequest
+from ray_cluster.models.prompt_tokens import packed, too_long
+from ray_cluster.requests import ImageRequest, PromptTokenizer
 
 
 class PromptEncoder(Protocol):
@@ -21,6 +21,10 @@ class PromptEncoder(Protocol):
     @property
     def max_prompt_tokens(self) -> int:
         """Most tokens of a prompt, without those that mark its ends."""
+
+    @property
+    def tokenizers(self) -> tuple[PromptTokenizer, ...]:
+        """The tokenizers that count, for processes without the model; none if they need Python."""
 
     def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
         """Return one conditioning per request.
@@ -75,6 +79,18 @@ class PipelineEncoder:
         """Most tokens of a prompt, without those that mark its ends."""
         return min(limit for _, limit in self._limits)
 
+    @property
+    def tokenizers(self) -> tuple[PromptTokenizer, ...]:
+        """Those that count; see :class:`PromptEncoder`."""
+        if not all(hasattr(one, "backend_tokenizer") for one, _ in self._limits):
+            return ()
+        # of two that are equal one is enough
+        return tuple(
+            dict.fromkeys(
+                packed(one.backend_tokenizer.to_str(), limit) for one, limit in self._limits
+            )
+        )
+
     def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
         """Return one conditioning per request; see :class:`PromptEncoder`."""
         for request in requests:
@@ -102,12 +118,7 @@ class PipelineEncoder:
             marks = tokenizer.num_special_tokens_to_add()
             count = len(tokenizer(prompt, truncation=False, verbose=False).input_ids) - marks
             if count > limit:
-                raise InvalidRequest(
-                    f"The parameter {param!r} has {count} tokens; this model reads at most "
-                    f"{limit}, some 4 characters each. Shorten it.",
-                    param=param,
-                    code="string_above_max_length",
-                )
+                raise too_long(param, count, limit)
 
     def _embed(self, prompts: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """Return per prompt ``(embeds,)``, or ``(embeds, pooled)`` for families that have it."""

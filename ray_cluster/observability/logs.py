@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from ray_cluster.config.sections import LogsConfig
 from ray_cluster.requests import ImageRequest, Timing
 
 ROOT = "ray_cluster"
+# a request id that is taken from a caller
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 # that wait to be written
 _MOST_LINES = 1000
 

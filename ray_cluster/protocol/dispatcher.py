@@ -11,7 +11,7 @@ from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Submission
 from ray_cluster.protocol.settings import GatewaySettings, WorkerSettings
-from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 
 
 class ImageCalls(Protocol):
@@ -47,6 +47,10 @@ class ImageCalls(Protocol):
 
     async def models(self) -> dict[str, ModelProfile]:
         """Return the profile of every model that a replica ever registered, by name."""
+        ...
+
+    async def prompt_tokenizers(self, model: str) -> tuple[PromptTokenizer, ...]:
+        """Return the tokenizers that count the prompts of a model; none where nobody knows."""
         ...
 
 

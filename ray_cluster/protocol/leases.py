@@ -14,7 +14,7 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
-from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile
+from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, PromptTokenizer
 
 # longest time from an abort's arrival to the replica's last write to the result store
 LATE_WRITE_S = 5.0
@@ -82,6 +82,7 @@ class Registration:
         residents: ids of its resident adapters and templates; see
             :mod:`ray_cluster.policies.residents`.
         arguments: JSON of its pool's :class:`ray_cluster.config.pools.PoolArguments`.
+        prompt_tokenizers: those that :attr:`ModelProfile.prompt_digest` is of.
     """
 
     replica_id: str
@@ -99,6 +100,7 @@ class Registration:
     model_digest: str = ""
     residents: tuple[str, ...] = ()
     arguments: str = ""
+    prompt_tokenizers: tuple[PromptTokenizer, ...] = ()
 
     @property
     def model(self) -> str:

@@ -47,6 +47,8 @@ class GatewaySettings:
     Attributes:
         api_key_digests: SHA-256 in hexadecimal digits; empty where anybody may call.
         limits: the fields of :class:`ray_cluster.config.sections.LimitsConfig`.
+        public_url, trusted_proxies, cors_origins: those of
+            :class:`ray_cluster.config.sections.HttpSettings`.
         models: those of the document, the default one first.
     """
 
@@ -57,6 +59,9 @@ class GatewaySettings:
     attached_timeout_s: float
     retention_s: float
     models: tuple[ModelSettings, ...]
+    public_url: str | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,9 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
         attached_timeout_s=settings.dispatch.attached_timeout_s,
         retention_s=settings.storage.retention_s,
         models=tuple(_models(settings).values()),
+        public_url=settings.http.public_url,
+        trusted_proxies=settings.http.trusted_proxies,
+        cors_origins=settings.http.cors_origins,
     )
 
 

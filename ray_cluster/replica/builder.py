@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 from ray_cluster.config.arguments import WorkerArguments
@@ -19,6 +19,7 @@ from ray_cluster.engine.warmup import device_name, measure_step_cost, prepare_th
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.models.local import model_digest
+from ray_cluster.models.prompt_tokens import digest_of
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
@@ -83,6 +84,7 @@ def build_agent(
     pool, storage = started_pool(arguments, settings), arguments.storage
     prepare_threads(pool.num_threads)
     model = load_model(pool)
+    tokenizers = model.encoder.tokenizers
     digest = model_digest(resolve_folder(pool.model))
     step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=clock)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
@@ -90,7 +92,7 @@ def build_agent(
     return ReplicaAgent(
         Registration(
             replica_id=replica_id,
-            profile=model.profile,
+            profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
             max_in_flight=pool.max_in_flight,
             max_batch=pool.max_batch,
             step_cost=step_cost,
@@ -100,6 +102,7 @@ def build_agent(
             load_s=clock() - started_s,
             model_digest=digest,
             arguments=arguments.pool.model_dump_json(),
+            prompt_tokenizers=tokenizers,
         ),
         make_runner=partial(
             build_runner, model, pool, clock=clock, costs=StepCosts(step_cost), sink=states.writer

@@ -130,5 +130,5 @@ class Delivery:
 def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:
     """Return an error as the client sees it."""
     if isinstance(error, InvalidRequest):
-        return Failure(request_id, "invalid", error.message, "encode", error.param)
+        return Failure(request_id, "invalid", error.message, "encode", error.param, code=error.code)
     return Failure(request_id, "error", error.message, error.stage)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -69,8 +70,14 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
+async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
+    async with JobsCell(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
 async def replica(cell: JobsCell) -> Replica:
-    """One of the model "shapes" in the cell of the test's own module."""
+    """One of the model "shapes" in the cell."""
     one = Replica(cell, model="shapes")
     one.epoch = await cell.dispatch.register(
         replace(registration("r", "shapes"), profile=shapes_profile())

@@ -30,11 +30,13 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import error_of
 from tests.api.conftest import shapes_profile
+from tests.api.wild_calls import WildCall, WildReply, made
 from tests.fakes import registration, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 CONFIG = ClusterConfig.model_validate(
     {
+        "http": {"trusted_proxies": ["127.0.0.1"], "cors_origins": ["https://app.example.com"]},
         "pools": [
             {"name": "shapes", "model": "shapes-sd", "max_num_inference_steps": 50},
         ],
@@ -67,6 +69,7 @@ class FuzzedService:
 
     Attributes:
         statuses: how often each operation was answered with each status.
+        job_ids, file_ids: the last that replies have named.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
@@ -74,8 +77,8 @@ class FuzzedService:
         self.cell = JobsCell(folder, max_queued=1000)
         self.app = create_app(self.cell, settings_for(CONFIG), results=self.cell.results)
         self.statuses: dict[str, Counter[int]] = defaultdict(Counter)
-        self._job_ids: list[str] = []
-        self._file_ids: list[str] = []
+        self.job_ids: list[str] = []
+        self.file_ids: list[str] = []
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -138,7 +141,8 @@ class FuzzedService:
             error_of(reply)
         label = f"{case.method.upper()} {case.operation.path}"
         self.statuses[label][int(reply.status_code)] += 1
-        self._remember(reply)
+        is_json = reply.headers.get("content-type", "").startswith("application")
+        self._remember(reply.text if is_json else "")
 
     async def _send(self, sent: requests.PreparedRequest) -> httpx.Response:
         body = sent.body.encode() if isinstance(sent.body, str) else sent.body
@@ -160,18 +164,24 @@ class FuzzedService:
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
         for name, known in (
-            ("job_id", self._job_ids),
-            ("file_id", self._file_ids),
+            ("job_id", self.job_ids),
+            ("file_id", self.file_ids),
             ("model", ["shapes"]),
         ):
             if name in (case.path_parameters or {}) and known:
                 case.path_parameters[name] = known[pick % len(known)]
 
-    def _remember(self, reply: httpx.Response) -> None:
-        text = reply.text if reply.headers.get("content-type", "").startswith("application") else ""
-        self._job_ids += re.findall(r"job-[0-9a-f]{32}", text)
-        self._file_ids += re.findall(r"img-[0-9a-f]{32}\.\w+", text)
-        del self._job_ids[:-_MAX_KNOWN], self._file_ids[:-_MAX_KNOWN]
+    def wild(self, call: WildCall) -> WildReply:
+        """Make a call that no schema knows; whatever is raised is raised here."""
+        reply = self._run(made(self.app, call))
+        if reply.headers.get("content-type") == "application/json":
+            self._remember(reply.body.decode())
+        return reply
+
+    def _remember(self, text: str) -> None:
+        self.job_ids += re.findall(r"job-[0-9a-f]{32}", text)
+        self.file_ids += re.findall(r"img-[0-9a-f]{32}\.\w+", text)
+        del self.job_ids[:-_MAX_KNOWN], self.file_ids[:-_MAX_KNOWN]
 
     def settle(self) -> None:
         """Wait until nothing is left to do; fail if something stays."""

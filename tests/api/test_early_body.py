@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.early_body import EarlyBodyReader, EarlyBodySender
+from ray_cluster.deployments.proxy_headers import CommandFilter
 from ray_cluster.deployments.ray_environment import apply_ray_environment
 
 BODY = b'{"prompt": "a red circle"}'
@@ -143,5 +144,22 @@ def test_ray_serves_proxy_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None
     environ: dict[str, str] = {}
     monkeypatch.setattr("os.environ", environ)
     apply_ray_environment(RayConfig())
-    (middleware,) = import_attr(environ[name])()
-    assert middleware.cls is EarlyBodySender
+    assert [one.cls for one in import_attr(environ[name])()] == [EarlyBodySender, CommandFilter]
+
+
+def test_commands_to_serve_and_ids_that_the_gateway_would_not_take_are_left_out() -> None:
+    kept = [(b"x-request-id", b"a-1"), (b"content-type", b"\xff"), (b"traceparent", b"00-0a-0b-01")]
+    dropped = [
+        (b"x-request-id", b"\xff"),
+        (b"x-request-id", b"a b"),
+        (b"x-request-timeout-seconds", b"0.001"),
+        (b"x-request-disconnect-disabled", b"?1"),
+        (b"x-session-id", b"\xff"),
+        (b"serve-multiplexed-model-id", b"\xff"),
+        (b"serve_multiplexed_model_id", b"a"),
+        (b"traceparent", b"\xff"),
+    ]
+    seen = Seen(0)
+    scope = {**scope_of(None), "headers": [*dropped, *kept]}
+    asyncio.run(CommandFilter(seen)(scope, Client().receive, send))
+    assert seen.scope["headers"] == kept

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.schema import ImagesResponse
+from ray_cluster.api.schema import REFUSED, ImageGenerationRequest, ImagesResponse
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec
@@ -155,26 +155,35 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("prompt", "  \n", "blank"),
         ("prompt", "x" * 201, "201 characters; at most 200"),
         ("prompt", "a\0b", "NUL"),
-        ("prompt", None, "must be a string"),
+        ("prompt", None, "is required"),
         ("prompt", 7, "must be a string; given 7"),
         ("prompt", ["a"], "given an array"),
         ("negative_prompt", "x" * 201, "Shorten"),
         ("n", 0, "at least 1; given 0"),
         ("n", 11, "at most 10; given 11"),
-        ("n", "3", "a whole number; given '3'"),
+        ("n", "3", "a whole number; given '3'. Write 3 without quotes."),
+        ("guidance_scale", "2.5", "Write 2.5 without quotes."),
+        ("stream", "true", "Write true without quotes."),
+        ("num_inference_steps", 20.0, "given 20.0. Write 20."),
         ("n", True, "a whole number; given true"),
         ("n", 2.0, "a whole number; given 2.0"),
         ("n", 10**4000, "at most 10"),
         ("size", "65x64", "Nearest: 64x64, 72x64"),
         ("size", "1024x16", "Nearest: 256x32"),
         ("size", "0x64", "WIDTHxHEIGHT"),
-        ("size", "64X64", "WIDTHxHEIGHT"),
+        ("size", "64X64", "WIDTHxHEIGHT in pixels, like '64x64'; given '64X64'. Write '64x64'."),
+        ("size", "64*32", "Write '64x32'."),
+        ("size", " 64 \u00d7 32 ", "Write '64x32'."),
+        ("size", 64, "WIDTHxHEIGHT"),
+        ("size", [64, 64], "WIDTHxHEIGHT"),
+        ("size", "square_hd", "WIDTHxHEIGHT"),
         ("size", "64x64\n", "WIDTHxHEIGHT"),
         ("size", "٦٤x64", "WIDTHxHEIGHT"),
         ("size", "64", "WIDTHxHEIGHT"),
-        ("seed", -1, "at least 0"),
+        ("seed", -1, "at least 0; given -1. For a random seed leave it out, or send null."),
+        ("seed", "random", "For a random seed leave it out, or send null."),
         ("seed", 2**63, f"at most {2**63 - 1}"),
-        ("num_inference_steps", 0, "at least 1"),
+        ("num_inference_steps", 0, "at least 1; given 0. For the model's own number leave it out"),
         ("num_inference_steps", 101, "from 1 to 100 with sampler 'ddim' on shapes; given 101"),
         ("min_inference_steps", 0, "at least 1"),
         ("guidance_scale", -0.5, "at least 0"),
@@ -196,6 +205,15 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("response_format", "link", "url"),
         ("steps", 5, "Did you mean 'num_inference_steps'"),
         ("colour", 5, "There are prompt, model"),
+        ("loras", [], "There are prompt, model"),
+        ("a", 5, "There are prompt, model"),
+        ("deadline", 5, "There are prompt, model"),
+        ("sedd", 5, "Did you mean 'seed'?"),
+        ("Prompts", 5, "Did you mean 'prompt'?"),
+        ("negativePrompt", 5, "Did you mean 'negative_prompt'?"),
+        ("cfg_scale", 5, "Did you mean 'guidance_scale'?"),
+        ("width", 64, "Did you mean 'size'?"),
+        ("images", [], "not offered here. Images are made from text alone"),
         ("guidence_scale", 5, "Did you mean 'guidance_scale'?"),
     ],
 )
@@ -212,8 +230,7 @@ async def test_a_wrong_value_is_refused_by_name(
         ("negative_prompt", {"negative_prompt": "blur", "guidance_scale": 1}),
         ("negative_prompt", {"negative_prompt": "blur", "guidance_scale": 0.5}),
         ("metadata", {"metadata": True, "output_format": "jpeg"}),
-        ("metadata", {"metadata": False, "output_format": "webp"}),
-        ("output_compression", {"output_compression": 100, "output_format": "png"}),
+        ("output_compression", {"output_compression": 99, "output_format": "png"}),
         ("output_compression", {"output_compression": 101, "output_format": "jpeg"}),
         ("num_inference_steps", {"num_inference_steps": 51, "sampler": "lcm"}),
         ("min_inference_steps", {"num_inference_steps": 5, "min_inference_steps": 6}),
@@ -244,9 +261,24 @@ async def test_a_wrong_type_is_told_from_a_wrong_value(
     assert response.json()["error"]["code"] == code
 
 
+async def test_null_means_absent_whatever_the_field(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    names = [*ImageGenerationRequest.model_fields, *REFUSED, "loras", "style_preset"]
+    first = await make(http, seed=1)
+    assert await make(http, **{**dict.fromkeys(names), **RED, "seed": 1}) == first
+
+
 async def test_several_problems_are_told_at_once(http: httpx.AsyncClient) -> None:
-    message = await refused(http, "style", prompt="", style="vivid", n=0, bogus=1)
-    assert all(repr(name) in message for name in ("style", "prompt", "n", "bogus"))
+    message = await refused(http, "complexity", prompt="", complexity="low", n=0, bogus=1)
+    assert all(repr(name) in message for name in ("complexity", "prompt", "n", "bogus"))
+
+
+@pytest.mark.parametrize("image_format", ["jpeg", "webp"])
+async def test_a_format_without_metadata_may_be_asked_for_none(
+    http: httpx.AsyncClient, image_format: str
+) -> None:
+    await make(http, metadata=False, output_format=image_format)
 
 
 async def test_the_last_seeds_and_bounds_are_allowed(

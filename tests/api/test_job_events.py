@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -40,12 +39,6 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
         elif "data" in fields:
             yield Event(fields["id"], fields["event"], json.loads(fields["data"]))
             fields = {}
-
-
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
-    async with JobsCell(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,25 +14,10 @@ import pytest
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import check_error
-from tests.api.conftest import shapes_profile
-from tests.fakes import registration, settings_for
+from tests.fakes import settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 BODY = {"prompt": "a red circle", "seed": 7}
-
-
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
-    async with JobsCell(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def replica(cell: JobsCell) -> Replica:
-    one = Replica(cell, model="shapes")
-    profile = shapes_profile()
-    one.epoch = await cell.dispatch.register(replace(registration("r", "shapes"), profile=profile))
-    return one
 
 
 @pytest.fixture
@@ -60,7 +43,7 @@ async def test_a_job_from_its_call_to_its_images(
     reply = await calls.post("/v1/jobs", json={**BODY, "n": 2, "slo_s": 30})
     assert reply.status_code == 202
     job = reply.json()
-    assert reply.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert reply.headers["location"] == f"http://gateway/v1/jobs/{job['id']}"
     assert (job["state"], job["step"], job["num_steps"]) == ("queued", 0, 20)
     assert (job["queue_position"], job["n"], job["size"]) == (0, 2, "64x64")
     assert job["predicted_finish"] > job["created"]
@@ -81,8 +64,13 @@ async def test_a_job_from_its_call_to_its_images(
     assert (image.status_code, image.content) == (200, b"two!")
     assert image.headers["content-type"] == "image/png"
     assert "immutable" in image.headers["cache-control"]
-    again = await calls.get(job["data"][1]["url"], headers={"If-None-Match": image.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
+    url, etag = job["data"][1]["url"], image.headers["etag"]
+    for given in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await calls.get(url, headers={"If-None-Match": given})
+        assert (again.status_code, again.content) == (304, b"")
+    assert (await calls.get(url, headers={"If-None-Match": '"other"'})).status_code == 200
+    head = await calls.head(url)
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(image.content)))
 
 
 async def test_the_same_key_names_the_same_job(calls: httpx.AsyncClient, replica: Replica) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -31,12 +30,6 @@ async def scrape(gateway: httpx.AsyncClient) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(reply.text)
         for sample in family.samples
     }
-
-
-@pytest.fixture
-async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
-    async with JobsCell(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ def test_an_image_comes_back(client: openai.OpenAI, fake: FakeDispatcherClient) 
         size="auto",
         output_format="jpeg",
         output_compression=80,
-        quality="auto",
+        quality="hd",
+        style="vivid",
         background="opaque",
         moderation="low",
         user="someone",
@@ -49,6 +50,8 @@ def test_an_image_comes_back(client: openai.OpenAI, fake: FakeDispatcherClient) 
     assert reply.model_extra is not None
     assert reply.model_extra["deadline"]["slo_s"] == 9.5
     assert (reply.size, reply.output_format, reply.background) == ("64x64", "jpeg", "opaque")
+    # what was used
+    assert reply.quality == "auto"
     assert reply._request_id is not None
     assert reply._request_id.startswith("req_")
     assert [request.sampler for request in fake.offered[0]] == ["euler", "euler"]

@@ -267,3 +267,19 @@ async def test_the_feed_keeps_what_it_has_while_there_is_no_dispatcher(
 
 async def test_keys_do_not_travel(current: CurrentSettings) -> None:
     assert "very-secret" not in repr(by(http={"api_keys": ["very-secret"]}))
+
+
+async def test_what_stands_in_front_changes_while_it_runs(
+    call: Any, current: CurrentSettings
+) -> None:
+    page = {"Origin": "https://app.example.com", **header("one")}
+    for public_url, origins in (("https://a.example", ()), (None, (page["Origin"],))):
+        current.put(
+            by(http={"api_keys": ["one"], "public_url": public_url, "cors_origins": origins})
+        )
+        reply = await call.client.post(
+            "/v1/images/generations", json={**CALL, "response_format": "url"}, headers=page
+        )
+        base = public_url or "http://gateway"
+        assert reply.json()["data"][0]["url"].startswith(f"{base}/v1/files/")
+        assert ("access-control-allow-origin" in reply.headers) is bool(origins)

@@ -122,10 +122,12 @@ def refuses(url: str, key: str) -> None:
     error = expect(openai.BadRequestError, generate, prompt=PROMPT, size="65x64")
     assert error.param == "size", error
     assert "64" in str(error)
-    error = expect(openai.BadRequestError, generate, prompt=PROMPT, quality="high")
-    assert error.param == "quality"
-    error = expect(openai.BadRequestError, generate, prompt="red " * 200)
-    assert error.param == "prompt"
+    error = expect(openai.BadRequestError, generate, prompt=PROMPT, background="transparent")
+    assert error.param == "background"
+    # a stream does not begin, either
+    for more in ({}, {"stream": True}):
+        error = expect(openai.BadRequestError, generate, prompt="red " * 200, extra_body=more)
+        assert (error.param, error.code) == ("prompt", "string_above_max_length")
     expect(openai.NotFoundError, generate, prompt=PROMPT, model="dall-e-3")
     wrong = client(url, "wrong-key").images.generate
     expect(openai.AuthenticationError, wrong, prompt=PROMPT)

@@ -86,6 +86,8 @@ class Service:
                 "num_gateways": 2,
                 "api_keys": [API_KEY],
                 "keep_alive_s": 6,
+                "trusted_proxies": ["127.0.0.1"],
+                "cors_origins": ["http://localhost:3000"],
             },
             "ray": {
                 "dashboard_port": dashboard_port,

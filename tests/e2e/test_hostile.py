@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.service import HEADERS, Service, image_request
+from tests.api.wild_calls import WildCalls
+from tests.e2e.service import API_KEY, HEADERS, Service, image_request
 from tests.e2e.sockets import answers, connect, head, post, statuses, trickle
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,21 @@ def refused(found: list[int], *expected: int) -> None:
     """A refusal, or a connection that was closed without a word."""
     assert all(400 <= status < 500 for status in found), found
     assert not expected or set(found) <= set(expected), found
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.slow)])
+def test_strange_calls_get_no_5xx_of_rays_proxy_either(service: Service, count: int) -> None:
+    # a word that this model does not know makes a 500, as it has to
+    calls = WildCalls(count, without=("prompt", "negative_prompt"))
+    for _ in range(count):
+        call = calls.next([], [])
+        given = {name for name, _ in call.headers}
+        more = {"host": "x", "authorization": f"Bearer {API_KEY}"}
+        found = answers(service, call.wire(*(one for one in more.items() if one[0] not in given)))
+        assert found, call
+        assert all(200 <= status < 500 for status in found), (found, call)
+    # the proxy reads it before any code of ours
+    assert answers(service, post(GOOD, X_Request_ID="\udcff")) == [200]
 
 
 def served(service: Service) -> None:

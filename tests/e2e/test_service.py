@@ -62,6 +62,29 @@ def test_the_official_client_works(service: Service, older: bool) -> None:
     assert older or version == openai.__version__
 
 
+def test_proxies_and_pages_are_known_through_rays_own_proxy(service: Service) -> None:
+    """Uvicorn in Serve's proxy leaves peer and scheme to the gateway, which trusts this machine."""
+    forwarded = {
+        "X-Forwarded-For": "203.0.113.7",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "images.example.com",
+        "X-Forwarded-Prefix": "/cell",
+        "Origin": "http://localhost:3000",
+    }
+    body = image_request(num_inference_steps=2)
+    reply = httpx.post(f"{service.url}/v1/jobs", json=body, headers=HEADERS | forwarded)
+    job_id = reply.json()["id"]
+    assert reply.headers["location"] == f"https://images.example.com/cell/v1/jobs/{job_id}"
+    assert reply.headers["access-control-allow-origin"] == "http://localhost:3000"
+    preflight = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    reply = httpx.options(f"{service.url}/v1/jobs", headers=preflight)
+    assert reply.status_code == 200
+    for path in ("/healthz", "/metrics", "/v1/models", f"/v1/jobs/{job_id}"):
+        reply = httpx.head(service.url + path, headers=HEADERS)
+        assert (reply.status_code, reply.content) == (200, b"")
+        assert int(reply.headers["content-length"]) > 0
+
+
 def test_a_failing_request_does_not_touch_its_peers(service: Service) -> None:
     [alone] = images(post(service, seed=3))
     with ThreadPoolExecutor(8) as pool:

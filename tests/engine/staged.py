@@ -82,6 +82,7 @@ class StagedModel:
         self.num_levels = inner.executor.num_levels
         self._id_by_prepared: dict[int, str] = {}
         self.max_prompt_tokens = inner.encoder.max_prompt_tokens
+        self.tokenizers = inner.encoder.tokenizers
         self.loaded = replace(inner, encoder=self, executor=self, decoder=self)  # type: ignore[arg-type]
 
     def lent(self) -> Iterator[StagedModel]:
