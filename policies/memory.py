@@ -50,12 +50,14 @@ class MemoryPlan:
             ``refused``: some size does not fit even alone.
         max_batch_by_size: most requests in one batch; 0 where not even one fits.
         weights_bytes: weights that stay on the device.
+        peak_bytes: these, and the activations of the largest batch that is allowed.
         explanation: what was given, what is allowed, what to change.
     """
 
     verdict: Literal["fits", "capped", "offload", "refused"]
     max_batch_by_size: Mapping[SizePx, int]
     weights_bytes: int
+    peak_bytes: int
     explanation: str
 
 
@@ -84,6 +86,8 @@ def plan_memory(
         verdict = "capped"
     else:
         verdict = "fits"
+    costs = need.activation_by_size
+    activation_bytes = max(costs[size].at(batch) for size, batch in batches.items())
     given = f"{_mib(budget_bytes)} for {_mib(need.weights_bytes)} of weights"
     if offloads:
         given += f" ({_mib(weights_bytes)} with offloading)"
@@ -91,6 +95,7 @@ def plan_memory(
         verdict=verdict,
         max_batch_by_size=batches,
         weights_bytes=weights_bytes,
+        peak_bytes=weights_bytes + activation_bytes,
         explanation=f"{verdict}: given {given} and batches of {max_batch}; "
         + _advice(need, verdict, batches, weights_bytes, max_batch),
     )
