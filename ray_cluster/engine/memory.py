@@ -127,9 +127,7 @@ def step_bytes(
 
 # seconds of work that pools of the same model, and a check before a load, share
 @lru_cache(maxsize=_KEPT_COUNTS)
-def _step_bytes(
-    config_json: str, latent_hw: tuple[int, int], rows: int, dtype: torch.dtype
-) -> int:
+def _step_bytes(config_json: str, latent_hw: tuple[int, int], rows: int, dtype: torch.dtype) -> int:
     config = json.loads(config_json)
     with _fake() as peak:
         with _making(dtype):

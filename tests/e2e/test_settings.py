@@ -29,7 +29,7 @@ from tests.e2e.settings import (
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 NEXT_KEY = "the-next-key"
 
