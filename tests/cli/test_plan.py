@@ -38,7 +38,7 @@ def test_a_trace_is_replayed_on_replicas_that_fail_and_the_figures_are_written(
     path, out = tmp_path / "task.yaml", tmp_path / "plan.json"
     rows = [f"{n},sdxl,{512 + 256 * (n % 2)},512,30,9" for n in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["arrival_s,model,width,height,steps,slo_s", *rows]))
-    task = {"name": "t", "devices": TASK["devices"], "trace": "t.csv", "num_seeds": 1}
+    task = {"name": "t", "devices": TASK["devices"], "trace": "t.csv", "num_seeds": 2}
     failing = {**task, "mtbf_s": 20, "repair_s": 5, "load_s": 5}
     found = []
     for content in (task, failing):
