@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +17,7 @@ from ray_cluster.config.loading import load_config
 from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import OutputSpec
 from tests.cli.conftest import Cli
-from tests.cli.served import PATIENCE_S, Served
+from tests.cli.served import PATIENCE_S, Served, subprocess_of
 from tests.fakes import image_request
 
 
@@ -281,19 +277,3 @@ def first_job(served: Served) -> str:
         assert time.monotonic() < deadline_s, "no job is listed"
         time.sleep(0.05)
     return str(jobs[0]["id"])
-
-
-@contextmanager
-def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in a process of its own; it is over after the block, whatever happens."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise

@@ -66,7 +66,7 @@ def engine_with(model: LoadedModel, layout: Any = None) -> StepEngine:
     return StepEngine(model.executor, all_rows, model.tables, lambda: 0.0, layout=layout)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(visits(SIZES_PX, samplers=SAMPLER_NAMES), st.sampled_from(["mixed", "grouped"]))
 def test_whoever_comes_and_goes_every_image_is_as_if_alone(
     zoo: Zoo, alone: Alone, some: list[Visit], layout: str
