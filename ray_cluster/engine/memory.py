@@ -7,6 +7,7 @@ for any architecture that the executor covers.
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
