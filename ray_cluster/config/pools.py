@@ -216,6 +216,11 @@ class PoolArguments(Section):
     memory_gib: float | None = Field(
         None, gt=0, description="memory of the device for a replica; null for all that is free"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "off",
+        description="whether steps on a GPU are replayed from CUDA graphs, which saves launches of "
+        "kernels for small images; not run on a GPU yet: measure with `make bench-gpu`",
+    )
     offload: Literal["auto", "never"] = Field(
         "auto",
         description="whether weights may stay in the machine's memory where a GPU's is short",
