@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import signal
 import subprocess
 import sys
 import threading
@@ -214,6 +215,9 @@ class Served:
 @contextlib.contextmanager
 def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Start a command in a process of its own; it is over after the block, whatever happens."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # as a shell starts what runs in its background; a command started so would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
