@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -73,6 +74,8 @@ class HttpSettings(Section):
         description="URL under which clients reach the API, without `/v1`, such as "
         "https://example.com/images; links in replies start with it. null: they start with the "
         "address that was called",
+        # errors do not show what was given: it may hold a password
+        repr=False,
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),
@@ -96,14 +99,23 @@ class HttpSettings(Section):
                 "must be http:// or https:// with a host, perhaps a port and a path, and nothing "
                 "after it, such as https://example.com/images"
             )
-        return url.rstrip("/")
+        try:
+            is_port = urlsplit(url).port != 0
+        except ValueError:
+            is_port = False
+        if not is_port:
+            raise ValueError("must have a port from 1 to 65535")
+        # as in the base URLs of clients
+        return url.rstrip("/").removesuffix("/v1")
 
     @field_validator("trusted_proxies")
     @classmethod
     def _check_proxies(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         for one in given:
             try:
-                ip_network(one, strict=False)
+                network = ip_network(one, strict=False)
+                if isinstance(network, IPv6Network) and network.network_address.ipv4_mapped:
+                    raise ValueError
             except ValueError:
                 raise ValueError(
                     f"{one!r} is no address and no network; give such as 10.1.2.3, 10.0.0.0/8 or "

@@ -8,6 +8,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,3 +279,23 @@ def first_job(served: Served) -> str:
         assert time.monotonic() < deadline_s, "no job is listed"
         time.sleep(0.05)
     return str(jobs[0]["id"])
+
+
+def test_links_with_a_path_of_a_proxy_in_front_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service may be called at its own address, or at the proxy's."""
+    asked = []
+
+    def call(self: RemoteService, method: str, path: str, **options: Any) -> Any:
+        asked.append(self.base + path)
+        return SimpleNamespace(content=b"png")
+
+    monkeypatch.setattr(RemoteService, "_call", call)
+    for url in ("http://127.0.0.1:8000", "https://example.com/images"):
+        data = RemoteService(url, None).file("https://example.com/images/v1/files/img-1.png")
+        assert data == b"png"
+    assert asked == [
+        "http://127.0.0.1:8000/v1/files/img-1.png",
+        "https://example.com/images/v1/files/img-1.png",
+    ]
