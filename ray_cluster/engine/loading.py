@@ -41,7 +41,7 @@ from ray_cluster.engine.whole_models import check_models, load_models
 from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
-from ray_cluster.models.local import check_sampler, check_schedules, model_sizes
+from ray_cluster.models.local import check_sampler, check_schedules, model_sizes, patch_size
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.memory import MemoryPlan
@@ -56,8 +56,6 @@ FAMILY_BY_PIPELINE = {
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
 }
-# of FLUX's patches of 2 x 2 latent pixels, which are channels of its transformer
-_FLUX_PATCH_PIXELS = 4
 DTYPE_BY_NAME = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -207,7 +205,8 @@ def start_states(
 def _check_fit(folder: Path, model: dict[str, Any]) -> None:
     """Refuse components that are whole, but of different models."""
     vae = component_config(folder, "vae")
-    channels = vae["latent_channels"] * (_FLUX_PATCH_PIXELS if is_flux(model) else 1)
+    # the pixels of FLUX's patches are channels of its transformer
+    channels = vae["latent_channels"] * (patch_size(model) ** 2 if is_flux(model) else 1)
     if model["in_channels"] != channels:
         raise ConfigError(
             f"{folder}: {denoiser_name(folder)} takes latents of {model['in_channels']} channels, "

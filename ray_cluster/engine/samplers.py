@@ -31,7 +31,7 @@ _BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int], SamplerTable]
     "lcm": lcm,
     "pndm": pndm,
 }
-# of some 25 kB each; clients choose among samplers, steps and, with some models, sizes
+# some 0.8 kB for each step; clients choose among samplers, steps and, with some models, sizes
 _KEPT_TABLES = 256
 # those whose config means the same to the schedulers that the samplers are built from; flow
 # matching and EDM (Playground v2.5) share the keys' names, but not the noise that they describe

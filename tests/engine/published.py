@@ -19,7 +19,6 @@ from diffusers import (
     EulerDiscreteScheduler,
     LCMScheduler,
     PNDMScheduler,
-    StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
@@ -27,7 +26,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from ray_cluster.training.tokenizer import build_tokenizer
 from tests.engine.random_dits import save_flux, save_sd3
-from tests.engine.random_models import text_config
+from tests.engine.random_models import save_sd_pipeline, text_config
 
 _SCHEDULE: dict[str, Any] = {
     "beta_schedule": "scaled_linear",
@@ -94,7 +93,6 @@ def save_published(folder: Path, layout: str) -> Path:
 
 def _save_sd(folder: Path, scheduler: Any, **options: Any) -> Path:
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
     unet = UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(16, 32, 32, 32),
@@ -103,17 +101,7 @@ def _save_sd(folder: Path, scheduler: Any, **options: Any) -> Path:
         norm_num_groups=8,
         **options,
     )
-    StableDiffusionPipeline(
-        vae=_vae(),
-        text_encoder=CLIPTextModel(text_config(32, tokenizer)),
-        tokenizer=tokenizer,
-        unet=unet,
-        scheduler=scheduler,
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    ).save_pretrained(folder)
-    return folder
+    return save_sd_pipeline(folder, unet, _vae(), scheduler)
 
 
 def _save_sdxl(folder: Path, scheduler: Any, **options: Any) -> Path:

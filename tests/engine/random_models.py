@@ -40,7 +40,6 @@ def text_config(width: int, tokenizer: Any) -> CLIPTextConfig:
 def save_sd(folder: Path, *, zero_snr: bool = True) -> Path:
     """Write a Stable Diffusion folder: v-prediction, or SD1.5's epsilon without zero SNR."""
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
     unet = UNet2DConditionModel(
         sample_size=16,
         block_out_channels=(16, 32, 32),
@@ -70,6 +69,12 @@ def save_sd(folder: Path, *, zero_snr: bool = True) -> Path:
         scheduler = DDIMScheduler(
             **_SCHEDULE, steps_offset=1, clip_sample=False, set_alpha_to_one=False
         )
+    return save_sd_pipeline(folder, unet, vae, scheduler)
+
+
+def save_sd_pipeline(folder: Path, unet: UNet2DConditionModel, vae: Any, scheduler: Any) -> Path:
+    """Write the folder of Stable Diffusion with these parts and a small text encoder."""
+    tokenizer = build_tokenizer()
     StableDiffusionPipeline(
         vae=vae,
         text_encoder=CLIPTextModel(text_config(32, tokenizer)),
