@@ -68,11 +68,12 @@ class ImageDecoder:
         return images
 
     def _decode_within_memory(self, latents: Sequence[Tensor]) -> list[Pixels]:
-        for _ in range(2):
+        for is_last in (False, True):
             try:
                 return self._decode(latents)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                is_hopeless = is_last and len(latents) == 1 and not self._can_tile
+                if is_hopeless or not is_out_of_memory(error):
                     raise
             # not above: the error holds the tensors of the failed call
             torch.cuda.empty_cache()
@@ -81,6 +82,12 @@ class ImageDecoder:
         logger.warning("an image is decoded in tiles: whole it ran out of memory twice")
         with self._tiled(max(latents[0].shape[-2:])):
             return self._decode(latents)
+
+    @property
+    def _can_tile(self) -> bool:
+        """Whether diffusers' tiles fit together: its ``AutoencoderTiny`` takes them for 8 px."""
+        factor = vae_scale_factor(self._vae.config)
+        return bool(getattr(self._vae, "spatial_scale_factor", factor) == factor)
 
     @contextmanager
     def _tiled(self, side: int) -> Iterator[None]:
