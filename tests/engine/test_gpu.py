@@ -74,3 +74,19 @@ def test_a_model_on_a_cpu_asks_nothing_of_a_gpu(zoo: Zoo, calls: list[Any]) -> N
         load_model(given)
     assert calls == [("load", torch.float32)]
     assert number_format_here(given) == "float32"
+
+
+def test_what_the_executor_replaces_is_given_back_to_the_gpu(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    build = loading.build_executor
+
+    def build_executor(*arguments: Any, **options: Any) -> Any:
+        order.append("weights in another order")
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(loading, "build_executor", build_executor)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    load_model(pool(zoo.folder("sdxl")))
+    assert order == ["weights in another order", "given back"]
