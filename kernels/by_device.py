@@ -5,7 +5,8 @@ Nothing here imports Triton: an op's ``triton`` module is loaded by its first ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,10 +36,22 @@ def by_device(reference: Callable[P, R]) -> Callable[P, R]:
         if not (first.is_cuda and has_triton()):
             return reference(*args, **kwargs)
         # kernels are launched on the current device, which need not be the tensors'
-        with torch.cuda.device_of(first):
+        with torch.cuda.device_of(first), _errors_of_triton(reference.__name__):
             return triton_twin(reference)(*args, **kwargs)
 
     return op
+
+
+@contextmanager
+def _errors_of_triton(name: str) -> Iterator[None]:
+    """Turn what Triton raises into a RuntimeError, as a call of PyTorch's own that fails."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        kind = type(error).__name__
+        raise RuntimeError(f"Triton cannot run {name}: {kind}: {error}") from error
 
 
 @cache

@@ -43,6 +43,8 @@ _ELSEWHERE = {
 }
 
 _SIZE = "'auto' or WIDTHxHEIGHT in pixels, like '64x64'"
+# of any model
+_LEAST_SIDE_PX = 8
 _TWO_NUMBERS = re.compile(r"\s*([1-9][0-9]{0,5})\D{1,5}([1-9][0-9]{0,5})\s*", re.ASCII)
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
 
@@ -129,7 +131,10 @@ def _right_form(given: object, kind: str, name: str) -> str | None:
     """Return how to write what was probably meant; None if that is not plain."""
     if isinstance(given, str) and name == "size":
         found = _TWO_NUMBERS.fullmatch(given)
-        return None if found is None else f"Write '{found[1]}x{found[2]}'."
+        # "16:9" is a ratio
+        if found is None or min(int(found[1]), int(found[2])) < _LEAST_SIDE_PX:
+            return None
+        return f"Write '{found[1]}x{found[2]}'."
     if isinstance(given, str) and (
         (kind in {"int_type", "float_type"} and _NUMBER.fullmatch(given))
         or (kind == "bool_type" and given in {"true", "false"})

@@ -129,7 +129,8 @@ class PlansInBackground:
                     plans.planned[pool.name] = plan_pool(pool)
                 except RayClusterError as error:
                     plans.refused[pool.name] = error
-        except ImportError as error:
+        # whatever it is: the caller waits for it
+        except Exception as error:  # noqa: BLE001
             self._plans.set_exception(error)
         else:
             self._plans.set_result(plans)

@@ -121,8 +121,9 @@ class RemoteService:
 
     def file(self, url: str) -> bytes:
         """Return the coded image that a reply links to."""
-        # at the address that is known to lead there; a proxy in between may have another one
-        return self._call("GET", httpx.URL(url).path).content
+        # at the address that is known to lead there; links may have another, under another path
+        path = httpx.URL(url).path
+        return self._call("GET", path[max(0, path.rfind("/v1/")) :]).content
 
     def _ask(self, form: type[ReplyT], method: str, path: str, **options: Any) -> ReplyT:
         reply = self._call(method, path, **options)

@@ -225,6 +225,11 @@ class PoolArguments(Section):
         description="memory of the device for a replica, on a GPU its CUDA context included, and a "
         "limit there; null for all that is free, on a GPU of the replica's part",
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "off",
+        description="whether steps on a GPU are replayed from CUDA graphs, which saves launches of "
+        "kernels for small images; not run on a GPU yet: measure with `make bench-gpu`",
+    )
     offload: Literal["auto", "never"] = Field(
         "auto",
         description="whether weights may stay in the machine's memory where a GPU's is short: the "

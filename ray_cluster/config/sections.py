@@ -25,7 +25,8 @@ from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
 BLOB_FOLDERS = ("results", "states", "inputs")
-_HOST = r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5])))"
+_HOST = rf"([\w.-]+|\[[0-9a-fA-F:.]+\])(:({_PORT}))?"
 _PUBLIC_URL = re.compile(rf"https?://{_HOST}(/[\w.~%+-]+)*/?", re.ASCII)
 # as browsers write them: without the scheme's own port
 _ORIGIN = re.compile(rf"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://{_HOST}", re.ASCII)
@@ -73,6 +74,7 @@ class HttpSettings(Section):
         description="URL under which clients reach the API, without `/v1`, such as "
         "https://example.com/images; links in replies start with it. null: they start with the "
         "address that was called",
+        repr=False,  # errors do not show what was given: it may hold a password
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),
@@ -89,26 +91,25 @@ class HttpSettings(Section):
     @field_validator("public_url")
     @classmethod
     def _check_public_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        if _PUBLIC_URL.fullmatch(url) is None:
+        if url is not None and _PUBLIC_URL.fullmatch(url) is None:
             raise ValueError(
                 "must be http:// or https:// with a host, perhaps a port and a path, and nothing "
                 "after it, such as https://example.com/images"
             )
-        return url.rstrip("/")
+        # as in the base URLs of clients
+        return url and url.rstrip("/").removesuffix("/v1")
 
     @field_validator("trusted_proxies")
     @classmethod
     def _check_proxies(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         for one in given:
             try:
-                ip_network(one, strict=False)
+                network = ip_network(one, strict=False)
+                if isinstance(network, IPv6Network) and network.network_address.ipv4_mapped:
+                    raise ValueError
             except ValueError:
-                raise ValueError(
-                    f"{one!r} is no address and no network; give such as 10.1.2.3, 10.0.0.0/8 or "
-                    "fd00::/8"
-                ) from None
+                allowed = "give such as 10.1.2.3, 10.0.0.0/8 or fd00::/8"
+                raise ValueError(f"{one!r} is no address and no network; {allowed}") from None
         return given
 
     @field_validator("cors_origins")

@@ -46,6 +46,8 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
     """Return the known name that is probably meant; None where none is near."""
     by_lower = {one.lower(): one for one in known}
     lower = given[:_MAX_NAME_CHARS].lower()
+    if lower in by_lower:
+        return by_lower[lower]
     # "gpus" for "num_gpus"
     near = [one for one in by_lower if len(lower) > 3 and one.endswith(f"_{lower}")]
     near = near or difflib.get_close_matches(lower, by_lower, n=1, cutoff=_NEAR)

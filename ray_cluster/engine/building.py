@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
+from ray_cluster.engine.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
@@ -77,6 +79,8 @@ def build_runner(
 ) -> EngineRunner:
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
     limit = BatchLimit(pool.max_batch)
+    if uses_graphs(pool, model):
+        model = replace(model, executor=GraphedExecutor(model.executor))
     return EngineRunner(
         model,
         build_engine(
@@ -94,6 +98,12 @@ def build_runner(
         sink=sink,
         interval=interval,
     )
+
+
+def uses_graphs(pool: PoolConfig, model: LoadedModel) -> bool:
+    """Whether a pool's steps run from CUDA graphs; weights that move in and out cannot."""
+    is_on_device = model.executor.device.type == "cuda" and model.memory.verdict != "offload"
+    return pool.cuda_graphs == "auto" and is_on_device
 
 
 def _always(layout: BatchLayout, _num_sizes: int) -> BatchLayout:

@@ -51,6 +51,7 @@ class Checkpoints:
         sink: where the copies go.
         clock: monotonic seconds.
         interval: the policy.
+        handed_over: waits for what the step thread has queued; the sink reads in another thread.
 
     Attributes:
         num_steps: steps of a row between two exports of it; None while there are none. May be read
@@ -64,12 +65,14 @@ class Checkpoints:
         sink: StateSink,
         clock: Callable[[], float],
         interval: ExportInterval,
+        handed_over: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._live = live
         self._sink = sink
         self._clock = clock
         self._interval = interval
+        self._handed_over = handed_over
         self._steps_s: deque[float] = deque(maxlen=_WINDOW)
         self._num_rows: deque[int] = deque(maxlen=_WINDOW)
         self._copies_s: deque[float] = deque(maxlen=_WINDOW)
@@ -116,6 +119,7 @@ class Checkpoints:
         started_s = self._clock()
         try:
             copy = self._engine.copy_state(ticket.request.request_id)
+            self._handed_over()
         except MODEL_ERRORS as error:
             raise_if_broken(error)
             with bound(**fields_of(ticket.request)):

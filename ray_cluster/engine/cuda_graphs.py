@@ -2,11 +2,12 @@
 
 A model call launches thousands of small kernels; where they are short (small images, few rows) the
 host is slower than the device. A graph launches all of them at once. Whether that pays is measured
-by ``benchmarks/gpu``; until it is shown, nothing in the service uses it.
+by ``benchmarks/gpu``; a pool uses it with ``cuda_graphs: auto``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,9 +17,12 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.deltas import Delta, LayerDeltas
+from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.executor import Executor, PreparedT, Residuals, StepBatch
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.errors import ConfigError
+from ray_cluster.errors import MODEL_ERRORS, ConfigError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Replay = Callable[[], None]
@@ -35,10 +39,12 @@ class GraphedExecutor(Generic[PreparedT]):
     The first batch of a composition (and of prompts of these lengths) is run twice, once to let
     libraries and compilers prepare and once to capture it. Later ones are copied into the memory
     that the graph reads, prompts only where they are others than in the batch before. A graph
-    keeps the memory of its activations: the least recently used one is dropped for a new one.
+    keeps the memory of its activations, which all of them share: one runs at a time, and its result
+    is copied out. The least recently used one is dropped for a new one.
 
-    With residuals between the halves, or deltas, the call runs as without a graph. While one is
-    captured other threads may use the device, as the stages around the step thread do.
+    With residuals between the halves, deltas or reuse, the call runs as without a graph, and so do
+    compositions of which the capture has failed. While one is captured other threads may use the
+    device, as the stages around the step thread do.
 
     Args:
         executor: on a CUDA device, its weights there too (not offloaded).
@@ -63,13 +69,14 @@ class GraphedExecutor(Generic[PreparedT]):
             )
         self._executor = executor
         self._max_graphs = max_graphs
-        self._capture = capture or capture_graph
-        self._graphs: OrderedDict[Hashable, _Graph[PreparedT]] = OrderedDict()
+        self._capture = capture or GraphCapture()
+        # None where the capture failed
+        self._graphs: OrderedDict[Hashable, _Graph[PreparedT] | None] = OrderedDict()
 
     @property
     def num_graphs(self) -> int:
         """Graphs that are kept."""
-        return len(self._graphs)
+        return sum(graph is not None for graph in self._graphs.values())
 
     @property
     def device(self) -> torch.device:
@@ -80,6 +87,16 @@ class GraphedExecutor(Generic[PreparedT]):
     def num_levels(self) -> int:
         """Resolutions that the layout of a batch must have."""
         return self._executor.num_levels
+
+    @property
+    def num_outer(self) -> range:
+        """Numbers of outer blocks within which it can keep and reuse what it makes."""
+        return self._executor.num_outer
+
+    @property
+    def patch_multiple(self) -> int:
+        """What the side of a patch must be a multiple of."""
+        return self._executor.patch_multiple
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
@@ -102,17 +119,36 @@ class GraphedExecutor(Generic[PreparedT]):
         self, encoded: StepBatch[PreparedT], residuals: Residuals | None = None
     ) -> Tensor:
         """Return the prediction after guidance, ``[M, C]`` float32."""
-        if residuals is not None or any(encoded.deltas):
-            halfway = self._executor.encode_half(encoded)
-            return self._executor.decode_half(halfway, residuals)
-        key = _key(encoded)
+        if residuals is None and not any(encoded.deltas) and not any(encoded.reuse):
+            graph = self._graph(encoded)
+            if graph is not None:
+                return graph(encoded)
+        halfway = self._executor.encode_half(encoded)
+        return self._executor.decode_half(halfway, residuals)
+
+    def _graph(self, batch: StepBatch[PreparedT]) -> _Graph[PreparedT] | None:
+        """Return the graph of a batch's composition; None where it cannot be captured."""
+        key = _key(batch)
         if key not in self._graphs:
             # dropped first: there may be no memory for both
             while len(self._graphs) >= self._max_graphs:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = _Graph(self._executor, encoded, self._capture)
+            self._graphs[key] = self._captured(batch)
         self._graphs.move_to_end(key)
-        return self._graphs[key](encoded)
+        return self._graphs[key]
+
+    def _captured(self, batch: StepBatch[PreparedT]) -> _Graph[PreparedT] | None:
+        # with the caller's prompts: what an executor keeps of the latest ones, stacked, must not be
+        # there already when those that the graph reads are stacked in it. If this fails, so would
+        # the call without a graph
+        self._executor.decode_half(self._executor.encode_half(batch))
+        try:
+            return _Graph(self._executor, batch, self._capture)
+        except MODEL_ERRORS as error:
+            raise_if_broken(error)
+            sizes = [(one.width, one.height, one.num_images) for one in batch.layout.composition]
+            logger.warning("no CUDA graph of %s, it runs without: %s", sizes, error)
+            return None
 
     def clear(self) -> None:
         """Drop all graphs and what they keep."""
@@ -134,9 +170,6 @@ class _Graph(Generic[PreparedT]):
         )
         self._prepared = batch.prepared
         self._kept: Any = None
-        # with the caller's prompts: what an executor keeps of the latest ones, stacked, must not be
-        # there already when those that the graph reads are stacked in it
-        executor.decode_half(executor.encode_half(batch))
 
         def run() -> Tensor:
             # tables made before the capture are in the graph as addresses: they must stay
@@ -172,14 +205,23 @@ class _Captured:
             self.graph.replay()
 
 
-def capture_graph(run: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
-    """Capture a function on the current CUDA device, which has run once before."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    graph = torch.cuda.CUDAGraph()
-    # other threads decode and encode meanwhile: what they do is not this graph's
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = run()
-    return output, _Captured(graph, device)
+class GraphCapture:
+    """Captures functions on the current CUDA device, each of which has run once before."""
+
+    def __init__(self) -> None:
+        # of all graphs of an executor
+        self._pool: Any = None
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
+        """Run a function and return where its result is, and what does the same again."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # other threads decode and encode meanwhile: what they do is not this graph's
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = run()
+        return output, _Captured(graph, device)
 
 
 def _key(batch: StepBatch[Any]) -> Hashable:

@@ -13,6 +13,7 @@ from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.step_engine import PreviewLatents
+from ray_cluster.engine.streams import StageStream
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.requests import Timing
@@ -44,6 +45,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
         on_decoded: gets finished images; their tickets are not live any more.
         on_previewed: gets previews.
         on_error: called with a ticket whose own image could not be decoded.
+        stream: in which :meth:`run` is called.
     """
 
     def __init__(
@@ -56,10 +58,17 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
         on_error: Callable[[Ticket, Exception], None],
         max_batch: BatchLimit,
         clock: Callable[[], float],
+        stream: StageStream,
     ) -> None:
+        def decode(items: Sequence[_Latents]) -> list[Pixels]:
+            latents = [item.latents for item in items]
+            stream.adopt(latents)
+            # its pixels are on the host: it has waited for the device
+            return decoder.decode(latents)
+
         super().__init__(
             is_wanted=self._is_live,
-            work=lambda items: decoder.decode([item.latents for item in items]),
+            work=decode,
             group_of=lambda item: (item.ticket.request.width_px, item.ticket.request.height_px),
             on_done=self._hand_on,
             on_error=self._drop,

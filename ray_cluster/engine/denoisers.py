@@ -33,6 +33,11 @@ def is_unet(config: Mapping[str, Any]) -> bool:
     return bool(config["_class_name"] == _UNET)
 
 
+def is_flux(config: Mapping[str, Any]) -> bool:
+    """Whether a component's configuration is that of FLUX's transformer."""
+    return bool(config["_class_name"] == _FLUX)
+
+
 def check_denoiser(config: Mapping[str, Any], pipeline: str) -> None:
     """Refuse by name what no executor covers, or its pipeline gives it no input for.
 
@@ -67,7 +72,7 @@ def guidance_kind(config: Mapping[str, Any]) -> GuidanceKind:
     """Return what a guidance scale does in a model."""
     if is_unet(config):
         return "rows" if config.get("time_cond_proj_dim") is None else "embedded"
-    if config["_class_name"] != _FLUX:
+    if not is_flux(config):
         return "rows"
     return "embedded" if config.get("guidance_embeds", False) else "none"
 
@@ -78,4 +83,4 @@ def flow_model(folder: Path) -> FlowModel | None:
     if is_unet(config):
         return None
     token_px = vae_scale_factor(component_config(folder, "vae")) * patch_size(config)
-    return FlowModel(token_px=token_px, spaces_sigmas=config["_class_name"] == _FLUX)
+    return FlowModel(token_px=token_px, spaces_sigmas=is_flux(config))

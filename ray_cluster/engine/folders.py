@@ -97,8 +97,12 @@ def component_names(folder: Path) -> list[str]:
 def component_config(folder: Path, component: str) -> dict[str, Any]:
     """Return the configuration of a component; the scheduler's file has a name of its own.
 
+    Which class it is of, ``model_index.json`` says, as diffusers has it.
+
     Raises:
         ConfigError: the folder is incomplete.
     """
     name = "scheduler_config.json" if component == "scheduler" else "config.json"
-    return read_object(folder / component / name)
+    config = read_object(folder / component / name)
+    named = [one.class_name for one in components(folder) if one.name == component]
+    return config | {"_class_name": named[0]} if named else config

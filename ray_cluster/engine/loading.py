@@ -20,6 +20,8 @@ from ray_cluster.engine.denoisers import (
     denoiser_name,
     flow_model,
     guidance_kind,
+    is_flux,
+    is_unet,
 )
 from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import (
@@ -39,7 +41,7 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.weights import DTYPE_BY_NAME, vae_dtype
 from ray_cluster.engine.whole_models import check_models, load_models
-from ray_cluster.errors import ConfigError, MemoryRefused, ModelUnsupported
+from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes
@@ -58,6 +60,8 @@ FAMILY_BY_PIPELINE = {
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
 }
+# of FLUX's patches of 2 x 2 latent pixels, which are channels of its transformer
+_FLUX_PATCH_PIXELS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,13 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
     family = _family(folder)
     model = component_config(folder, denoiser_name(folder))
     check_denoiser(model, pipeline_name(folder))
+    check_models(folder)
+    _check_fit(folder, model)
     scheduler = component_config(folder, "scheduler")
     tables = SamplerTables(scheduler, flow_model(folder))
     sampling = folder_sampling(pool.model, pipeline_name(folder), scheduler, guidance_kind(model))
     profile = _profile(pool, folder, family, tables, sampling)
-    check_models(folder)
+    _check_schedule(folder, tables, profile)
     return InspectedModel(folder, tables, profile, sampling)
 
 
@@ -211,6 +217,40 @@ def start_states(
     return states
 
 
+def _check_fit(folder: Path, model: dict[str, Any]) -> None:
+    """Refuse components that are whole, but of different models."""
+    vae = component_config(folder, "vae")
+    channels = vae["latent_channels"] * (_FLUX_PATCH_PIXELS if is_flux(model) else 1)
+    if model["in_channels"] != channels:
+        raise ConfigError(
+            f"{folder}: {denoiser_name(folder)} takes latents of {model['in_channels']} channels, "
+            f"and vae makes {channels}; they are of different models"
+        )
+    wanted = model.get("encoder_hid_dim") or model.get("cross_attention_dim")
+    if not is_unet(model) or not isinstance(wanted, int):
+        return
+    encoders = [name for name in component_names(folder) if name.startswith("text_encoder")]
+    widths = [component_config(folder, name).get("hidden_size", 0) for name in encoders]
+    if sum(widths) != wanted:
+        raise ConfigError(
+            f"{folder}: unet takes prompts of width {wanted}, and {' and '.join(encoders)} make "
+            f"{sum(widths)}; they are of different models"
+        )
+
+
+def _check_schedule(folder: Path, tables: SamplerTables, profile: ModelProfile) -> None:
+    """Refuse a scheduler's configuration of which the usual schedule cannot be made."""
+    sampler = profile.default_sampler
+    steps = min(profile.default_num_steps, profile.max_steps_by_sampler[sampler])
+    try:
+        tables.table(sampler, steps, (profile.default_width_px, profile.default_height_px))
+    except REQUEST_ERRORS as error:
+        raise ConfigError(
+            f"{folder / 'scheduler' / 'scheduler_config.json'} makes no schedule of {sampler} with "
+            f"{steps} steps ({error}); mend it, or give other defaults"
+        ) from error
+
+
 def _family(folder: Path) -> str:
     name = pipeline_name(folder)
     if name not in FAMILY_BY_PIPELINE:
@@ -225,6 +265,9 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
     extra: dict[str, Any] = dict.fromkeys(set(UNUSED) & read_object(folder / INDEX).keys())
     if pipeline_name(folder) == "StableDiffusion3Pipeline":
         extra |= dict.fromkeys(set(T5_OF_SD3) - set(component_names(folder)))
+    if pipeline_name(folder) == "StableDiffusionXLPipeline":
+        # of a package that need not be there; it marks images as diffusers' own
+        extra["add_watermarker"] = False
     try:
         pipeline = DiffusionPipeline.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **extra, **load_models(folder, dtype)

@@ -7,9 +7,11 @@ for any architecture that the executor covers.
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ _TOKENS = 77
 _TRANSFORMER_TOKENS = {"SD3Transformer2DModel": _TOKENS + 256, "FluxTransformer2DModel": 512}
 # of what is free; the rest is for the allocator's slack and the other processes
 _USABLE_SHARE = 0.85
+_KEPT_COUNTS = 256
 
 
 class PeakBytes(TorchDispatchMode):
@@ -96,6 +99,13 @@ def step_bytes(
     dtype: torch.dtype = torch.float32,
 ) -> int:
     """Return the peak bytes of one step on a CPU with ``rows`` model rows of a latent size."""
+    return _step_bytes(json.dumps(config, sort_keys=True), latent_hw, rows, dtype)
+
+
+# seconds of work that pools of the same model, and a check before a load, share
+@lru_cache(maxsize=_KEPT_COUNTS)
+def _step_bytes(config_json: str, latent_hw: tuple[int, int], rows: int, dtype: torch.dtype) -> int:
+    config = json.loads(config_json)
     with _fake() as peak:
         with _making(dtype):
             model = model_class(config).from_config(config)
@@ -119,6 +129,12 @@ def decode_bytes(
     config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
 ) -> int:
     """Return the peak bytes of decoding one image of a latent size in float32."""
+    return _decode_bytes(json.dumps(config, sort_keys=True), latent_hw, device)
+
+
+@lru_cache(maxsize=_KEPT_COUNTS)
+def _decode_bytes(config_json: str, latent_hw: tuple[int, int], device: torch.device) -> int:
+    config = json.loads(config_json)
     with _fake() as peak:
         vae = getattr(diffusers, config["_class_name"]).from_config(config)
         in_decoders_format(vae, device)

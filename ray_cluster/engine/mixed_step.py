@@ -214,7 +214,7 @@ class _Call:
         deltas = tuple(row.deltas for row in self.rows)
         self.batch: StepBatch[Any] = StepBatch(
             layout=layout,
-            latents=self.latents * input_scale[self.owner],
+            latents=self.latents * input_scale.index_select(0, self.owner),
             timesteps=timesteps[:, 0],
             prepared=tuple(start.row.prepared for start in starts),
             guidance_scales=scales[:, 0],

@@ -42,9 +42,10 @@ def guide(output: Tensor, batch: StepBatch[Any]) -> Tensor:
     layout = batch.layout
     if layout.num_guided == 0:
         return output
-    conditional = output[layout.conditional_tokens(output.device)]
-    unconditional = output[layout.unconditional_tokens(output.device)]
-    scales = batch.guidance_scales[layout.request_of_token(output.device), None]
+    conditional = output.index_select(0, layout.conditional_tokens(output.device))
+    unconditional = output.index_select(0, layout.unconditional_tokens(output.device))
+    owner = layout.request_of_token(output.device)
+    scales = batch.guidance_scales.index_select(0, owner)[:, None]
     return torch.addcmul(unconditional, scales, conditional - unconditional)
 
 

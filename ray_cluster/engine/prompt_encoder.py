@@ -163,9 +163,9 @@ def _token_limits(pipeline: Any) -> list[tuple[Any, int]]:
     readers = []
     for name in ("tokenizer", "tokenizer_2", "tokenizer_3"):
         tokenizer = getattr(pipeline, name, None)
-        if tokenizer is None:
+        encoder = getattr(pipeline, name.replace("tokenizer", "text_encoder"), None)
+        if tokenizer is None or encoder is None:
             continue
-        encoder = getattr(pipeline, name.replace("tokenizer", "text_encoder"))
         positions = getattr(encoder.config, "max_position_embeddings", None)
         reader = PromptReader(name, type(encoder).__name__, tokenizer.model_max_length, positions)
         readers.append(reader)

@@ -64,12 +64,12 @@ def clip_length(given: float | None, positions: int | None) -> int:
 
 
 def prompt_readers(folder: Path) -> list[PromptReader]:
-    """Return the tokenizers of a folder with their text encoders."""
-    index = read_object(folder / INDEX)
+    """Return the tokenizers of a folder with their text encoders; those without one do nothing."""
+    index, names = read_object(folder / INDEX), component_names(folder)
     readers = []
-    for name in component_names(folder):
-        if name.startswith("tokenizer"):
-            encoder = name.replace("tokenizer", "text_encoder")
+    for name in names:
+        encoder = name.replace("tokenizer", "text_encoder")
+        if name.startswith("tokenizer") and encoder in names:
             given = read_object(folder / name / "tokenizer_config.json").get("model_max_length")
             positions = component_config(folder, encoder).get("max_position_embeddings")
             readers.append(PromptReader(name, index[encoder][1], given, positions))

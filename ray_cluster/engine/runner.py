@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -21,6 +21,7 @@ from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepp
 from ray_cluster.engine.loading import LoadedModel, start_states
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
+from ray_cluster.engine.streams import StageStream, finish_copies
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.policies.checkpointing import steps_between_exports
@@ -68,15 +69,18 @@ class EngineRunner:
         self._num_threads = num_threads
         self._limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
         self._live = LiveTickets()
+        encoding, decoding = (StageStream(self.device, is_urgent=False) for _ in range(2))
+        self._stepping = StageStream(self.device, is_urgent=True)
         self._checkpoints: Checkpoints | None = None
         if sink is not None:
-            self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval)
+            handed_over = self._stepping.synchronize
+            self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval, handed_over)
         self._commands = _Commands()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
         self._encode = BatchStage[Ticket, RequestState](
             is_wanted=self._live.__contains__,
-            work=lambda tickets: start_states(model, [t.request for t in tickets], now_s=clock()),
+            work=lambda tickets: self._encoded(tickets, encoding),
             group_of=lambda _ticket: None,
             on_done=self._enter_engine,
             on_error=lambda ticket, error: self._break(ticket, error, "encode"),
@@ -91,13 +95,14 @@ class EngineRunner:
             on_error=lambda ticket, error: self._break(ticket, error, "decode"),
             max_batch=self._limit,
             clock=clock,
+            stream=decoding,
         )
         self._threads = [
-            threading.Thread(target=self._run, args=(loop,), name=name, daemon=True)
-            for name, loop in (
-                ("encode", self._encode.run),
-                ("denoise", self._step_loop),
-                ("decode", self._decode.run),
+            threading.Thread(target=self._run, args=(loop, stream), name=name, daemon=True)
+            for name, loop, stream in (
+                ("encode", self._encode.run, encoding),
+                ("denoise", self._step_loop, self._stepping),
+                ("decode", self._decode.run, decoding),
             )
         ]
 
@@ -182,6 +187,7 @@ class EngineRunner:
         if state is None:
             self._encode.put(ticket)
         else:
+            finish_copies(self.device)
             self._enter_engine(ticket, state)
 
     def abort(self, request_id: str) -> bool:
@@ -232,15 +238,22 @@ class EngineRunner:
     def _is_denoised(self, ticket: Ticket) -> bool:
         return ticket.state is not None and self._engine.is_done(ticket.state)
 
-    def _run(self, loop: Callable[[], None]) -> None:
-        # both settings are per thread
+    def _run(self, loop: Callable[[], None], stream: StageStream) -> None:
+        # all three settings are per thread
         torch.set_num_threads(self._num_threads)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), stream.running():
                 loop()
         except Exception as error:
             self._on_event(Died(threading.current_thread().name, error))
             raise
+
+    def _encoded(self, tickets: Sequence[Ticket], stream: StageStream) -> list[RequestState]:
+        """Encode prompts, and wait for them: the next stage reads them in a stream of its own."""
+        requests = [ticket.request for ticket in tickets]
+        states = start_states(self._model, requests, now_s=self._clock())
+        stream.synchronize()
+        return states
 
     def _break(self, ticket: Ticket, error: Exception, stage: Stage) -> None:
         if not isinstance(error, RequestFailed | InvalidRequest):
@@ -262,6 +275,7 @@ class EngineRunner:
 
         def join() -> None:
             if ticket in self._live:
+                self._stepping.adopt(state.tensors())
                 self._engine.add(state)
 
         self._commands.put(join)

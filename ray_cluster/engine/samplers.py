@@ -153,10 +153,15 @@ class SamplerTables:
                 f"sampler {sampler!r} cannot take {num_steps} steps; allowed: 1 to {allowed}",
                 param="num_inference_steps",
             )
-        if self._flow is not None:
-            table = flow_match_euler(self._config, num_steps, self._flow, num_tokens)
-        else:
-            table = _BUILDERS[sampler](self._config, num_steps)
+        try:
+            table = self._scheduled(sampler, num_steps, num_tokens)
+        except IndexError as error:
+            # a large steps_offset leads beyond the last timestep that the model was trained for
+            raise InvalidRequest(
+                f"sampler {sampler!r} cannot take {num_steps} steps with this model's "
+                f"scheduler_config.json ({error}); choose fewer",
+                param="num_inference_steps",
+            ) from error
         if table.num_calls != num_steps + (sampler == "pndm" and num_steps > 1):
             raise InvalidRequest(
                 f"sampler {sampler!r} would take {table.num_calls} steps instead of {num_steps} "
@@ -164,3 +169,10 @@ class SamplerTables:
                 param="num_inference_steps",
             )
         return table
+
+    def _scheduled(
+        self, sampler: SamplerName, num_steps: int, num_tokens: int | None
+    ) -> SamplerTable:
+        if self._flow is not None:
+            return flow_match_euler(self._config, num_steps, self._flow, num_tokens)
+        return _BUILDERS[sampler](self._config, num_steps)

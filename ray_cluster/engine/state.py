@@ -154,6 +154,13 @@ class RequestState:
             reuse=None if request.reuse is None else request.reuse.schedule,
         )
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all of its tensors."""
+        full_step = None if self.full_step is None else self.full_step.latents
+        own = (self.latents, self.denoised, self.outputs, full_step)
+        kept = tuple(tensor for tensor in own if tensor is not None)
+        return (*kept, *self.conditioning.tensors().values())
+
     def copy(self) -> RequestState:
         """Return a state that stays as it is while this one takes steps.
 

@@ -9,15 +9,18 @@ the same end, and is not exact; see ``docs/engine.md``.)
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-_KEPT_LAYOUTS = 512
+MOST_LAYOUT_BYTES = 64 << 20
+"""Of the tables of all layouts that are kept; 8 images of 1024 x 1024 pixels have 1.5 MiB."""
+_TABLE_BYTES = torch.int32.itemsize
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,7 +143,10 @@ class TokenLayout:
         return len(self.request_tokens)
 
     def request_of_token(self, device: torch.device) -> Tensor:
-        """Return for every pixel of the requests' latents which request it belongs to, ``[M]``."""
+        """Return for every pixel of the requests' latents which request it belongs to, ``[M]``.
+
+        This and the others are int32.
+        """
         return self._table("request_of_token", device)
 
     def request_of_row(self, device: torch.device) -> Tensor:
@@ -158,20 +164,28 @@ class TokenLayout:
     def _table(self, name: str, device: torch.device) -> Tensor:
         key = (name, device)
         if key not in self._tables:
-            self._tables[key] = torch.tensor(self._indices(name), device=device)
+            self._tables[key] = self._indices(name).to(device)
         return self._tables[key]
 
-    def _indices(self, name: str) -> list[int]:
+    def _indices(self, name: str) -> Tensor:
         if name == "request_of_row":
-            return list(self.row_request)
+            return torch.tensor(self.row_request, dtype=torch.int32)
+        counts = torch.tensor(self.request_tokens)
         if name == "request_of_token":
-            counts = enumerate(self.request_tokens)
-            return [request for request, count in counts for _ in range(count)]
+            requests = torch.arange(self.num_requests, dtype=torch.int32)
+            return requests.repeat_interleave(counts)
         starts = self._first_tokens(is_conditional=True)
         if name == "unconditional":
             starts |= self._first_tokens(is_conditional=False)
-        counts = enumerate(self.request_tokens)
-        return [starts[request] + pixel for request, count in counts for pixel in range(count)]
+        firsts = accumulate(self.request_tokens[:-1], initial=0)
+        shifts = [starts[request] - first for request, first in enumerate(firsts)]
+        pixels = torch.arange(sum(self.request_tokens), dtype=torch.int32)
+        return pixels + torch.tensor(shifts, dtype=torch.int32).repeat_interleave(counts)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables of one device, once all have been asked for."""
+        return _TABLE_BYTES * (3 * sum(self.request_tokens) + len(self.row_request))
 
     def _first_tokens(self, *, is_conditional: bool) -> dict[int, int]:
         """Return where each request's model row of one kind begins in the matrix."""
@@ -201,13 +215,44 @@ def _rank(size: tuple[int, int, bool]) -> tuple[int, int, bool]:
     return (height * width, height, not is_guided)
 
 
-@lru_cache(maxsize=_KEPT_LAYOUTS)
+class KeptLayouts:
+    """The layouts of the latest compositions, whose tables stay within a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._layouts: OrderedDict[tuple[Composition, int], TokenLayout] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, composition: Composition, num_levels: int) -> TokenLayout:
+        """Return a layout, built unless it is kept; from any thread."""
+        key = (composition, num_levels)
+        with self._lock:
+            if (kept := self._layouts.get(key)) is not None:
+                self._layouts.move_to_end(key)
+                return kept
+            layout = _build(composition, num_levels)
+            self._layouts[key] = layout
+            self._num_bytes += layout.table_bytes
+            while self._num_bytes > self._most_bytes and len(self._layouts) > 1:
+                _, oldest = self._layouts.popitem(last=False)
+                self._num_bytes -= oldest.table_bytes
+            return layout
+
+
+_kept_layouts = KeptLayouts(MOST_LAYOUT_BYTES)
+
+
 def layout_of(composition: Composition, num_levels: int) -> TokenLayout:
-    """Return the layout of a composition; built once and kept.
+    """Return the layout of a composition; the latest are kept.
 
     Args:
         num_levels: resolutions that the model works at, each half of the former, rounded up.
     """
+    return _kept_layouts.of(composition, num_levels)
+
+
+def _build(composition: Composition, num_levels: int) -> TokenLayout:
     request_tokens: list[int] = []
     row_request: list[int] = []
     is_conditional: list[bool] = []

@@ -20,7 +20,7 @@ from accelerate import init_empty_weights
 from torch import Tensor
 
 from ray_cluster.engine.folders import pipeline_name
-from ray_cluster.errors import MODEL_ERRORS, ConfigError, ModelUnsupported
+from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.json_files import INCOMPLETE, read_object
 from ray_cluster.models.weight_files import (
     INDEX,
@@ -63,6 +63,10 @@ def check_models(folder: Path) -> None:
     needed = {name for name, one in parameters.items() if one.default is one.empty}
     if lacking := needed - {one.name for one in found} - {"self", *UNUSED, *T5_OF_SD3}:
         raise ConfigError(f"{folder / INDEX} names no {', '.join(sorted(lacking))}: {INCOMPLETE}")
+    names = {one.name for one in found}
+    for encoder in sorted(one for one in names if one.startswith("text_encoder")):
+        if (tokenizer := encoder.replace("text_encoder", "tokenizer")) not in names:
+            raise ConfigError(f"{folder / INDEX} has {encoder}, but no {tokenizer}: {INCOMPLETE}")
     for component in found:
         if component.has_weights:
             _check_weights(folder, component)
@@ -120,7 +124,8 @@ def _check_weights(folder: Path, component: Component) -> None:
             unmatched = _unmatched(kind, config, files, stored)
         else:
             unmatched = _unmatched_of_transformers(kind, folder / component.name, stored)
-    except MODEL_ERRORS as error:
+    # the libraries have classes of their own for a configuration's wrong values
+    except Exception as error:
         raise ConfigError(
             f"{folder / component.name / 'config.json'} does not suit a {component.class_name} "
             f"({_first_line(error)}); download it again"

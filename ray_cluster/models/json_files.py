@@ -27,7 +27,8 @@ def read_object(path: Path) -> dict[str, Any]:
         raise unreadable(path, error) from error
     check_head(path, data[:HEAD_BYTES])
     try:
-        content = json.loads(data)
+        # not by its first bytes, as json would: the libraries take UTF-8 alone
+        content = json.loads(data.decode("utf-8"))
     # deep nesting is no ValueError
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}); download it again") from error

@@ -79,11 +79,12 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
         )
         sizes = model_sizes(pool, model, vae)
         predicts = scheduler.get("prediction_type", "epsilon")
+        outer = num_outer_blocks(model)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
-    check_schedules(pool, num_outer_blocks(model))
+    check_schedules(pool, outer)
     return LocalModel(sizes, samplers)
 
 

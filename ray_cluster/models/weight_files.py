@@ -119,6 +119,8 @@ def check_files(folder: Path) -> None:
         if not place.is_dir():
             raise ConfigError(f"{folder} has no folder {component.name}: {INCOMPLETE}")
         if component.name.startswith("tokenizer"):
+            # the one that is read here too; the others are their library's
+            read_object(place / "tokenizer_config.json")
             for path in sorted(place.iterdir()):
                 if path.suffix in {".json", ".txt", ".model"}:
                     head_of(path)

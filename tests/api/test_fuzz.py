@@ -62,13 +62,13 @@ def check(content: bytes) -> None:
         assert fake.offered == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ANY_JSON | BODIES | PROMPTED)
 def test_any_json_body_gives_an_image_or_a_clear_refusal(body: Any) -> None:
     check(json.dumps(body).encode())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_give_a_clear_refusal(content: bytes) -> None:
     check(content)

@@ -209,6 +209,7 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("a", 5, "There are prompt, model"),
         ("deadline", 5, "There are prompt, model"),
         ("sedd", 5, "Did you mean 'seed'?"),
+        ("PROMPT", "a", "Did you mean 'prompt'?"),
         ("Prompts", 5, "Did you mean 'prompt'?"),
         ("negativePrompt", 5, "Did you mean 'negative_prompt'?"),
         ("cfg_scale", 5, "Did you mean 'guidance_scale'?"),

@@ -68,7 +68,7 @@ def test_a_slow_body_on_a_socket_is_answered_and_its_connection_closed(
 ) -> None:
     host, port = serve(app_with(fake, config, max_body_s=0.3)).removeprefix("http://").split(":")
     head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt"'.encode())
         reply = b""
         while part := connection.recv(65536):

@@ -24,7 +24,7 @@ ACCEPTED = Offer(True)
 
 @pytest.fixture
 def client(app: FastAPI, serve: Serve) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{serve(app)}/v1", api_key="any", timeout=20)
+    return openai.OpenAI(base_url=f"{serve(app)}/v1", api_key="any", timeout=60)
 
 
 def test_an_image_comes_back(client: openai.OpenAI, fake: FakeDispatcherClient) -> None:

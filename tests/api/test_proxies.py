@@ -198,6 +198,9 @@ async def test_clients_are_told_apart_behind_a_proxy(
         ("public_url", "example.com", "must be http:// or https://"),
         ("public_url", "https://example.com/?a=b", "must be http:// or https://"),
         ("public_url", "https://user@example.com", "must be http:// or https://"),
+        ("public_url", "https://example.com:0", "must be http:// or https://"),
+        ("public_url", "https://example.com:65536", "must be http:// or https://"),
+        ("trusted_proxies", ("::ffff:10.0.0.1",), "is no address and no network"),
         ("trusted_proxies", ("nginx",), "'nginx' is no address and no network"),
         ("trusted_proxies", ("10.0.0.0/33",), "is no address and no network"),
     ],
@@ -205,3 +208,7 @@ async def test_clients_are_told_apart_behind_a_proxy(
 def test_what_cannot_be_right_is_refused(key: str, value: Any, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         HttpConfig(**{key: value})
+
+
+def test_an_address_of_the_api_is_cut_to_what_links_start_with() -> None:
+    assert HttpConfig(public_url="https://example.com/a/v1/").public_url == "https://example.com/a"

@@ -49,7 +49,7 @@ async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncI
 
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", timeout=20) as one:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", timeout=60) as one:
         yield one
 
 

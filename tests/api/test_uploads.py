@@ -71,7 +71,7 @@ async def refused(caller: httpx.AsyncClient, parts: Parts, param: str | None, **
 
 
 def test_the_official_clients_edits_are_stored(uploads: UploadApp, serve: Serve) -> None:
-    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1", api_key="any", timeout=20)
+    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1", api_key="any", timeout=60)
     reply: Any = client.images.edit(
         image=[PNG, JPEG, WEBP],
         mask=PNG,
@@ -93,7 +93,7 @@ def test_the_official_clients_edits_are_stored(uploads: UploadApp, serve: Serve)
 
 
 def test_lists_of_objects_in_a_form_are_refused_by_name(uploads: UploadApp, serve: Serve) -> None:
-    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1", api_key="any", timeout=20)
+    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1", api_key="any", timeout=60)
     loras = [{"name": "x", "scale": 0.5}, {"name": "y", "scale": 1}]
     with pytest.raises(openai.BadRequestError, match="'loras' as one text of JSON") as caught:
         client.images.edit(image=PNG, prompt="a", extra_body={"loras": loras})
@@ -140,7 +140,7 @@ def test_a_refusal_is_read_though_much_is_still_to_be_sent(
     address = urlparse(serve(UploadApp(config, tmp_path, max_upload_bytes=40 << 20).app))
     # more than sockets buffer
     for data, status in ((PNG + bytes(20 << 20), 413), (b"GIF89a" + bytes(20 << 20), 400)):
-        with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+        with socket.create_connection((address.hostname, address.port), timeout=60) as client:
             client.sendall(raw_form(data))
             assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
 
@@ -164,7 +164,7 @@ def test_a_client_that_goes_away_inside_an_image_leaves_nothing(
     uploads: UploadApp, serve: Serve
 ) -> None:
     address = urlparse(serve(uploads.app))
-    with socket.create_connection((address.hostname, address.port), timeout=5) as client:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as client:
         client.sendall(raw_form(PNG)[:-5000])
         time.sleep(0.2)
         assert not [name for name in uploads.names if not name.endswith(".part")]

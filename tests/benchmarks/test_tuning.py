@@ -81,7 +81,7 @@ def test_new_choices_replace_old_ones_in_the_order_of_all_searches() -> None:
 
 
 def test_candidates_are_the_degrees_in_time_and_one_less() -> None:
-    experiment = sp_experiment(num_arrivals=40)
+    experiment = sp_experiment(num_arrivals=20)
     tight = SpCondition("uniform", 12.0, 1.0)
     names = family_names(experiment, tight, "best_static")
     assert len(names) == 96 * 3

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +31,7 @@ from tests.jobs.cell import JobsCell, Replica, until
 T = TypeVar("T")
 
 KEYS = ["secret", "other"]
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Served:
@@ -111,7 +114,7 @@ class Served:
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {KEYS[0]}"}
-        reply = httpx.request(method, self.url + path, headers=headers, timeout=10, **options)
+        reply = httpx.request(method, self.url + path, headers=headers, timeout=60, **options)
         assert reply.is_success, reply.text
         return reply
 
@@ -207,3 +210,22 @@ class Served:
         if self.replica.steps_done in steps:
             index = steps.index(self.replica.steps_done)
             await self.replica.show(lease, index, f"preview {index}".encode())
+
+
+@contextlib.contextmanager
+def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a command in a process of its own; it is over after the block, whatever happens."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # as a shell starts what runs in its background; a command started so would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(
+        [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from ray_cluster.config.loading import load_config
 from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import OutputSpec
 from tests.cli.conftest import Cli
-from tests.cli.served import PATIENCE_S, Served
+from tests.cli.served import PATIENCE_S, Served, subprocess_of
 from tests.fakes import image_request
 
 
@@ -283,17 +281,21 @@ def first_job(served: Served) -> str:
     return str(jobs[0]["id"])
 
 
-@contextmanager
-def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in a process of its own; it is over after the block, whatever happens."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise
+def test_links_with_a_path_of_a_proxy_in_front_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service may be called at its own address, or at the proxy's."""
+    asked = []
+
+    def call(self: RemoteService, method: str, path: str, **options: Any) -> Any:
+        asked.append(self.base + path)
+        return SimpleNamespace(content=b"png")
+
+    monkeypatch.setattr(RemoteService, "_call", call)
+    for url in ("http://127.0.0.1:8000", "https://example.com/images"):
+        data = RemoteService(url, None).file("https://example.com/images/v1/files/img-1.png")
+        assert data == b"png"
+    assert asked == [
+        "http://127.0.0.1:8000/v1/files/img-1.png",
+        "https://example.com/images/v1/files/img-1.png",
+    ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.served import PATIENCE_S, Served
+from tests.cli.served import PATIENCE_S, Served, subprocess_of
 
 UNKNOWN = "job-" + "0" * 32
 # one call of each command that asks for a job
@@ -274,12 +272,7 @@ def test_jobs_are_those_of_the_own_key(
 def test_ctrl_c_ends_the_watch_and_not_the_job(served: Served) -> None:
     served.is_working = False
     job_id = served.create()
-    with subprocess.Popen(
-        [sys.executable, "-m", "ray_cluster.cli", "jobs", "watch", job_id, *here(served)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with subprocess_of("jobs", "watch", job_id, *here(served)) as process:
         assert process.stdout is not None
         assert "queued" in process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -90,7 +90,7 @@ CASCADE = {
     "kind": "cascade",
     "name": "small",
     "high_per_s": 8,
-    "duration_s": 30,
+    "duration_s": 20,
     "num_seeds": 1,
 }
 

@@ -310,3 +310,15 @@ def test_plans_in_the_background_refuse_a_pool_and_plan_the_others(tiny_model: P
     assert "nosuch" in str(found.refused["bad"])
     assert list(found.planned) == ["good"]
     assert found.planned["good"].memory_words.startswith("fits")
+
+
+def test_whatever_keeps_plans_from_being_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the service would wait for them for ever."""
+
+    def fails(pool: PoolConfig) -> None:
+        raise EOFError(pool.name)
+
+    monkeypatch.setattr("ray_cluster.cli.plans.plan_pool", fails)
+    plans = PlansInBackground([PoolConfig(name="bad", model="shapes-sd")])
+    with pytest.raises(EOFError, match="bad"):
+        plans.result()

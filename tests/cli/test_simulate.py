@@ -227,8 +227,8 @@ def test_workers_end_with_the_command_however_it_ends(experiment: Path, tmp_path
         try:
             workers = wait_for_workers(process.pid)
             process.terminate()
-            process.wait(timeout=20)
-            _, alive = psutil.wait_procs(workers, timeout=10)
+            process.wait(timeout=60)
+            _, alive = psutil.wait_procs(workers, timeout=60)
             assert alive == []
         finally:
             process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -25,6 +26,8 @@ API_KEY = "key-of-the-tests"
 REPLICA_PROCESS = "ray::ServeReplica:shapes-sd:BaseModel"
 # a word that the reference model does not know
 POISONED_WORD = "zebra"
+# at which Ray's processes hand on their metrics; ten seconds unless told otherwise
+RAY_METRICS_S = 2.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -136,7 +139,12 @@ class Service:
         command = [str(Path(sys.executable).with_name("ray-cluster")), "serve", str(self._config)]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ
+                | {"RAY_metrics_report_interval_ms": str(round(1000 * RAY_METRICS_S))},
             )
         deadline_s = time.monotonic() + timeout_s
         while not self.is_ready():

@@ -123,7 +123,7 @@ def is_admitted(service: Service, key: str, status: int = 200) -> Callable[[], b
 
     def ask() -> int:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.get(f"{service.url}/v1/models", headers=headers, timeout=30).status_code
+        return httpx.get(f"{service.url}/v1/models", headers=headers, timeout=60).status_code
 
     return lambda: all(ask() == status for _ in range(8))
 

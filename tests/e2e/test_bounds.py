@@ -17,17 +17,6 @@ def connect(service: Service) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=60)
 
 
-def test_a_body_that_does_not_arrive_is_a_408(service: Service) -> None:
-    head = (
-        f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
-        "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-    )
-    with connect(service) as connection:
-        connection.sendall(head.encode() + b'{"prompt"')
-        reply = connection.recv(65536)
-    assert reply.startswith(b"HTTP/1.1 408")
-
-
 def test_a_large_head_is_a_431(service: Service) -> None:
     with connect(service) as connection:
         head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Much: " + b"x" * 40_000
@@ -36,12 +25,21 @@ def test_a_large_head_is_a_431(service: Service) -> None:
     assert reply.startswith(b"HTTP/1.1 431")
 
 
-def test_an_idle_connection_is_closed(service: Service) -> None:
-    with connect(service) as connection:
+def test_a_body_that_does_not_arrive_is_a_408_and_an_idle_connection_is_closed(
+    service: Service,
+) -> None:
+    """Both are waited for at once."""
+    head = (
+        f"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    )
+    with connect(service) as unfinished, connect(service) as connection:
+        unfinished.sendall(head.encode() + b'{"prompt"')
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         answered_s = time.monotonic()
         while connection.recv(65536):
             pass
-    # not at once: only after `keep_alive_s`
-    assert time.monotonic() - answered_s > 4
+        # not at once: only after `keep_alive_s`
+        assert time.monotonic() - answered_s > 4
+        assert unfinished.recv(65536).startswith(b"HTTP/1.1 408")

@@ -7,16 +7,16 @@ import logging
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.jobs import VICTIMS, create, images_of, look, wait_until_whole
+from tests.e2e.jobs import VICTIMS, create, images_of, wait_until_whole
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import HEADERS, Service, image_request, running
+from tests.e2e.service import HEADERS, Service, image_request
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +26,9 @@ JOBS, CALLS = 10, 6
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of its own: the others' would be gone for a while."""
-    with running(tmp_path_factory.mktemp("killed")) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def unkilled(killed: Service) -> dict[int, bytes]:
+def unkilled(service: Service) -> dict[int, bytes]:
     """The images of a run in which nothing dies, by seed."""
-    return images_of(killed, [create(killed, seed) for seed in range(JOBS)])
+    return images_of(service, [create(service, seed) for seed in range(JOBS)])
 
 
 def kill_and_check(
@@ -84,13 +77,13 @@ def rounds(service: Service, unkilled: dict[int, bytes], what: str, count: int) 
 
 @pytest.mark.parametrize("what", ["dispatcher", "gateway"])
 def test_jobs_outlive_a_killed_process_and_attached_calls_end(
-    killed: Service, unkilled: dict[int, bytes], what: str
+    service: Service, unkilled: dict[int, bytes], what: str
 ) -> None:
     """Each call is completed, or fails clearly; none hangs."""
 
     def call(seed: int) -> tuple[int, dict[str, Any]]:
         reply = httpx.post(
-            f"{killed.url}/v1/images/generations",
+            f"{service.url}/v1/images/generations",
             json=image_request(seed=seed),
             headers=HEADERS,
             timeout=60,
@@ -100,7 +93,7 @@ def test_jobs_outlive_a_killed_process_and_attached_calls_end(
 
     with ThreadPoolExecutor(CALLS) as pool:
         calls = [pool.submit(call, seed) for seed in range(CALLS)]
-        kill_and_check(killed, unkilled, kill_one(killed, what), delay_s=0.3)
+        kill_and_check(service, unkilled, kill_one(service, what), delay_s=0.3)
         ends = [one.result() for one in calls]
     for seed, (status, body) in enumerate(ends):
         if status == 200:
@@ -109,20 +102,20 @@ def test_jobs_outlive_a_killed_process_and_attached_calls_end(
         else:
             # the proxy itself answers for a dead gateway
             assert status in ({500, 503} if what == "gateway" else {503}), body
-    wait_until_whole(killed)
+    wait_until_whole(service)
 
 
-def test_jobs_outlive_everything(killed: Service, unkilled: dict[int, bytes]) -> None:
-    rounds(killed, unkilled, "all", 1)
+def test_jobs_outlive_everything(service: Service, unkilled: dict[int, bytes]) -> None:
+    before = create(service, JOBS)
+    images = images_of(service, [before])
+    rounds(service, unkilled, "all", 1)
     # what was finished before is still there
-    listed = look(killed, "/v1/jobs?limit=100")
-    assert listed is not None
-    assert {job["state"] for job in listed.json()["data"]} == {"completed"}
-    assert not list((killed.folder / "store" / "results").glob("*.part"))
+    assert images_of(service, [before]) == images
+    assert not list((service.folder / "store" / "results").glob("*.part"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("what", ["gateway", "dispatcher", "replica", "all"])
-def test_jobs_outlive_twenty_kills(killed: Service, unkilled: dict[int, bytes], what: str) -> None:
-    rounds(killed, unkilled, what, 20)
+def test_jobs_outlive_twenty_kills(service: Service, unkilled: dict[int, bytes], what: str) -> None:
+    rounds(service, unkilled, what, 20)

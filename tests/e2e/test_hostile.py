@@ -37,7 +37,7 @@ def front(service: Service) -> dict[int, float]:
 
 def gauges(service: Service) -> dict[str, float]:
     """Sum of each of the gauges that tell of what is in the system."""
-    text = httpx.get(f"{service.url}/metrics", timeout=20).text
+    text = httpx.get(f"{service.url}/metrics", timeout=60).text
     names = ("ray_cluster_waiting_images", "ray_cluster_leased_images", "ray_cluster_open_jobs")
     found = dict.fromkeys(names, 0.0)
     for line in text.splitlines():
@@ -247,7 +247,7 @@ def test_an_absurd_request_line_is_refused(service: Service, line: str) -> None:
 
 @pytest.mark.parametrize("after", ["%00", "%ff", "a", "'", "%F0%9F%A6%93", "job-%0d%0a"])
 def test_behind_a_garbage_cursor_there_is_nothing(service: Service, after: str) -> None:
-    reply = httpx.get(f"{service.url}/v1/jobs?after={after}", headers=HEADERS, timeout=20)
+    reply = httpx.get(f"{service.url}/v1/jobs?after={after}", headers=HEADERS, timeout=60)
     assert (reply.status_code, reply.json()["data"]) == (200, [])
 
 

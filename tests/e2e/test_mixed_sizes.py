@@ -14,7 +14,7 @@ from tests.e2e.test_service import images, post
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 SIZES = ("64x64", "96x96", "128x128", "64x128", "128x64")
-STEPS = 60
+STEPS = 30
 
 
 def make(service: Service, size: str) -> bytes:

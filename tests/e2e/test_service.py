@@ -108,7 +108,7 @@ def test_a_failing_request_does_not_touch_its_peers(service: Service) -> None:
 
 def test_two_flooded_gateways_refuse_with_a_time_to_come_back(service: Service) -> None:
     def one(index: int) -> httpx.Response:
-        return post(service, n=8, num_inference_steps=60, seed=index)
+        return post(service, n=8, num_inference_steps=30, seed=index)
 
     with ThreadPoolExecutor(12) as pool:
         replies = list(pool.map(one, range(12)))

@@ -26,17 +26,24 @@ STICKY = (
     RuntimeError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("CUDA error: unspecified launch failure"),
     torch.AcceleratorError("HIP error: unspecified launch failure"),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED: CUDA_ERROR_ILLEGAL_ADDRESS"),
+    RuntimeError("CUDA driver error: misaligned address"),
 )
 NO_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
     torch.AcceleratorError("CUDA error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
     MemoryError(),
 )
 OF_ONE_CALL = (
     torch.AcceleratorError("CUDA error: invalid configuration argument"),
     RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"),
+    RuntimeError("Triton cannot run geglu: OutOfResources: out of resource: shared memory"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
     ValueError("CUDA error: only says so"),
 )
@@ -54,6 +61,25 @@ def test_what_every_later_call_would_raise_too_is_a_broken_device(error: Excepti
 def test_what_a_later_call_may_survive_is_not(error: Exception) -> None:
     raise_if_broken(error)
     assert is_out_of_memory(error) == (error in NO_MEMORY)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_no_words_tell_the_device_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    def answer() -> None:
+        if is_lost:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", answer)
+    error = RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")
+    if is_lost:
+        with pytest.raises(DeviceBroken, match=r"illegal memory access.*EXECUTION_FAILED"):
+            raise_if_broken(error)
+    raise_if_broken(ValueError("of a request"))
+    if not is_lost:
+        raise_if_broken(error)
 
 
 @pytest.mark.parametrize("error", STICKY, ids=str)

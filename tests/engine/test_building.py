@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.building import build_runner, uses_graphs
 from ray_cluster.engine.events import Stepped
 from tests.engine.conftest import Zoo
 from tests.engine.harness import pool, request
@@ -86,3 +89,22 @@ def test_a_batch_is_as_large_as_allowed_now_and_never_larger_than_planned(zoo: Z
     assert largest(64, "b") in {2, 3}
     assert largest(2, "c") == 2
     runner.stop()
+
+
+@pytest.mark.parametrize(
+    ("device", "verdict", "wanted", "expected"),
+    [
+        ("cuda", "fits", "auto", True),
+        ("cuda", "capped", "auto", True),
+        ("cuda", "offload", "auto", False),
+        ("cuda", "fits", "off", False),
+        ("cpu", "fits", "auto", False),
+    ],
+)
+def test_graphs_are_used_where_weights_stay_on_a_gpu(
+    zoo: Zoo, device: str, verdict: Any, wanted: str, expected: bool
+) -> None:
+    model = zoo.model("sd")
+    executor: Any = SimpleNamespace(device=torch.device(device))
+    model = replace(model, executor=executor, memory=replace(model.memory, verdict=verdict))
+    assert uses_graphs(pool("shapes-sd", cuda_graphs=wanted), model) is expected

@@ -17,15 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from ray_cluster.engine.cuda_graphs import GraphedExecutor, capture_graph
+from ray_cluster.engine.cuda_graphs import GraphCapture, GraphedExecutor
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.errors import ConfigError
+from ray_cluster.policies.reuse import ReuseSchedule
 from tests.engine.conftest import Zoo
 from tests.engine.dits import dit_request
 from tests.engine.harness import (
     CALL_TOLERANCE,
     CONTROL_FACTOR,
+    RUN_TOLERANCE,
     all_rows,
     call_model,
     difference,
@@ -34,6 +36,7 @@ from tests.engine.harness import (
     request,
     start_all,
 )
+from tests.engine.reusing import Company, Visit
 
 # they wait for the device, or bring something from the host: a capture fails at them
 NOT_IN_A_GRAPH = ("_local_scalar_dense", "lift_fresh", "nonzero", "is_nonzero", "equal")
@@ -177,6 +180,33 @@ def test_the_least_recently_used_graph_is_dropped(zoo: Zoo) -> None:
     assert graphed.num_graphs == 0
 
 
+def test_what_cannot_be_captured_runs_without_a_graph(
+    zoo: Zoo, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tried = zoo.model("sd"), []
+
+    def fails(run: Callable[[], Tensor]) -> Any:
+        tried.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphed = GraphedExecutor(model.executor, capture=fails)
+    for seed in (0, 1):
+        expected, found = call(model, model.executor, seed), call(model, graphed, seed)
+        assert max(difference(*pair) for pair in zip(found, expected, strict=True)) == 0
+    assert (len(tried), graphed.num_graphs) == (1, 0)
+    assert caplog.text.count("no CUDA graph of") == 1
+
+
+def test_rows_that_reuse_run_without_a_graph(small: Company) -> None:
+    """What they keep is made anew in every step; a graph's own would be overwritten."""
+    graphed = GraphedExecutor(small.model.executor, capture=record)
+    assert graphed.num_outer == small.model.executor.num_outer
+    assert graphed.patch_multiple == small.model.executor.patch_multiple
+    visit = Visit(request(num_steps=5), ReuseSchedule.parse("outer1-every2"))
+    run = drive(small.engine(executor=graphed), {0: [small.state(visit)]})
+    assert small.gap(visit, run.latents("a")) <= RUN_TOLERANCE
+
+
 def test_graphs_without_a_gpu_are_refused(zoo: Zoo) -> None:
     with pytest.raises(ConfigError, match="CUDA"):
         GraphedExecutor(zoo.model("sd").executor)
@@ -187,7 +217,7 @@ def test_graphs_without_a_gpu_are_refused(zoo: Zoo) -> None:
 def test_a_captured_function_runs_again_on_new_inputs() -> None:
     x = torch.randn(8, 8, device="cuda")
     x @ x
-    output, replay = capture_graph(lambda: x @ x)
+    output, replay = GraphCapture()(lambda: x @ x)
     x.copy_(torch.randn(8, 8, device="cuda"))
     replay()
     assert torch.equal(output, x @ x)

@@ -185,8 +185,13 @@ def test_a_step_too_few_shows(zoo: Zoo, sampler: str) -> None:
     model, one = zoo.model("shapes"), request(sampler=sampler)
     state = after(model, one, 3)
     state.step_index += 1
-    wrong = drive(engine_of(model), {0: [moved(state.to_bytes())]}).latents("a")
-    assert difference(wrong, run_alone(model, one)) >= CONTROL_FACTOR * RUN_TOLERANCE
+    run = drive(engine_of(model), {0: [moved(state.to_bytes())]})
+    if sampler == "pndm":
+        # it has no output for the step that is left out
+        assert list(run.failed) == ["a"]
+        return
+    error = difference(run.latents("a"), run_alone(model, one))
+    assert error >= CONTROL_FACTOR * RUN_TOLERANCE
 
 
 def test_truncated_bytes_are_refused_wherever_they_end(exported: bytes) -> None:

@@ -140,7 +140,8 @@ def test_a_step_taken_again_draws_no_noise_twice(zoo: Zoo, sampler: str, record:
     executor = FailsWith(model.executor, RuntimeError("once"), states[1].conditioning, [3])
     run = drive(engine_of(model, executor=executor), {0: states})
     assert not run.failed
-    assert executor.sizes == [4, 4, 4, 2, 2, 4, 4, 4]
+    # the method of pndm takes one call more
+    assert executor.sizes == [4, 4, 4, 2, 2, 4, 4, 4, *[4] * (sampler == "pndm")]
     errors = [difference(run.latents(one.request_id), run_alone(model, one)) for one in requests]
     record("repeated step", max(errors))
     assert max(errors) <= RUN_TOLERANCE

@@ -132,7 +132,7 @@ def test_an_input_that_the_engine_does_not_give_is_refused_by_its_key(
 
 
 def test_a_schedule_of_another_kind_is_refused(copy: Path) -> None:
-    change(copy / "scheduler" / "scheduler_config.json", _class_name="EDMEulerScheduler")
+    change(copy / "model_index.json", scheduler=["diffusers", "EDMEulerScheduler"])
     with pytest.raises(ModelUnsupported, match="_class_name='EDMEulerScheduler'"):
         load_model(pool(copy))
 

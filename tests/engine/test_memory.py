@@ -63,13 +63,13 @@ def allocator_peak(work: Callable[[], Any]) -> int:
         kept = work()
     del kept
     live: dict[int, int] = {}
-    peak = 0
+    alive = peak = 0
     for each in _allocations(profiled.profiler.kineto_results.experimental_event_tree()):
+        alive -= live.pop(each.ptr, 0)
         if each.alloc_size > 0:
             live[each.ptr] = each.alloc_size
-        else:
-            live.pop(each.ptr, None)
-        peak = max(peak, sum(live.values()))
+            alive += each.alloc_size
+        peak = max(peak, alive)
     return peak
 
 

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.engine.token_layout import Segment, composition_of, layout_of
+from ray_cluster.engine.token_layout import (
+    Composition,
+    KeptLayouts,
+    Segment,
+    SizeGroup,
+    composition_of,
+    layout_of,
+)
 from ray_cluster.engine.unet import parts
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.conftest import Zoo
@@ -59,7 +66,7 @@ def engine_with(model: LoadedModel, layout: Any = None) -> StepEngine:
     return StepEngine(model.executor, all_rows, model.tables, lambda: 0.0, layout=layout)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(visits(SIZES_PX, samplers=SAMPLER_NAMES), st.sampled_from(["mixed", "grouped"]))
 def test_whoever_comes_and_goes_every_image_is_as_if_alone(
     zoo: Zoo, alone: Alone, some: list[Visit], layout: str
@@ -190,3 +197,24 @@ def test_a_layout_has_every_pixel_of_every_row_once(
     assert kept.tolist() == [unguided[request] for request in owner.tolist()]
     both = torch.cat([layout.conditional_tokens(cpu), layout.unconditional_tokens(cpu)[~kept]])
     assert sorted(both.tolist()) == list(range(layout.levels[0].num_tokens))
+
+
+def test_layouts_are_kept_within_a_number_of_bytes() -> None:
+    def composition(height: int) -> Composition:
+        return ((SizeGroup(height, 10, 0, 1)),)
+
+    num_bytes = layout_of(composition(1), 1).table_bytes
+    cpu = torch.device("cpu")
+    made = layout_of(composition(1), 1)
+    tables = (made.request_of_token, made.conditional_tokens, made.unconditional_tokens)
+    rows = made.request_of_row(cpu)
+    assert num_bytes == sum(table(cpu).nbytes for table in tables) + rows.nbytes
+    kept = KeptLayouts(5 * num_bytes)
+    one, two = kept.of(composition(1), 1), kept.of(composition(2), 1)
+    assert kept.of(composition(1), 1) is one
+    # a third that is too large for all three: the one that was not asked for goes
+    kept.of(composition(3), 1)
+    assert kept.of(composition(1), 1) is one
+    assert kept.of(composition(2), 1) is not two
+    large = kept.of(composition(1000), 1)
+    assert kept.of(composition(1000), 1) is large

@@ -116,6 +116,28 @@ def test_what_t5_reads_counts_and_what_clip_reads_is_cut(tmp_path: Path, layout:
         served(folder, prompt="red " * (most + 1), **few)
 
 
+def test_the_schedulers_class_is_that_of_the_index(tmp_path: Path) -> None:
+    folder = save_published(tmp_path / "sdxl", "sdxl-base")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", "EulerAncestralDiscreteScheduler"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    _, one, pixels = served(folder, num_inference_steps=4)
+    assert one.sampler == "euler_ancestral"
+    expected = by_diffusers(folder, num_inference_steps=4)
+    assert pixel_difference(pixels, expected) <= PIXEL_TOLERANCE
+
+
+def test_a_tokenizer_whose_encoder_is_left_out_does_nothing(tmp_path: Path) -> None:
+    folder = save_published(tmp_path / "sd3", "sd3-medium")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["text_encoder_3"] = [None, None]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    shutil.rmtree(folder / "text_encoder_3")
+    model, _, pixels = served(folder, num_inference_steps=2)
+    assert model.profile.max_prompt_tokens == model.encoder.max_prompt_tokens == 30
+    assert pixel_difference(pixels, by_diffusers(folder, num_inference_steps=2)) <= PIXEL_TOLERANCE
+
+
 def test_without_t5_what_clip_reads_counts(tmp_path: Path) -> None:
     folder = save_published(tmp_path / "sd3", "sd3-medium-without-t5")
     assert inspect_model(PoolConfig(name="p", model=str(folder))).profile.max_prompt_tokens == 30

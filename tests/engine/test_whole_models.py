@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 
 from ray_cluster.config.pools import PoolConfig
@@ -345,3 +345,52 @@ def test_a_checkpoint_in_one_file_is_refused_with_the_command_that_converts_it(
 def test_a_gguf_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="GGUF file: quantised weights are not covered"):
         load_model(pool("flux-Q4.gguf"))
+
+
+def set_keys(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        # of a class that the libraries have for this alone
+        ("text_encoder/config.json", {"hidden_size": None}, "does not suit a CLIPTextModel"),
+        ("scheduler/scheduler_config.json", {"beta_start": None}, "makes no schedule of"),
+        ("unet/config.json", {"class_embeddings_concat": True}, "class_embeddings_concat=True"),
+        ("model_index.json", {"tokenizer": [None, None]}, "names no tokenizer"),
+    ],
+)
+def test_a_wrong_value_of_a_configuration_is_named_with_its_file(
+    copy: Copy, file: str, changes: dict[str, Any], words: str
+) -> None:
+    folder = copy("sd15")
+    set_keys(folder / file, **changes)
+    with pytest.raises((ConfigError, ModelUnsupported), match=words):
+        inspect_model(pool_of(folder))
+
+
+def test_an_encoder_without_its_tokenizer_is_refused(copy: Copy) -> None:
+    folder = copy("sd3")
+    set_keys(folder / "model_index.json", tokenizer_3=[None, None])
+    assert "has text_encoder_3, but no tokenizer_3" in refused(folder)
+
+
+def test_components_of_different_models_are_refused(copy: Copy) -> None:
+    folder = copy("sd")
+    for width, channels, words in (
+        (48, 4, "prompts of width 48, and text_encoder make 32"),
+        (32, 8, "takes latents of 8 channels, and vae makes 4"),
+    ):
+        unet = UNet2DConditionModel(
+            sample_size=16,
+            in_channels=channels,
+            out_channels=channels,
+            block_out_channels=(16,),
+            down_block_types=("CrossAttnDownBlock2D",),
+            up_block_types=("CrossAttnUpBlock2D",),
+            cross_attention_dim=width,
+            norm_num_groups=8,
+        )
+        unet.save_pretrained(folder / "unet")
+        assert words in refused(folder)

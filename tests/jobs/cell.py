@@ -190,7 +190,7 @@ class Replica:
                 await self.finish(lease)
 
 
-async def until(condition: Callable[[], Any], patience_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], patience_s: float = 60.0) -> None:
     end_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end_s, "waited in vain"

@@ -75,6 +75,22 @@ def test_without_triton_the_reference_runs_on_cuda_too(monkeypatch: pytest.Monke
     assert torch.equal(op.geglu(host.as_subclass(OnCuda)), reference.geglu(host))
 
 
+def test_an_error_of_tritons_is_one_of_the_call(
+    monkeypatch: pytest.MonkeyPatch, triton_ops: Ops
+) -> None:
+    """It ends no thread: its classes are no RuntimeErrors, and nobody imports them elsewhere."""
+    from triton.runtime.errors import OutOfResources
+
+    from ray_cluster.kernels.geglu import op
+
+    def fails(x: Tensor) -> Tensor:
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr("ray_cluster.kernels.geglu.triton.geglu", fails)
+    with pytest.raises(RuntimeError, match="Triton cannot run geglu: OutOfResources"):
+        op.geglu(torch.ones(2, 4).as_subclass(OnCuda))
+
+
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None  # importing it raises ImportError

@@ -101,6 +101,15 @@ def test_more_steps_than_the_sampler_can_take_are_refused(
     assert str(num_steps) in refusal.value.message
 
 
+@pytest.mark.parametrize("sampler", ["ddim", "pndm"])
+def test_an_offset_beyond_the_last_timestep_is_refused(sampler: Any) -> None:
+    tables = SamplerTables(config(steps_offset=10))
+    tables.table(sampler, 99)
+    with pytest.raises(InvalidRequest, match="cannot take 100 steps") as refusal:
+        tables.table(sampler, 100)
+    assert refusal.value.param == "num_inference_steps"
+
+
 @pytest.mark.parametrize("sampler", SAMPLER_NAMES)
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_every_number_of_steps_up_to_the_limit_gives_a_finite_schedule(

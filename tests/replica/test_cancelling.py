@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.timeout(900)
 
-LEAN, FULL = 5, 50
+LEAN, FULL = 2, 50
 FEW, MANY = 4, 60
 WAYS: tuple[Way, ...] = ("delete", "gone")
 

@@ -9,7 +9,7 @@ CASCADE: dict[str, Any] = {
     "name": "small",
     "what": "Sixteen GPUs.",
     "policies": ["allocation", "diffserve", "all-light"],
-    "duration_s": 20,
+    "duration_s": 10,
     "first_seed": 0,
     "num_seeds": 2,
 }
@@ -42,7 +42,7 @@ DAY: dict[str, Any] = {
         },
     ],
     "policies": ["allocation", "ongoing-requests", "clairvoyant"],
-    "duration_s": 240,
+    "duration_s": 150,
     "first_seed": 0,
     "num_seeds": 2,
 }

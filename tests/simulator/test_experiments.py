@@ -30,8 +30,8 @@ def cascade(**changes: Any) -> CascadeExperiment:
     return CascadeExperiment.model_validate({**CASCADE, **changes})
 
 
-SHORT = cascade(duration_s=30.0)
-HOUR = AutoscalingExperiment.model_validate(DAY)
+SHORT = cascade(duration_s=12.0)
+HOUR = AutoscalingExperiment.model_validate({**DAY, "duration_s": 240})
 
 
 def run(name: str, experiment: ControlExperiment, seed: int, **settings: float) -> ControlRow:
@@ -76,7 +76,7 @@ def test_all_light_and_all_heavy_are_the_ends_of_the_table() -> None:
 
 def test_ours_keeps_deadlines_where_the_threshold_alone_does_not() -> None:
     # four times the demand that a cascade can serve
-    crowded = cascade(duration_s=60.0, num_gpus=6, low_per_s=20.0, high_per_s=30.0)
+    crowded = cascade(duration_s=40.0, num_gpus=6, low_per_s=20.0, high_per_s=30.0)
     ours, theirs = (
         run(name, crowded, 1).figures["violations"] for name in ("allocation", "diffserve")
     )
@@ -85,7 +85,7 @@ def test_ours_keeps_deadlines_where_the_threshold_alone_does_not() -> None:
 
 
 def test_harder_prompts_than_known_are_calibrated_away() -> None:
-    row = run("allocation", cascade(duration_s=150.0, confidence_power=2.0), 2)
+    row = run("allocation", cascade(duration_s=90.0, confidence_power=2.0), 2)
     assert row.figures["violations"] < 0.01
     # the curve alone would defer most images: squares of confidences lie below its thresholds
     assert 0.3 < row.figures["deferral"] < 0.65
@@ -101,7 +101,7 @@ def test_without_answers_quality_is_that_of_the_light_model() -> None:
 
 
 def test_a_course_holds_every_request_in_the_bin_of_its_arrival() -> None:
-    slow = cascade(duration_s=60.0, load_s=5.0)
+    slow = cascade(duration_s=30.0, load_s=5.0)
     row = run("diffserve", slow, 5)
     course = course_of(row)
     arrivals_s = [one.arrival_s for one in slow.requests(5)]

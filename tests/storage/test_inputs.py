@@ -125,7 +125,7 @@ async def test_a_cancelled_upload_leaves_nothing_visible(
     def slow(*args: object, **kwargs: object) -> object:
         file = real(*args, **kwargs)
         is_writing.set()
-        may_write.wait(10)
+        may_write.wait(60)
         return file
 
     monkeypatch.setattr(folder.blobs._fs, "open", slow)
@@ -285,7 +285,7 @@ async def test_what_is_sent_again_while_a_sweep_is_at_it_stays(
 
     def late(names: list[str]) -> None:
         again = folder.inputs.put(ALICE, pieces(IMAGE), max_bytes=10**6)
-        assert asyncio.run_coroutine_threadsafe(again, loop).result(10) == ref
+        assert asyncio.run_coroutine_threadsafe(again, loop).result(60) == ref
         real(names)
 
     monkeypatch.setattr(folder.blobs, "delete", late)

@@ -138,6 +138,8 @@ class DiTExecutor:
     ) -> PreparedPrompt:
         """Compute what stays the same in all steps of a request, with what it adds to layers."""
         embeds = torch.stack(rows_of(conditioning.negative_embeds, conditioning.prompt_embeds))
+        # of a state from a pool of another dtype, too
+        embeds = embeds.to(self._dtype)
         assert conditioning.pooled_embeds is not None, "these models have pooled embeddings"
         pooled = rows_of(conditioning.negative_pooled_embeds, conditioning.pooled_embeds)
         num_rows, length = embeds.shape[:2]
@@ -146,7 +148,7 @@ class DiTExecutor:
         with adding(own, self._pooled):
             return PreparedPrompt(
                 tokens=tokens.unflatten(0, (num_rows, length)),
-                pooled=self._pooled(torch.stack(pooled)),
+                pooled=self._pooled(torch.stack(pooled).to(self._dtype)),
             )
 
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
@@ -173,7 +175,7 @@ class DiTExecutor:
         lean, layout = self._lean, batch.layout
         times = lean.times(batch, self._dtype)
         if layout.num_guided:
-            times = times[layout.request_of_row(times.device)]
+            times = times.index_select(0, layout.request_of_row(times.device))
         embedding = F.silu(times + prompts.pooled)
         attend = start_attention(self._attention)
         found: list[Conditions] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from ray_cluster.engine.dit.packing import Packing
 
 # batches whose positions are kept: the latest, and those of its rows that go on inwards
 _KEPT = 3
+# sizes whose tables are kept: 4.7 MB for 1024 x 1024 pixels
+_KEPT_TABLES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,10 @@ class Rotary:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Turn each pair of neighbouring channels of ``[J, heads, d]`` by its angle."""
-        whole = rows.float()
-        real, imaginary = whole.unflatten(-1, (-1, 2)).unbind(-1)
+        real, imaginary = rows.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack([-imaginary, real], dim=-1).flatten(-2)
-        return torch.addcmul(whole * self.cosines, turned, self.sines).to(rows.dtype)
+        whole = rows.float() * self.cosines
+        return torch.addcmul(whole, turned.float(), self.sines).to(rows.dtype)
 
 
 class RotaryTables:
@@ -43,7 +46,8 @@ class RotaryTables:
 
     def __init__(self, embed: Any) -> None:
         self._embed = embed
-        self._by_size: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        # on the device, so that a batch's are joined there
+        self._table = lru_cache(_KEPT_TABLES)(self._built)
         self._kept: deque[tuple[Packing, torch.device, Rotary]] = deque(maxlen=_KEPT)
 
     def of(self, packing: Packing, device: torch.device) -> Rotary:
@@ -56,7 +60,7 @@ class RotaryTables:
         return rotary
 
     def _joined(self, packing: Packing, device: torch.device) -> Rotary:
-        tables = [self._table(packing.num_prompt, *size) for size in packing.sizes]
+        tables = [self._table(packing.num_prompt, *size, device) for size in packing.sizes]
         joined = (
             torch.cat(
                 [
@@ -66,14 +70,14 @@ class RotaryTables:
             )
             for part in (0, 1)
         )
-        return Rotary(*(one.unsqueeze(1).to(device) for one in joined))
+        return Rotary(*(one.unsqueeze(1) for one in joined))
 
-    def _table(self, num_prompt: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-        key = (num_prompt, height, width)
-        if key not in self._by_size:
-            ids = torch.zeros(height, width, 3)
-            ids[..., 1] += torch.arange(height)[:, None]
-            ids[..., 2] += torch.arange(width)[None, :]
-            prompt = torch.zeros(num_prompt, 3)
-            self._by_size[key] = self._embed(torch.cat([ids.flatten(0, 1), prompt]))
-        return self._by_size[key]
+    def _built(
+        self, num_prompt: int, height: int, width: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        ids = torch.zeros(height, width, 3)
+        ids[..., 1] += torch.arange(height)[:, None]
+        ids[..., 2] += torch.arange(width)[None, :]
+        prompt = torch.zeros(num_prompt, 3)
+        cosines, sines = self._embed(torch.cat([ids.flatten(0, 1), prompt]))
+        return cosines.to(device), sines.to(device)

@@ -12,6 +12,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     # diffusers' pipelines that have classes make them of another image
     "class_embed_type": (None,),
     "num_class_embeds": (None,),
+    "class_embeddings_concat": (False,),
     "encoder_hid_dim_type": (None, "text_proj"),
     "time_embedding_act_fn": (None,),
     "center_input_sample": (False,),

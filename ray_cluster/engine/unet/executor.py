@@ -230,7 +230,7 @@ class UNetExecutor:
         with adding(request_deltas(batch), unet.time_embedding):
             embeds = unet.time_embedding(waves, scales)
         if layout.num_guided:
-            embeds = embeds[layout.request_of_row(embeds.device)]
+            embeds = embeds.index_select(0, layout.request_of_row(embeds.device))
         prompts = self._stacked.of(batch, rings[0])
         if prompts.added is not None:
             embeds = embeds + prompts.added
