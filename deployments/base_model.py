@@ -17,8 +17,10 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from ray_cluster.config.arguments import WorkerArguments
+from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import RayMetrics, refuse_local_storage, set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.ray_environment import ALLOCATOR_ENVIRONMENT
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.process.gc_freeze import uncollected
@@ -36,6 +38,7 @@ class BaseModel:
         await asyncio.to_thread(refuse_local_storage, arguments.storage)
         link = DispatcherHandle(patience_s=arguments.patience_s).link
         self._coder = ImageCoder()
+        set_environment(ALLOCATOR_ENVIRONMENT)
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
             from ray_cluster.replica.builder import build_agent, first_settings

@@ -23,6 +23,10 @@ FRONT_ENVIRONMENT = {
     # pieces, and the process grows for as long as it is busier than before
     "MALLOC_TRIM_THRESHOLD_": str(128 << 10),
 }
+# torch reads it when it is imported: blocks that grow in place leave fewer holes between rows of
+# changing sizes. Not by Ray's env_vars, which outrank what a node's environment says. torch's older
+# name for it, PYTORCH_CUDA_ALLOC_CONF, outranks this one
+ALLOCATOR_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def apply_ray_environment(config: RayConfig) -> None:

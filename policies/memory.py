@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 SizePx = tuple[int, int]
+Verdict = Literal["fits", "capped", "offload", "refused"]
+Offloaded = Literal["nothing", "text encoders", "all"]
+"""Which weights rest in the machine's memory and come to the device layer by layer."""
+
 MIB = 1 << 20
 
 
@@ -31,13 +35,25 @@ class MemoryNeed:
     """What the caller measured.
 
     Attributes:
+        weights_bytes: of the whole model.
         activation_by_size: an entry for each image size that must be possible; at least one.
-        pinned_weights_bytes: weights that must stay on the device even with offloading.
+        encoder_bytes: what the device is spared where the text encoders are offloaded.
+        pinned_weights_bytes: weights that are on the device even where all are offloaded.
+        context_bytes: what the process takes of the device beside tensors.
     """
 
     weights_bytes: int
     activation_by_size: Mapping[SizePx, ActivationCost]
+    encoder_bytes: int = 0
     pinned_weights_bytes: int = 0
+    context_bytes: int = 0
+
+    def resident_bytes(self, offloaded: Offloaded) -> int:
+        """Weights that are on the device."""
+        if offloaded == "all":
+            return self.pinned_weights_bytes
+        spared = self.encoder_bytes if offloaded == "text encoders" else 0
+        return self.weights_bytes - spared
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +64,20 @@ class MemoryPlan:
         verdict: ``fits`` at the full batch; ``capped`` to smaller batches for some size;
             ``offload``: only with weights moved off the device (batches may be capped, too);
             ``refused``: some size does not fit even alone.
+        offloaded: which weights are.
         max_batch_by_size: most requests in one batch; 0 where not even one fits.
         weights_bytes: weights that stay on the device.
-        peak_bytes: these, and the activations of the largest batch that is allowed.
+        host_bytes: weights that stay in the machine's memory instead.
+        peak_bytes: the former, the context, and the activations of the largest batch that is
+            allowed.
         explanation: what was given, what is allowed, what to change.
     """
 
-    verdict: Literal["fits", "capped", "offload", "refused"]
+    verdict: Verdict
+    offloaded: Offloaded
     max_batch_by_size: Mapping[SizePx, int]
     weights_bytes: int
+    host_bytes: int
     peak_bytes: int
     explanation: str
 
@@ -64,44 +85,42 @@ class MemoryPlan:
 def plan_memory(
     need: MemoryNeed, *, budget_bytes: int, max_batch: int, can_offload: bool
 ) -> MemoryPlan:
-    """Decide how the model runs: smaller batches rather than offloading, either before refusing.
+    """Decide how the model runs: with smaller batches; if that is not enough, with the text
+    encoders offloaded, which run once an image; then with all weights offloaded; or not at all.
 
     Args:
         budget_bytes: device memory that the model may use.
         max_batch: requests per batch that are wanted.
         can_offload: whether weights may be moved off the device between their uses.
     """
-    weights_bytes = need.weights_bytes
-    batches = _largest_batches(need, budget_bytes - weights_bytes, max_batch)
-    offloads = can_offload and not _all_run(batches)
-    if offloads:
-        weights_bytes = need.pinned_weights_bytes
-        batches = _largest_batches(need, budget_bytes - weights_bytes, max_batch)
-    verdict: Literal["fits", "capped", "offload", "refused"]
-    if not _all_run(batches):
-        verdict = "refused"
-    elif offloads:
-        verdict = "offload"
-    elif min(batches.values()) < max_batch:
-        verdict = "capped"
-    else:
-        verdict = "fits"
+    offloaded: Offloaded = "nothing"
+    batches = _largest_batches(need, offloaded, budget_bytes, max_batch)
+    further: tuple[Offloaded, ...] = ("text encoders", "all") if can_offload else ()
+    for more in further:
+        if _all_run(batches):
+            break
+        offloaded = more
+        batches = _largest_batches(need, offloaded, budget_bytes, max_batch)
+    verdict = _verdict(batches, offloaded, max_batch)
+    weights_bytes = need.resident_bytes(offloaded)
     costs = need.activation_by_size
     activation_bytes = max(costs[size].at(batch) for size, batch in batches.items())
-    given = f"{_mib(budget_bytes)} for {_mib(need.weights_bytes)} of weights"
-    if offloads:
-        given += f" ({_mib(weights_bytes)} with offloading)"
     return MemoryPlan(
         verdict=verdict,
+        offloaded=offloaded,
         max_batch_by_size=batches,
         weights_bytes=weights_bytes,
-        peak_bytes=weights_bytes + activation_bytes,
-        explanation=f"{verdict}: given {given} and batches of {max_batch}; "
-        + _advice(need, verdict, batches, weights_bytes, max_batch),
+        host_bytes=need.weights_bytes - weights_bytes,
+        peak_bytes=need.context_bytes + weights_bytes + activation_bytes,
+        explanation=f"{verdict}: given {_given(need, budget_bytes, offloaded)} and batches of "
+        f"{max_batch}; {_advice(need, verdict, offloaded, batches, max_batch)}",
     )
 
 
-def _largest_batches(need: MemoryNeed, left_bytes: int, max_batch: int) -> dict[SizePx, int]:
+def _largest_batches(
+    need: MemoryNeed, offloaded: Offloaded, budget_bytes: int, max_batch: int
+) -> dict[SizePx, int]:
+    left_bytes = budget_bytes - need.context_bytes - need.resident_bytes(offloaded)
     batches = {}
     for size, cost in need.activation_by_size.items():
         spare_bytes = left_bytes - cost.fixed_bytes
@@ -118,26 +137,48 @@ def _all_run(batches: Mapping[SizePx, int]) -> bool:
     return min(batches.values()) >= 1
 
 
+def _verdict(batches: Mapping[SizePx, int], offloaded: Offloaded, max_batch: int) -> Verdict:
+    if not _all_run(batches):
+        return "refused"
+    if offloaded != "nothing":
+        return "offload"
+    return "capped" if min(batches.values()) < max_batch else "fits"
+
+
+def _given(need: MemoryNeed, budget_bytes: int, offloaded: Offloaded) -> str:
+    given = f"{_mib(budget_bytes)} for {_mib(need.weights_bytes)} of weights"
+    if offloaded != "nothing":
+        what = "all of them" if offloaded == "all" else "the text encoders"
+        given += f" ({_mib(need.resident_bytes(offloaded))} with {what} offloaded)"
+    if need.context_bytes:
+        given += f", {_mib(need.context_bytes)} of CUDA context"
+    return given
+
+
 def _advice(
     need: MemoryNeed,
-    verdict: str,
+    verdict: Verdict,
+    offloaded: Offloaded,
     batches: Mapping[SizePx, int],
-    weights_bytes: int,
     max_batch: int,
 ) -> str:
     """What is allowed and what to change."""
+    costs = need.activation_by_size
     if verdict == "refused":
         short = [size for size, batch in batches.items() if batch < 1]
-        needed = max(weights_bytes + need.activation_by_size[size].at(1) for size in short)
+        resident_bytes = need.context_bytes + need.resident_bytes(offloaded)
+        needed = resident_bytes + max(costs[size].at(1) for size in short)
         change = f"give it {_mib(needed)} (memory_gib), lower max_px"
-        if weights_bytes > need.pinned_weights_bytes:
+        if need.resident_bytes(offloaded) > need.pinned_weights_bytes:
             change += ", or allow offload"
         return f"no room for even one image of {_sizes(short)}; {change}"
     capped = {size: batch for size, batch in batches.items() if batch < max_batch}
-    full = need.weights_bytes + max(c.at(max_batch) for c in need.activation_by_size.values())
+    most = max(cost.at(max_batch) for cost in costs.values())
+    full = need.context_bytes + need.weights_bytes + most
     allowed = ", ".join(f"{batch} at {_sizes([size])}" for size, batch in sorted(capped.items()))
     if verdict == "offload":
-        allowed = f"weights are moved in and out; batches of at most {allowed or max_batch}"
+        moved = "all weights" if offloaded == "all" else "the text encoders' weights"
+        allowed = f"{moved} are moved in and out; batches of at most {allowed or max_batch}"
     elif capped:
         allowed = f"batches of at most {allowed}"
     else:

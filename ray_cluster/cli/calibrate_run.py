@@ -24,6 +24,7 @@ from ray_cluster.cli.progress import step_progress
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import FidelityConfig, PoolConfig
 from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.engine.gpu import number_format_here
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.timing import make_timed
 from ray_cluster.engine.warmup import device_name, prepare_threads
@@ -254,7 +255,7 @@ def _claim(folder: Path, setting: Setting, pool: PoolConfig) -> None:
     given = {
         **asdict(setting),
         "model": pool.model if is_builtin else model_digest(resolve_folder(pool.model)),
-        "device": f"{pool.device}, {pool.dtype}, {pool.num_threads} threads",
+        "device": f"{pool.device}, {number_format_here(pool)}, {pool.num_threads} threads",
     }
     text = json.dumps(given, indent=2) + "\n"
     note = folder / "setting.json"

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, RayClusterError
+from ray_cluster.policies.gpu_shares import Card
 from ray_cluster.policies.memory import MemoryPlan
+from ray_cluster.policies.number_formats import NumberFormat
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.requests import ModelProfile
 
@@ -20,18 +22,25 @@ class PlannedModel:
     """What one replica of a pool would be.
 
     Attributes:
-        memory: None where only the replica can tell (a GPU's free memory).
+        memory: None where only the replica can tell (a GPU's free memory, or what it computes in).
+        number_format: likewise.
         sampling_words: how calls are sampled that say nothing, and where that comes from.
     """
 
     profile: ModelProfile
     memory: MemoryPlan | None
+    number_format: NumberFormat | None
     sampling_words: str
 
     @property
     def memory_words(self) -> str:
         """The memory plan in words."""
         return self.memory.explanation if self.memory else "planned by each replica on its GPU"
+
+    @property
+    def format_words(self) -> str:
+        """The number format in words."""
+        return self.number_format or "bfloat16, or float16 where the GPU has none"
 
 
 def profile_of(pool: PoolConfig) -> ModelProfile:
@@ -47,10 +56,13 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
         return inspect_model(pool).profile
 
 
-def plan_pool(pool: PoolConfig) -> PlannedModel:
+def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
     """Check a pool's model and plan its memory, as its replicas will.
 
-    The GPU's free memory is not asked for: that would keep a CUDA context in this process.
+    A GPU of this machine is not asked: that would keep a CUDA context in this process.
+
+    Args:
+        card: the GPU that a pool on one is planned for, if it is known.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`profile_of`.
@@ -60,11 +72,13 @@ def plan_pool(pool: PoolConfig) -> PlannedModel:
     from ray_cluster.engine.warmup import prepare_threads
 
     prepare_threads(pool.num_threads)
-    is_plannable = pool.device == "cpu" or pool.memory_gib is not None
+    card = None if pool.device == "cpu" else card
+    number_format = pool.number_format(None if card is None else card.capability)
+    is_known = pool.device == "cpu" or card is not None or pool.memory_gib is not None
     with _one_hierarchy(pool):
         model = inspect_model(pool)
-        memory = plan_model(pool, model) if is_plannable else None
-    return PlannedModel(model.profile, memory, model.sampling_words)
+        memory = plan_model(pool, model, card) if is_known and number_format is not None else None
+    return PlannedModel(model.profile, memory, number_format, model.sampling_words)
 
 
 @contextmanager

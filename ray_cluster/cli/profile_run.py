@@ -15,6 +15,7 @@ from rich.table import Table
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.plans import profile_of
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.gpu import number_format_here
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.profiling import ProfilingPlan, describe_key, measure_rows
 from ray_cluster.engine.timing import SizePx
@@ -83,7 +84,9 @@ def _measure(pool: PoolConfig, plan: ProfilingPlan) -> LatencyProfile:
 def _source(pool: PoolConfig, device: str) -> str:
     threads = f"{pool.num_threads} thread(s), " if pool.device == "cpu" else ""
     software = ", ".join(f"{name} {version(name)}" for name in ("ray-cluster", "torch"))
-    return f"{device}, {threads}{pool.dtype}; {software}; {datetime.now(UTC):%Y-%m-%d}"
+    return (
+        f"{device}, {threads}{number_format_here(pool)}; {software}; {datetime.now(UTC):%Y-%m-%d}"
+    )
 
 
 def _sizes(text: str | None, known: ModelProfile) -> tuple[SizePx, ...]:

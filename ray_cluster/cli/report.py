@@ -107,7 +107,8 @@ def _what(
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",
         }
         return front.get(deployment, "")
-    device = f"{pool.device}, {pool.dtype}"
+    number_format = pool.number_format() if plan is None else plan.format_words
+    device = f"{pool.device}, {number_format}" if number_format else pool.device
     device += f", {pool.num_gpus:g} GPU" if pool.num_gpus else f", {pool.num_threads} thread(s)"
     lines = [f"{pool.model_name}: {pool.model} on {device}; batches of at most {pool.max_batch}"]
     if plan is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from ray_cluster.config.sections import Section
 from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, ReusedSteps, StepTable
+from ray_cluster.policies.number_formats import Capability, NumberFormat, default_format
 from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
 
@@ -186,8 +188,11 @@ class PoolArguments(Section):
     device: Literal["cpu", "cuda"] = Field(
         "cpu", description="where the model runs; `cuda` needs `num_gpus`"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="number format; `doctor` warns where half precision is emulated"
+    dtype: NumberFormat | None = Field(
+        None,
+        description="number format; null takes float32 on a CPU, and on a GPU bfloat16, or float16 "
+        "where it has none (compute capability below 8.0); `doctor` warns where half precision is "
+        "emulated",
     )
     num_cpus: float = Field(
         1.0, ge=0, description="CPUs that Ray reserves for a replica, which is not confined to them"
@@ -195,7 +200,8 @@ class PoolArguments(Section):
     num_gpus: float = Field(
         0.0,
         ge=0,
-        description="GPUs that Ray reserves for a replica; with fractions, replicas share one",
+        description="GPUs that Ray reserves for a replica, at most 1; with fractions, replicas "
+        "share one, and each is held to its part of the memory",
     )
     num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
     batches: Literal["mixed", "one-size"] = Field(
@@ -214,7 +220,10 @@ class PoolArguments(Section):
     max_px: int | None = Field(None, ge=8, description="longest side, likewise")
     max_num_inference_steps: int = Field(100, ge=1, description="denoising steps of a call at most")
     memory_gib: float | None = Field(
-        None, gt=0, description="memory of the device for a replica; null for all that is free"
+        None,
+        gt=0,
+        description="memory of the device for a replica, on a GPU its CUDA context included, and a "
+        "limit there; null for all that is free, on a GPU of the replica's part",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "off",
@@ -223,13 +232,27 @@ class PoolArguments(Section):
     )
     offload: Literal["auto", "never"] = Field(
         "auto",
-        description="whether weights may stay in the machine's memory where a GPU's is short",
+        description="whether weights may stay in the machine's memory where a GPU's is short: the "
+        "text encoders' first, then all",
     )
 
     @property
     def model_name(self) -> str:
         """Name of the model at the API."""
         return self.served_as or self.name
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """``memory_gib`` in bytes."""
+        return None if self.memory_gib is None else int(self.memory_gib * 2**30)
+
+    def number_format(self, capability: Capability | None = None) -> NumberFormat | None:
+        """Return the number format of a replica, None where that depends on a GPU not known here.
+
+        Args:
+            capability: the GPU's.
+        """
+        return self.dtype or default_format(self.device, capability)
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
@@ -239,6 +262,11 @@ class PoolArguments(Section):
             )
         if self.device == "cuda" and self.num_gpus == 0:
             raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")
+        if self.num_gpus > 1:
+            raise ValueError(
+                f"num_gpus is {self.num_gpus:g}, but a replica runs on one GPU: set num_gpus: 1, "
+                f"and replicas: {ceil(self.num_gpus)} to use as many GPUs"
+            )
         if self.min_px is not None and self.max_px is not None and self.min_px > self.max_px:
             raise ValueError(f"min_px {self.min_px} is above max_px {self.max_px}")
         return self

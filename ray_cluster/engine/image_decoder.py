@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,8 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.device_errors import is_out_of_memory
+from ray_cluster.models.local import vae_scale_factor
+
+logger = logging.getLogger(__name__)
+
 Pixels = npt.NDArray[np.uint8]
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
+
+# latent pixels of a side: of smaller tiles the edges are all there is
+_SMALLEST_TILE = 8
 
 # as many as one image of 1024 x 1024 pixels with the usual autoencoder has
 _LATENT_PIXELS_TOGETHER = 128 * 128
@@ -44,6 +54,8 @@ class ImageDecoder:
         """Return ``[H, W, 3]`` uint8 pixels for each ``[C, h, w]``, all of one size.
 
         Many or large images are decoded in several goes, so that the memory it takes is bounded.
+        Where it runs out all the same, they are tried once more with what the allocator keeps given
+        back, then one by one, then in tiles whose edges are blended: better than to lose all steps.
 
         Raises:
             ArithmeticError: the autoencoder returned NaN or infinite pixels.
@@ -52,8 +64,43 @@ class ImageDecoder:
         together = decode_batch(num_pixels, len(latents), self._device)
         images: list[Pixels] = []
         for start in range(0, len(latents), together):
-            images += self._decode(latents[start : start + together])
+            images += self._decode_within_memory(latents[start : start + together])
         return images
+
+    def _decode_within_memory(self, latents: Sequence[Tensor]) -> list[Pixels]:
+        for is_last in (False, True):
+            try:
+                return self._decode(latents)
+            except (RuntimeError, MemoryError) as error:
+                is_hopeless = is_last and len(latents) == 1 and not self._can_tile
+                if is_hopeless or not is_out_of_memory(error):
+                    raise
+            # not above: the error holds the tensors of the failed call
+            torch.cuda.empty_cache()
+        if len(latents) > 1:
+            return [image for one in latents for image in self._decode_within_memory([one])]
+        logger.warning("an image is decoded in tiles: whole it ran out of memory twice")
+        with self._tiled(max(latents[0].shape[-2:])):
+            return self._decode(latents)
+
+    @property
+    def _can_tile(self) -> bool:
+        """Whether diffusers' tiles fit together: its ``AutoencoderTiny`` takes them for 8 px."""
+        factor = vae_scale_factor(self._vae.config)
+        return bool(getattr(self._vae, "spatial_scale_factor", factor) == factor)
+
+    @contextmanager
+    def _tiled(self, side: int) -> Iterator[None]:
+        """Have the autoencoder decode in tiles of half a side of the latents."""
+        vae = self._vae
+        before = (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size)
+        tile = max(_SMALLEST_TILE, side // 2)
+        vae.use_tiling, vae.tile_latent_min_size = True, tile
+        vae.tile_sample_min_size = tile * vae_scale_factor(vae.config)
+        try:
+            yield
+        finally:
+            vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = before
 
     def _decode(self, latents: Sequence[Tensor]) -> list[Pixels]:
         batch = torch.stack(list(latents)).to(self._device, torch.float32)

@@ -30,13 +30,16 @@ from ray_cluster.engine.folders import (
     pipeline_name,
     resolve_folder,
 )
+from ray_cluster.engine.gpu import prepare_card, this_card, worker_device
 from ray_cluster.engine.image_decoder import ImageDecoder
-from ray_cluster.engine.memory import offload_weights, plan_model_memory
+from ray_cluster.engine.memory import plan_model_memory
+from ray_cluster.engine.offload import place_weights
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
 from ray_cluster.engine.prompt_limits import max_prompt_tokens
 from ray_cluster.engine.reuse_steps import check_reuse
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.weights import DTYPE_BY_NAME, vae_dtype
 from ray_cluster.engine.whole_models import check_models, load_models
 from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.models.fidelity_tables import step_table
@@ -44,6 +47,7 @@ from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes, patch_size
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
+from ray_cluster.policies.gpu_shares import Card
 from ray_cluster.policies.memory import MemoryPlan
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import ImageRequest, ModelProfile
@@ -55,11 +59,6 @@ FAMILY_BY_PIPELINE = {
     "StableDiffusionXLPipeline": "stable-diffusion-xl",
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
-}
-DTYPE_BY_NAME = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
 }
 
 
@@ -130,8 +129,12 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
     return InspectedModel(folder, tables, profile, sampling)
 
 
-def plan_model(pool: PoolConfig, model: InspectedModel) -> MemoryPlan:
+def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None) -> MemoryPlan:
     """Plan the memory of a pool's model, without loading a weight.
+
+    Args:
+        card: the GPU of a pool that runs on one; it may be left out if the pool names both its
+            ``memory_gib`` and its ``dtype``.
 
     Raises:
         MemoryRefused: there is no room for it.
@@ -139,36 +142,46 @@ def plan_model(pool: PoolConfig, model: InspectedModel) -> MemoryPlan:
     profile = model.profile
     default = (profile.default_width_px, profile.default_height_px)
     sizes = sorted({default, (profile.max_px, profile.max_px)})
-    plan = plan_model_memory(model.folder, pool, sizes, DTYPE_BY_NAME[pool.dtype])
+    plan = plan_model_memory(model.folder, pool, sizes, _dtype(pool, card), card)
     if plan.verdict == "refused":
         raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
     logger.info("pool %s: memory %s", pool.name, plan.explanation)
     return plan
 
 
+def _dtype(pool: PoolConfig, card: Card | None) -> torch.dtype:
+    name = pool.number_format(None if card is None else card.capability)
+    assert name is not None, "a pool on a GPU that is not known names its number format"
+    return DTYPE_BY_NAME[name]
+
+
 def load_model(pool: PoolConfig) -> LoadedModel:
-    """Plan the memory, then load the model of a pool.
+    """Plan the memory, hold this process to it, then load the model of a pool.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`inspect_model`.
         MemoryRefused: see :func:`plan_model`.
     """
     model = inspect_model(pool)
-    plan = plan_model(pool, model)
+    device = worker_device(pool)
+    card = this_card() if device.type == "cuda" else None
+    plan, dtype = plan_model(pool, model, card), _dtype(pool, card)
+    if card is not None:
+        prepare_card(pool, card, dtype)
     logger.info("pool %s: sampling %s", pool.name, model.sampling_words)
-    device = torch.device(pool.device)
-    pipeline = _load_pipeline(model.folder, DTYPE_BY_NAME[pool.dtype])
-    if plan.verdict == "offload":
-        offload_weights(pipeline, device)
-    else:
-        pipeline.to(device)
+    logger.info("pool %s: %s on %s", pool.name, str(dtype).removeprefix("torch."), device)
+    pipeline = _load_pipeline(model.folder, dtype)
+    place_weights(pipeline, device, plan.offloaded)
+    executor = build_executor(
+        getattr(pipeline, denoiser_name(model.folder)),
+        vae_scale_factor=pipeline.vae_scale_factor,
+        device=device,
+    )
+    # it has replaced weights by others in its own order: what they took may be others' now
+    torch.cuda.empty_cache()
     return LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
-        executor=build_executor(
-            getattr(pipeline, denoiser_name(model.folder)),
-            vae_scale_factor=pipeline.vae_scale_factor,
-            device=device,
-        ),
+        executor=executor,
         decoder=ImageDecoder(pipeline.vae, device),
         tables=model.tables,
         profile=model.profile,
@@ -260,9 +273,7 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
         )
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be loaded, the model is incomplete: {error}") from error
-    if pipeline.vae.config.get("force_upcast", False) and dtype == torch.float16:
-        # this autoencoder overflows in half precision, says its own config
-        pipeline.vae.to(torch.float32)
+    pipeline.vae.to(vae_dtype(component_config(folder, "vae"), dtype))
     return pipeline
 
 

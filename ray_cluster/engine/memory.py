@@ -36,9 +36,9 @@ from ray_cluster.engine.folders import component_config
 from ray_cluster.engine.image_decoder import decode_batch, in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
-from ray_cluster.engine.whole_models import stored_tensors
+from ray_cluster.engine.weights import component_weights, is_text_encoder, vae_dtype
 from ray_cluster.models.local import vae_scale_factor
-from ray_cluster.models.weight_files import components, weight_files
+from ray_cluster.policies.gpu_shares import CUDA_CONTEXT_BYTES, Card, replica_bytes
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
 
 _CPU = torch.device("cpu")
@@ -90,16 +90,6 @@ class PeakBytes(TorchDispatchMode):
 
 def _is_channels_last(tensor: Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return the bytes of all weights of a diffusers folder once loaded in ``dtype``."""
-    return dtype.itemsize * sum(
-        tensor.numel()
-        for component in components(folder)
-        if component.has_weights
-        for tensor in stored_tensors(weight_files(folder, component)).values()
-    )
 
 
 def step_bytes(
@@ -207,7 +197,8 @@ def model_need(
     # on a CPU norms and attention of half precision are computed in float32; elsewhere activations
     # scale with the width of the numbers they are made of
     followed = dtype if device.type == "cpu" else torch.float32
-    share, decode_share = (dtype.itemsize / one.itemsize for one in (followed, torch.float32))
+    share = dtype.itemsize / followed.itemsize
+    decode_share = vae_dtype(vae, dtype).itemsize / torch.float32.itemsize
     activation = {}
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
@@ -217,36 +208,46 @@ def model_need(
         activation[size] = ActivationCost(
             fixed_bytes=int(max(0, 2 * one - two) + decoding), per_row_bytes=int(two - one)
         )
-    return MemoryNeed(weights_bytes=weight_bytes(folder, dtype), activation_by_size=activation)
+    weights = component_weights(folder, dtype)
+    encoders = [weights.pop(name) for name in sorted(weights) if is_text_encoder(name)]
+    # one after the other; the other stages run beside them
+    encoder_layer = max((one.layer_bytes for one in encoders), default=0)
+    encoder_bytes = sum(one.num_bytes for one in encoders)
+    others = weights.values()
+    return MemoryNeed(
+        weights_bytes=encoder_bytes + sum(one.num_bytes for one in others),
+        activation_by_size=activation,
+        encoder_bytes=encoder_bytes - encoder_layer,
+        pinned_weights_bytes=encoder_layer + sum(one.layer_bytes for one in others),
+        context_bytes=CUDA_CONTEXT_BYTES if device.type == "cuda" else 0,
+    )
 
 
 def plan_model_memory(
-    folder: Path, pool: PoolConfig, sizes: Sequence[SizePx], dtype: torch.dtype
+    folder: Path,
+    pool: PoolConfig,
+    sizes: Sequence[SizePx],
+    dtype: torch.dtype,
+    card: Card | None = None,
 ) -> MemoryPlan:
-    """Decide how a pool's model runs on its device, before any weight is loaded."""
+    """Decide how a pool's model runs on its device, before any weight is loaded.
+
+    Args:
+        card: the GPU; None for a CPU, or for one of which ``memory_gib`` says all.
+    """
     return plan_memory(
         model_need(folder, sizes, dtype, pool.max_batch, torch.device(pool.device)),
-        budget_bytes=free_bytes(pool),
+        budget_bytes=_budget_bytes(pool, card),
         max_batch=pool.max_batch,
         can_offload=pool.device == "cuda" and pool.offload == "auto",
     )
 
 
-def free_bytes(pool: PoolConfig) -> int:
-    """Return the bytes that a replica of the pool may take on its device now."""
-    if pool.memory_gib is not None:
-        return int(pool.memory_gib * 2**30)
-    if pool.device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        return int(min(free, total * min(pool.num_gpus, 1.0)) * _USABLE_SHARE)
-    return int(psutil.virtual_memory().available * _USABLE_SHARE)
-
-
-def offload_weights(pipeline: Any, device: torch.device) -> None:
-    """Keep the weights in host memory and bring each layer to the device when it runs."""
-    from accelerate import cpu_offload
-
-    in_decoders_format(pipeline.vae, device)
-    for component in pipeline.components.values():
-        if isinstance(component, torch.nn.Module):
-            cpu_offload(component, execution_device=device, offload_buffers=True)
+def _budget_bytes(pool: PoolConfig, card: Card | None) -> int:
+    """Return the bytes that a replica of the pool may plan with."""
+    given = pool.memory_bytes
+    if card is None:
+        available = psutil.virtual_memory().available
+        return int(available * _USABLE_SHARE) if given is None else given
+    most = min(card.free_bytes, replica_bytes(card, pool.num_gpus, given))
+    return int(most * _USABLE_SHARE) if given is None else most

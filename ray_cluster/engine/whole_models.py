@@ -117,7 +117,7 @@ def _check_weights(folder: Path, component: Component) -> None:
             f"{folder.name}: {component.name} has quantised weights (quantization_config in its "
             "config.json), which are not covered; take a folder with the full ones"
         )
-    files, kind = weight_files(folder, component), _class_of(folder, component)
+    files, kind = weight_files(folder, component), component_class(folder, component)
     stored = stored_tensors(files)
     try:
         if component.library == "diffusers":
@@ -171,7 +171,7 @@ def _load(
     if files.is_pickled:
         # the library would report at first that it misses the others
         options["use_safetensors"] = False
-    model, info = _class_of(folder, component).from_pretrained(
+    model, info = component_class(folder, component).from_pretrained(
         folder / component.name, local_files_only=True, output_loading_info=True, **options
     )
     if is_diffusers:
@@ -204,7 +204,9 @@ def _some(found: Collection[str]) -> str:
 
 def _check_tokenizer(folder: Path, component: Component) -> None:
     try:
-        _class_of(folder, component).from_pretrained(folder / component.name, local_files_only=True)
+        component_class(folder, component).from_pretrained(
+            folder / component.name, local_files_only=True
+        )
     # the tokenizers library raises Exception itself for a damaged file
     except Exception as error:
         if isinstance(error, ModelUnsupported):
@@ -214,7 +216,8 @@ def _check_tokenizer(folder: Path, component: Component) -> None:
         ) from error
 
 
-def _class_of(folder: Path, component: Component) -> Any:
+def component_class(folder: Path, component: Component) -> Any:
+    """Return the class of a component; ModelUnsupported if the installed library has none."""
     library = importlib.import_module(component.library)
     found = getattr(library, component.class_name, None)
     if not hasattr(found, "from_pretrained"):

@@ -21,7 +21,9 @@ from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.memory import model_need
+from ray_cluster.policies.gpu_shares import Card
 from tests.cli.conftest import Cli
+from tests.engine.full_size import save_flux_headers, save_sdxl_headers
 
 
 def test_a_sound_configuration_has_no_problem(cli: Cli, tiny_config: Path) -> None:
@@ -186,6 +188,85 @@ def test_missing_gpus_are_a_problem() -> None:
     pool = PoolConfig(name="a", model="b", device="cuda", num_gpus=1, replicas=99)
     (found,) = problems(check_gpus([pool]))
     assert "a want 99 GPU(s)" in found.found
+
+
+@pytest.fixture(scope="module")
+def full_size(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """SDXL's and FLUX.1-dev's folders at their published sizes, headers alone."""
+    place = tmp_path_factory.mktemp("published")
+    return {
+        "sdxl": save_sdxl_headers(place / "sdxl"),
+        "flux": save_flux_headers(place / "flux"),
+    }
+
+
+def pool_on_gpu(full_size: dict[str, Path], name: str, **changes: Any) -> dict[str, Any]:
+    pool = {"name": name, "model": str(full_size[name]), "device": "cuda", "num_gpus": 1}
+    return pool | {"max_px": 1024, "num_cpus": 0.1} | changes
+
+
+@pytest.mark.parametrize(
+    ("gib", "capability", "words"),
+    [
+        # 22.2 GiB of transformer, 8.9 of T5; in float16 a sixth of T5 and more is kept in float32
+        (16, "7.5", ["float16: offload", "34258 MiB of weights", "369 MiB with all of them"]),
+        (24, "8.9", ["bfloat16: offload", "32179 MiB of weights", "364 MiB with all of them"]),
+        (32, "12.0", ["23112 MiB with the text encoders offloaded", "600 MiB of CUDA"]),
+    ],
+)
+def test_what_flux_takes_of_a_named_gpu_is_known_without_it(
+    cli: Cli,
+    tiny_config: Path,
+    full_size: dict[str, Path],
+    gib: int,
+    capability: str,
+    words: list[str],
+) -> None:
+    content = yaml.safe_load(tiny_config.read_text())
+    content["pools"] = [pool_on_gpu(full_size, "flux")]
+    tiny_config.write_text(yaml.safe_dump(content))
+    card = ("--gpu-memory-gib", gib, "--gpu-capability", capability)
+    findings = json.loads(cli("doctor", tiny_config, *card, "--json").stdout)
+    by_subject = {item["subject"]: item for item in findings}
+    assert "GPUs for the pools" not in by_subject
+    for word in words:
+        assert word in by_subject["pool flux"]["found"]
+    assert by_subject["replicas on one GPU"]["level"] == "ok"
+    if gib == 24:
+        # what is offloaded is counted where it goes
+        assert "flux 31." in by_subject["memory of all replicas"]["found"]
+
+
+def test_replicas_that_share_a_gpu_are_counted_together(
+    tiny_config: Path, full_size: dict[str, Path]
+) -> None:
+    content = yaml.safe_load(tiny_config.read_text())
+    content["pools"] = [
+        pool_on_gpu(full_size, "sdxl", num_gpus=0.5, memory_gib=13, dtype="bfloat16"),
+        pool_on_gpu(full_size, "flux", num_gpus=0.5, memory_gib=12),
+    ]
+    card = Card(24 * 2**30, 24 * 2**30, (8, 9))
+    findings = {one.subject: one for one in check_service(load_config(content), card)}
+    assert "6617 MiB of weights" in findings["pool sdxl"].found
+    found = findings["replicas on one GPU"]
+    assert found.level == "problem"
+    assert "25.0 of 24.0 GiB at most, CUDA contexts included: 1 x sdxl, up to 13.0" in found.found
+    assert "1 x flux, up to 12.0 GiB each" in found.found
+    assert "lower memory_gib" in found.advice
+
+
+def test_sdxl_in_float16_decodes_in_float32(full_size: dict[str, Path]) -> None:
+    need = model_need(full_size["sdxl"], [(1024, 1024)], torch.float16, 1, torch.device("cuda"))
+    assert need.activation_by_size[1024, 1024].fixed_bytes > 3.7 * 2**30
+    # its weights, too: 0.16 GiB more than in bfloat16
+    assert need.weights_bytes / 2**20 == pytest.approx(6776, abs=1)
+
+
+@pytest.mark.parametrize("wrong", ["9", "sm_90", "9.0.1"])
+def test_a_wrong_capability_is_refused(cli: Cli, wrong: str) -> None:
+    result = cli("doctor", "--gpu-memory-gib", 24, "--gpu-capability", wrong)
+    assert result.exit_code == 2
+    assert "compute capability such as" in result.stderr
 
 
 def test_the_packages_of_this_environment_are_looked_at() -> None:

@@ -11,7 +11,8 @@ from diffusers import DiffusionPipeline
 
 from ray_cluster.engine.denoisers import build_executor
 from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.memory import model_need, offload_weights, step_bytes
+from ray_cluster.engine.memory import model_need, step_bytes
+from ray_cluster.engine.offload import place_weights
 from ray_cluster.engine.state import Conditioning
 from tests.engine.conftest import Zoo
 from tests.engine.dits import MixedCall
@@ -71,7 +72,7 @@ def test_offloaded_weights_predict_the_same(zoo: Zoo, name: str, record: Record)
     """Each part brings its own weights, and what is no parameter but a buffer: positions."""
     device = torch.device("cpu")
     pipeline = DiffusionPipeline.from_pretrained(zoo.folder(name))
-    offload_weights(pipeline, device)
+    place_weights(pipeline, device, "all")
     assert {each.device.type for each in pipeline.transformer.parameters()} == {"meta"}
     executor = build_executor(
         pipeline.transformer, vae_scale_factor=pipeline.vae_scale_factor, device=device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,16 +20,18 @@ from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.memory import (
     decode_bytes,
     model_need,
-    offload_weights,
     plan_model_memory,
     step_bytes,
-    weight_bytes,
 )
+from ray_cluster.engine.offload import place_weights
 from ray_cluster.engine.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet.executor import UNetExecutor
+from ray_cluster.engine.weights import component_weights, vae_dtype
+from ray_cluster.engine.whole_models import load_models
 from ray_cluster.errors import MemoryRefused
-from ray_cluster.policies.memory import SizePx
+from ray_cluster.policies.gpu_shares import Card
+from ray_cluster.policies.memory import MemoryNeed, Offloaded, SizePx
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     CALL_TOLERANCE,
@@ -153,14 +156,43 @@ def test_the_bytes_of_a_step_grow_linearly_with_the_rows(zoo: Zoo, name: str) ->
     )
 
 
-@pytest.mark.parametrize("name", ["sd", "sdxl", "shapes"])
-def test_the_bytes_of_the_weights_are_those_of_the_loaded_modules(zoo: Zoo, name: str) -> None:
-    components = zoo.reference(name).pipeline.components.values()
-    modules = [one for one in components if isinstance(one, torch.nn.Module)]
-    loaded = sum(each.nbytes for one in modules for each in one.parameters())
-    # position ids and the like are no parameters
-    assert weight_bytes(zoo.folder(name), torch.float32) == pytest.approx(loaded, rel=0.01)
-    assert weight_bytes(zoo.folder(name), torch.bfloat16) == pytest.approx(loaded / 2, rel=0.01)
+@pytest.mark.parametrize("name", ["sd", "sdxl", "shapes", "sd3", "flux"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_bytes_of_the_weights_are_those_of_the_loaded_modules(
+    zoo: Zoo, name: str, dtype: torch.dtype
+) -> None:
+    """T5 keeps some layers in float32 where others are in float16; CLIP and diffusers' none."""
+    planned = component_weights(zoo.folder(name), dtype)
+    planned.pop("vae")
+    for part, module in load_models(zoo.folder(name), dtype).items():
+        if part != "vae":
+            weights = {one.data_ptr(): one.nbytes for one in module.state_dict().values()}
+            layers = (
+                sum(one.nbytes for key, one in each.state_dict().items() if "." not in key)
+                for each in module.modules()
+            )
+            assert planned[part].num_bytes == sum(weights.values())
+            assert planned[part].layer_bytes == max(layers)
+
+
+@pytest.mark.parametrize("name", ["sdxl", "sd", "sd3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_autoencoder_is_planned_in_the_format_that_it_is_loaded_in(
+    zoo: Zoo, name: str, dtype: Any
+) -> None:
+    folder = zoo.folder(name)
+    vae = load_model(pool(folder, dtype=dtype)).decoder._vae
+    asked = getattr(torch, dtype)
+    overflows = dtype == "float16" and vae.config.get("force_upcast", False)
+    assert vae.dtype == vae_dtype(component_config(folder, "vae"), asked)
+    assert vae.dtype == (torch.float32 if overflows else asked)
+    loaded = sum(one.nbytes for one in vae.parameters())
+    assert component_weights(folder, asked)["vae"].num_bytes == loaded
+    # what decoding takes, too
+    need = model_need(folder, [(64, 64)], asked, 1, torch.device("cuda"))
+    full = model_need(folder, [(64, 64)], torch.float32, 1, torch.device("cuda"))
+    fixed = [one.activation_by_size[64, 64].fixed_bytes for one in (need, full)]
+    assert (fixed[0] > 0.6 * fixed[1]) == (vae.dtype == torch.float32)
 
 
 # --- the plan ---
@@ -169,10 +201,15 @@ def test_the_bytes_of_the_weights_are_those_of_the_loaded_modules(zoo: Zoo, name
 LARGE, BOTH = [(128, 128)], [(64, 64), (128, 128)]
 
 
+def need_of(zoo: Zoo, device: str = "cpu") -> MemoryNeed:
+    return model_need(zoo.folder("sdxl"), LARGE, torch.float32, 8, torch.device(device))
+
+
 def need_gib(zoo: Zoo, device: str = "cpu") -> Callable[[int], float]:
     """What a batch of so many large images needs."""
-    need = model_need(zoo.folder("sdxl"), LARGE, torch.float32, 8, torch.device(device))
-    return lambda batch: (need.weights_bytes + need.activation_by_size[128, 128].at(batch)) / 2**30
+    need = need_of(zoo, device)
+    beside = need.context_bytes + need.weights_bytes
+    return lambda batch: (beside + need.activation_by_size[128, 128].at(batch)) / 2**30
 
 
 def test_every_verdict_is_reached_by_some_budget(zoo: Zoo) -> None:
@@ -188,8 +225,30 @@ def test_every_verdict_is_reached_by_some_budget(zoo: Zoo) -> None:
     assert capped.max_batch_by_size[128, 128] == 3
     assert capped.max_batch_by_size[64, 64] == 8
     assert plan(0.99 * needed(1)).verdict == "refused"
-    assert plan(0.99 * needed_on_gpu(1), **on_gpu).verdict == "offload"
-    assert plan(0.99 * needed_on_gpu(1), offload="never", **on_gpu).verdict == "refused"
+    spared = need_of(zoo, "cuda").encoder_bytes / 2**30
+    tight = needed_on_gpu(1) - spared / 2
+    assert plan(tight, **on_gpu).offloaded == "text encoders"
+    assert plan(tight, offload="never", **on_gpu).verdict == "refused"
+    assert plan(tight - spared, **on_gpu).offloaded == "all"
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "num_gpus", "free_gib", "given_mib"),
+    [
+        (None, 1, 24, 24 * 1024 * 0.85),
+        (None, 0.5, 24, 12 * 1024 * 0.85),
+        (None, 0.5, 2, 2 * 1024 * 0.85),
+        (3, 0.5, 24, 3 * 1024),
+        (3, 0.5, 2, 2 * 1024),
+    ],
+)
+def test_a_replica_plans_with_its_part_of_the_card_and_no_more_than_is_free(
+    zoo: Zoo, memory_gib: float | None, num_gpus: float, free_gib: int, given_mib: float
+) -> None:
+    folder, card = zoo.folder("sdxl"), Card(24 * 2**30, free_gib * 2**30, (8, 0))
+    config = pool(folder, device="cuda", num_gpus=num_gpus, memory_gib=memory_gib)
+    plan = plan_model_memory(folder, config, LARGE, torch.bfloat16, card)
+    assert f"given {math.ceil(given_mib)} MiB" in plan.explanation
 
 
 def test_a_model_without_room_is_refused_before_it_is_loaded(
@@ -233,15 +292,26 @@ def test_half_the_width_needs_half_the_memory_of_a_gpu(zoo: Zoo) -> None:
 # --- offloading ---
 
 
+@pytest.mark.parametrize("offloaded", ["text encoders", "all"])
 @pytest.mark.parametrize("name", ["sd", "sdxl"])
-def test_offloaded_weights_give_the_same_image(zoo: Zoo, name: str, record: Record) -> None:
+def test_offloaded_weights_give_the_same_image(
+    zoo: Zoo, name: str, offloaded: Offloaded, record: Record
+) -> None:
     """The executor calls the UNet's parts, never its `forward`: the hooks must sit on the parts."""
     device = torch.device("cpu")
     extra = {} if name == "sdxl" else {"safety_checker": None}
     pipeline = DiffusionPipeline.from_pretrained(zoo.folder(name), **extra)
-    offload_weights(pipeline, device)
-    modules = [one for one in pipeline.components.values() if isinstance(one, torch.nn.Module)]
-    assert {each.device.type for one in modules for each in one.parameters()} == {"meta"}
+    place_weights(pipeline, device, offloaded)
+    modules = {
+        key: one for key, one in pipeline.components.items() if isinstance(one, torch.nn.Module)
+    }
+
+    def check_places() -> None:
+        for key, one in modules.items():
+            is_away = offloaded == "all" or key.startswith("text_encoder")
+            assert {each.device.type for each in one.parameters()} == {"meta" if is_away else "cpu"}
+
+    check_places()
     factor = pipeline.vae_scale_factor
     model = zoo.model(name)
     executor = UNetExecutor(pipeline.unet, vae_scale_factor=factor, device=device)
@@ -259,7 +329,7 @@ def test_offloaded_weights_give_the_same_image(zoo: Zoo, name: str, record: Reco
         pixels, wanted = decoder.decode([found])[0], model.decoder.decode([expected])[0]
         assert pixel_difference(pixels, wanted) <= PIXEL_TOLERANCE
     # and the weights are away again
-    assert {each.device.type for one in modules for each in one.parameters()} == {"meta"}
+    check_places()
 
 
 # --- the format of the autoencoder's weights ---

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderTiny
 
 from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.image_decoder import ImageDecoder
 from ray_cluster.engine.step_costs import StepCosts
+from ray_cluster.models.local import vae_scale_factor
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.failing import FailsWith
@@ -21,6 +26,7 @@ from tests.engine.harness import (
     difference,
     drive,
     engine_of,
+    pixel_difference,
     request,
     run_alone,
     start_all,
@@ -176,8 +182,6 @@ def test_a_step_whose_memory_ran_out_says_nothing_of_what_steps_take(zoo: Zoo) -
 
 def test_memory_of_a_failed_call_is_free_before_the_next_try(zoo: Zoo) -> None:
     """An exception's traceback keeps the call's tensors: the retry must come after it is gone."""
-    import weakref
-
     inner = zoo.model("sd").executor
     alive: list[weakref.ref[Any]] = []
     seen: list[int] = []
@@ -196,3 +200,113 @@ def test_memory_of_a_failed_call_is_free_before_the_next_try(zoo: Zoo) -> None:
     engine = engine_of(model, executor=Hungry(inner, ValueError(), None, []))
     assert not drive(engine, {0: states}).failed
     assert seen == [0] * 7
+
+
+# --- decoding ---
+
+
+class TightDecoder:
+    """Stands before an autoencoder's decoder: no memory for more latent pixels than so many."""
+
+    def __init__(self, vae: Any, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self._forward, self.room, self.calls = vae.decoder.forward, room, []
+        self.alive: list[weakref.ref[Any]] = []
+        monkeypatch.setattr(vae.decoder, "forward", self)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self._empty)
+
+    def _empty(self) -> None:
+        assert all(one() is None for one in self.alive), "the failed call still holds its memory"
+        self.calls.append("empty cache")
+
+    def __call__(self, latents: Any, *rest: Any) -> Any:
+        count = latents.shape[0] * latents.shape[-1] * latents.shape[-2]
+        self.calls.append(count)
+        if count > self.room:
+            activations = torch.zeros(10)
+            self.alive.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._forward(latents, *rest)
+
+
+@pytest.fixture
+def decoder(zoo: Zoo) -> ImageDecoder:
+    """One of its own, with an ``AutoencoderKL``."""
+    return ImageDecoder(copy.deepcopy(zoo.model("sdxl").decoder._vae), torch.device("cpu"))
+
+
+def latents_of(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return list(torch.randn(count, 4, 32, 32, generator=generator))
+
+
+@pytest.mark.parametrize(("room", "num_frees"), [(32 * 32 * 3, 0), (32 * 32, 1)])
+def test_images_that_do_not_fit_together_are_decoded_one_by_one(
+    decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch, room: int, num_frees: int
+) -> None:
+    latents = latents_of(3)
+    with torch.inference_mode():
+        expected = decoder.decode(latents)
+        tight = TightDecoder(decoder._vae, monkeypatch, room)
+        found = decoder.decode(latents)
+    together = 32 * 32 * 3
+    # once more with the cache empty
+    wanted = [together, "empty cache", together, "empty cache", *[32 * 32] * 3]
+    assert tight.calls == (wanted if num_frees else [together])
+    assert max(pixel_difference(*pair) for pair in zip(found, expected, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("kind", ["AutoencoderKL", "AutoencoderTiny"])
+def test_an_image_too_large_for_the_memory_is_decoded_in_tiles_as_diffusers_does(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    vae = copy.deepcopy(zoo.model("sdxl").decoder._vae)
+    if kind == "AutoencoderTiny":
+        torch.manual_seed(0)
+        wide, blocks = (8, 8, 8, 8), (1, 1, 1, 1)
+        vae = AutoencoderTiny(
+            encoder_block_out_channels=wide,
+            decoder_block_out_channels=wide,
+            num_encoder_blocks=blocks,
+            num_decoder_blocks=blocks,
+        )
+    decoder, (latents,) = ImageDecoder(vae, torch.device("cpu")), latents_of(1)
+    reference = copy.deepcopy(vae)
+    reference.enable_tiling()
+    reference.tile_latent_min_size = 16
+    reference.tile_sample_min_size = 16 * vae_scale_factor(vae.config)
+    with torch.inference_mode():
+        whole = decoder.decode([latents])[0]
+        in_tiles = ImageDecoder(reference, torch.device("cpu")).decode([latents])[0]
+        assert pixel_difference(in_tiles, whole) > 1, "tiles are seen: the test can tell"
+        tight = TightDecoder(vae, monkeypatch, 16 * 16)
+        found = decoder.decode([latents])[0]
+        assert pixel_difference(found, in_tiles) <= 1
+        tight.room = 32 * 32
+        # the next image is whole again
+        assert pixel_difference(decoder.decode([latents])[0], whole) == 0
+        tight.room = 8 * 8
+        with pytest.raises(torch.OutOfMemoryError):
+            decoder.decode([latents])
+        tight.room = 32 * 32
+        assert pixel_difference(decoder.decode([latents])[0], whole) == 0
+
+
+def test_an_autoencoder_that_cannot_tile_fails_for_want_of_memory(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Diffusers' own tiles of an ``AutoencoderTiny`` with a factor of 4 do not fit together."""
+    vae = copy.deepcopy(zoo.model("sd").decoder._vae)
+    tight = TightDecoder(vae, monkeypatch, 0)
+    with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
+        ImageDecoder(vae, torch.device("cpu")).decode(latents_of(1))
+    assert tight.calls == [32 * 32, "empty cache", 32 * 32]
+
+
+def test_any_other_error_of_decoding_is_not_tried_again(
+    decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = TightDecoder(decoder._vae, monkeypatch, 32 * 32)
+    tight._forward = lambda *_: (_ for _ in ()).throw(RuntimeError("shapes"))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="shapes"):
+        decoder.decode(latents_of(1))
+    assert tight.calls == [32 * 32]

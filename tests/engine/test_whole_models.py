@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.folders import component_names
 from ray_cluster.engine.loading import inspect_model, load_model
-from ray_cluster.engine.memory import weight_bytes
+from ray_cluster.engine.weights import component_weights
 from ray_cluster.engine.whole_models import load_models
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.weight_files import components
@@ -289,7 +289,8 @@ def test_files_of_every_form_are_found_and_loaded_as_by_diffusers(
         assert all(torch.equal(wanted[key], value) for key, value in one.state_dict().items())
         # by place: T5 has its embedding under two names
         num_bytes |= {tensor.data_ptr(): tensor.nbytes for tensor in one.state_dict().values()}
-    assert weight_bytes(folder, torch.float32) == sum(num_bytes.values())
+    planned = component_weights(folder, torch.float32).values()
+    assert sum(one.num_bytes for one in planned) == sum(num_bytes.values())
     inspect_model(pool_of(folder))
     # a shard, or the only file, of each component that is lost is missed before the load
     for part in loaded:

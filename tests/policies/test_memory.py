@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,6 +8,7 @@ from ray_cluster.policies.memory import MIB, ActivationCost, MemoryNeed, MemoryP
 SMALL, LARGE = (512, 512), (1024, 1024)
 NEED = MemoryNeed(
     weights_bytes=1000 * MIB,
+    encoder_bytes=200 * MIB,
     pinned_weights_bytes=400 * MIB,
     activation_by_size={
         SMALL: ActivationCost(50 * MIB, 25 * MIB),
@@ -41,11 +44,26 @@ def test_smaller_batches_are_preferred_to_offloading() -> None:
     assert plan(1200).max_batch_by_size == {SMALL: 6, LARGE: 1}
 
 
-def test_weights_are_offloaded_when_a_size_would_not_run_otherwise() -> None:
-    offloaded = plan(1199)
-    assert offloaded.verdict == "offload"
-    assert offloaded.weights_bytes == 400 * MIB
-    assert offloaded.max_batch_by_size == {SMALL: 8, LARGE: 6}
+def test_the_text_encoders_are_offloaded_first_and_all_weights_where_that_is_not_enough() -> None:
+    first, whole = plan(1199), plan(999)
+    assert (first.verdict, first.offloaded) == ("offload", "text encoders")
+    assert (first.weights_bytes, first.host_bytes) == (800 * MIB, 200 * MIB)
+    assert first.max_batch_by_size == {SMALL: 8, LARGE: 2}
+    assert "800 MiB with the text encoders offloaded" in first.explanation
+    assert (whole.verdict, whole.offloaded) == ("offload", "all")
+    assert (whole.weights_bytes, whole.host_bytes) == (400 * MIB, 600 * MIB)
+    assert whole.max_batch_by_size == {SMALL: 8, LARGE: 4}
+
+
+def test_a_cuda_context_takes_its_part_of_the_budget() -> None:
+    need = replace(NEED, context_bytes=100 * MIB)
+    roomy, tight = (
+        plan_memory(need, budget_bytes=budget, max_batch=8, can_offload=False)
+        for budget in (2000 * MIB, 2000 * MIB - 1)
+    )
+    assert (roomy.verdict, tight.verdict) == ("fits", "capped")
+    assert roomy.peak_bytes == 2000 * MIB
+    assert "100 MiB of CUDA context" in roomy.explanation
 
 
 def test_it_is_refused_when_offloading_is_not_allowed_and_says_what_to_change() -> None:
@@ -65,7 +83,10 @@ def test_it_is_refused_when_even_offloading_does_not_help() -> None:
 
 sizes_bytes = st.integers(0, 60)
 needs = st.builds(
-    lambda weights, pinned, costs: MemoryNeed(weights, costs, min(pinned, weights)),
+    lambda weights, encoders, pinned, costs: MemoryNeed(
+        weights, costs, min(encoders, weights), min(pinned, weights - min(encoders, weights))
+    ),
+    sizes_bytes,
     sizes_bytes,
     sizes_bytes,
     st.dictionaries(
@@ -88,11 +109,16 @@ def test_plan_equals_trying_every_batch(
             for size, c in need.activation_by_size.items()
         }
 
-    resident, offloaded = largest(need.weights_bytes), largest(need.pinned_weights_bytes)
+    resident, first, offloaded = (
+        largest(need.resident_bytes(which)) for which in ("nothing", "text encoders", "all")
+    )
     if min(resident.values()) == max_batch:
         assert (decided.verdict, decided.max_batch_by_size) == ("fits", resident)
     elif min(resident.values()) >= 1:
         assert (decided.verdict, decided.max_batch_by_size) == ("capped", resident)
+    elif can_offload and min(first.values()) >= 1:
+        assert (decided.verdict, decided.max_batch_by_size) == ("offload", first)
+        assert decided.offloaded == "text encoders"
     elif can_offload and min(offloaded.values()) >= 1:
         assert (decided.verdict, decided.max_batch_by_size) == ("offload", offloaded)
     else:

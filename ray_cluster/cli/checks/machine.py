@@ -17,6 +17,7 @@ import ray_cluster
 from ray_cluster.cli.checks import Finding, ok, problem, warning
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import RayConfig
+from ray_cluster.policies.gpu_shares import Card
 from ray_cluster.process.machine import cpu_model
 
 _GIB = 2**30
@@ -144,12 +145,12 @@ def check_processor(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
         # reported by another check
         return
     found = f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
-    on_cpu = {pool.dtype for pool in pools if pool.device == "cpu"}
-    slow = sorted(dtype for dtype in on_cpu if not _has_fast(dtype))
+    formats = {pool.name: pool.number_format() for pool in pools if pool.device == "cpu"}
+    slow = sorted({dtype for dtype in formats.values() if dtype and not _has_fast(dtype)})
     if not slow:
         yield ok("processor", found)
     for dtype in slow:
-        names = ", ".join(pool.name for pool in pools if pool.dtype == dtype)
+        names = ", ".join(name for name, one in formats.items() if one == dtype)
         yield warning(
             "processor",
             f"{found}: no instructions for {dtype} (pool {names})",
@@ -170,8 +171,12 @@ def _has_fast(dtype: str) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def check_gpus(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
-    """Yield the GPUs of this machine and what the pools miss."""
+def check_gpus(pools: Sequence[PoolConfig], card: Card | None = None) -> Iterator[Finding]:
+    """Yield the GPUs of this machine and what the pools miss.
+
+    Args:
+        card: the kind of GPU that they are to run on elsewhere.
+    """
     try:
         import torch
     except (ImportError, OSError):
@@ -201,13 +206,27 @@ def check_gpus(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
             "update the driver, or install a torch for an older CUDA",
         )
     wanted = sum(pool.num_gpus * pool.replicas for pool in pools)
-    if wanted > count:
+    if wanted > count and card is None:
         names = ", ".join(pool.name for pool in pools if pool.num_gpus)
         yield problem(
             "GPUs for the pools",
             f"{names} want {wanted:g} GPU(s), {count} can be used",
             "lower replicas or num_gpus, or set device: cpu and num_gpus: 0",
         )
+
+
+def first_card(pools: Sequence[PoolConfig]) -> Card | None:
+    """Return the first GPU of this machine, if a pool runs on one and there is any."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        # reported by another check
+        return None
+    if not torch.cuda.is_available() or all(pool.device == "cpu" for pool in pools):
+        return None
+    from ray_cluster.engine.gpu import this_card
+
+    return this_card()
 
 
 def _gpu_driver() -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import RayClusterError
 from ray_cluster.models.weight_files import INDEX
+from ray_cluster.policies.gpu_shares import Card, GpuTenants, fullest_card, replica_bytes
 
 _GIB = 2**30
 # a replica of Ray Serve that has imported torch and diffusers, without weights; measured: 0.72 GiB
@@ -26,8 +27,12 @@ _WORKER_BYTES = 0.75 * _GIB
 _KEPT_BYTES = 0.65 * _GIB
 
 
-def check_service(config: ClusterConfig) -> Iterator[Finding]:
-    """Yield findings about ports, pools, processors and memory."""
+def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[Finding]:
+    """Yield findings about ports, pools, processors, and memory of the machine and its GPUs.
+
+    Args:
+        card: the GPU that pools on one are planned for, if it is known.
+    """
     running = running_ports(config) if config.ray.address is None else set()
     for listener in wanted_listeners(config):
         subject = f"port {listener.port}"
@@ -45,25 +50,28 @@ def check_service(config: ClusterConfig) -> Iterator[Finding]:
         yield warning("access", message)
     plans = []
     for pool in config.pools:
-        finding, plan = _check_pool(pool)
+        finding, plan = _check_pool(pool, card)
         yield finding
         if plan is not None:
             plans.append((pool, plan))
+    if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
+        yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
         yield _processors(config)
         yield _all_replicas(plans, is_running=bool(running))
 
 
-def _check_pool(pool: PoolConfig) -> tuple[Finding, PlannedModel | None]:
+def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedModel | None]:
     subject = f"pool {pool.name}"
     try:
         here = _on_this_machine(pool)
         if here is None:
             return _not_downloaded(pool.model), None
-        plan = plan_pool(here)
+        plan = plan_pool(here, card)
     except RayClusterError as error:
         return problem(subject, str(error)), None
-    found = f"{pool.replicas} x {pool.model} on {pool.device}: {plan.memory_words}; "
+    found = f"{pool.replicas} x {pool.model} on {pool.device} in {plan.format_words}: "
+    found += f"{plan.memory_words}; "
     found += plan.sampling_words
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
         return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
@@ -122,8 +130,10 @@ def _processors(config: ClusterConfig) -> Finding:
 
 def _replica_bytes(pool: PoolConfig, plan: PlannedModel) -> float:
     """Return what a replica takes of the machine's memory in the end."""
-    if pool.device != "cpu" or plan.memory is None:
+    if plan.memory is None:
         return _WORKER_BYTES
+    if pool.device != "cpu":
+        return _WORKER_BYTES + plan.memory.host_bytes
     return _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
 
 
@@ -146,3 +156,32 @@ def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]], *, is_running: b
     if needed > available:
         return problem("memory of all replicas", found, "lower replicas, or end other programs")
     return ok("memory of all replicas", found)
+
+
+def _shared_gpu(
+    pools: Sequence[PoolConfig], plan_by_pool: Mapping[str, PlannedModel], card: Card
+) -> Finding:
+    """Add up what may be on one GPU at worst: each replica plans as if it were alone."""
+    shares = {pool.name: replica_bytes(card, pool.num_gpus, pool.memory_bytes) for pool in pools}
+    tenants = [
+        GpuTenants(pool.name, pool.num_gpus, shares[pool.name], pool.replicas) for pool in pools
+    ]
+    counts = {name: count for name, count in fullest_card(tenants).items() if count}
+    total_bytes = sum(count * shares[name] for name, count in counts.items())
+    parts = []
+    for name, count in counts.items():
+        words = f"{count} x {name}, up to {shares[name] / _GIB:.1f} GiB each"
+        if (plan := plan_by_pool.get(name)) is not None and plan.memory is not None:
+            words += f" ({plan.memory.peak_bytes / _GIB:.1f} planned)"
+        parts.append(words)
+    found = (
+        f"{total_bytes / _GIB:.1f} of {card.total_bytes / _GIB:.1f} GiB at most, CUDA contexts "
+        f"included: {'; '.join(parts)}"
+    )
+    if total_bytes <= card.total_bytes:
+        return ok("replicas on one GPU", found)
+    return problem(
+        "replicas on one GPU",
+        found,
+        "lower memory_gib, or raise num_gpus so that fewer replicas share a GPU",
+    )

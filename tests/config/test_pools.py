@@ -1,0 +1,24 @@
+import pytest
+
+from ray_cluster.config.loading import load_config
+from ray_cluster.errors import ConfigError
+
+
+def test_a_replica_on_several_gpus_is_refused_with_what_to_do() -> None:
+    pool = {"name": "a", "model": "shapes-sd", "device": "cuda", "num_gpus": 1.5}
+    with pytest.raises(ConfigError, match=r"num_gpus is 1\.5.*num_gpus: 1, and replicas: 2 "):
+        load_config({"pools": [pool]})
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cpu", None, "float32"), ("cuda", None, None), ("cuda", (9, 0), "bfloat16")],
+)
+def test_the_number_format_is_the_devices_unless_the_pool_names_one(
+    device: str, capability: tuple[int, int] | None, expected: str | None
+) -> None:
+    given = {"name": "a", "model": "shapes-sd", "device": device, "num_gpus": 1}
+    [pool] = load_config({"pools": [given]}).pools
+    assert pool.number_format(capability) == expected
+    [pool] = load_config({"pools": [given | {"dtype": "float16"}]}).pools
+    assert pool.number_format(capability) == "float16"
