@@ -300,6 +300,19 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class SmallImage:
+    """An image as a discriminator gets it: small, and not coded.
+
+    Attributes:
+        data: ``height_px * width_px * 3`` bytes, red, green and blue of each pixel, row by row.
+    """
+
+    width_px: int
+    height_px: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageResult:
     """A coded image and how long it took.
 
