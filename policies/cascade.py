@@ -19,6 +19,8 @@ from ray_cluster.policies.plan import CascadePlan
 
 CascadeEntry = Literal["light", "heavy"]
 CascadeReason = Literal["confident", "deferred", "no_time", "scorer_away", "random_routing"]
+EntryReason = Literal["routed", "quality", "add_ons", "size", "prompt", "negative_prompt"]
+"""Why a request is routed by confidence, or goes to one model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,18 @@ def observe(window: ConfidenceWindow, confidences: Iterable[float]) -> Confidenc
     """
     kept = (*window.confidences, *confidences)[-window.size :]
     return replace(window, confidences=kept)
+
+
+def drift(window: ConfidenceWindow, curve: DeferralCurve) -> float:
+    """Return the largest difference in deferral rate at one threshold, in [0, 1].
+
+    Between the window's confidences and what a curve was calibrated to: Kolmogorov and Smirnov's
+    distance.
+    """
+    ranked, size = sorted(window.confidences), len(window.confidences)
+    expected = [curve.rate_at(one) for one in ranked]
+    steps = ((rate - n / size, (n + 1) / size - rate) for n, rate in enumerate(expected))
+    return max(max(below, above) for below, above in steps)
 
 
 def deferral_rate(window: ConfidenceWindow, threshold: float) -> float:

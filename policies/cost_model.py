@@ -207,6 +207,12 @@ def decode_s(cost: StepCost, request: RequestView) -> float:
     return cost.decode_per_megapixel_s * request.width_px * request.height_px / 1e6
 
 
+def alone_s(cost: StepCost, request: RequestView) -> float:
+    """Return the seconds that a request still takes on an idle replica, decoding included."""
+    each_s = cost.fixed_s + own_s(cost, request)
+    return request.remaining_steps * each_s + decode_s(cost, request)
+
+
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
     """Return one request's part of the cost of a step of a full batch."""
     return replace(cost, fixed_s=cost.fixed_s / max_batch)

@@ -36,7 +36,7 @@ ALSO_SEES: dict[str, set[str]] = {
 }
 NEVER_SEES = {"simulator": {"engine"}}
 # what stands beside packages in the import root
-ROOT_FILES = {"__init__.py", "errors.py", "requests.py"}
+ROOT_FILES = {"__init__.py", "errors.py"}
 # only these see what stands beside the engine
 SEES_TRAINING = {"cli", "training", "quality"}
 # these see themselves alone, and of third parties only what is listed

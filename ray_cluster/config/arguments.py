@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field, SecretStr
 
+from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.sections import (
@@ -58,6 +59,14 @@ class WorkerArguments(Section):
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
 
+class ScorerArguments(Section):
+    """Arguments of the replicas of a discriminator."""
+
+    discriminator: DiscriminatorArguments
+    logs: LogsConfig = LogsConfig()
+    patience_s: float = Field(DispatchArguments().patience_s, gt=0)
+
+
 def front_arguments(
     config: ClusterConfig,
     settings: Path | str | None = None,
@@ -83,6 +92,15 @@ def worker_arguments(config: ClusterConfig, name: str) -> WorkerArguments:
     return WorkerArguments(
         pool=part_of(config.pool(name), PoolArguments),
         storage=part_of(config.storage, StorageArguments),
+        logs=config.logs,
+        patience_s=config.dispatch.patience_s,
+    )
+
+
+def scorer_arguments(config: ClusterConfig, name: str) -> ScorerArguments:
+    """Return a discriminator's part; raises :class:`ConfigError` if there is none of that name."""
+    return ScorerArguments(
+        discriminator=part_of(config.discriminator(name), DiscriminatorArguments),
         logs=config.logs,
         patience_s=config.dispatch.patience_s,
     )

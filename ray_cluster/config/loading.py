@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import (
     DispatchConfig,
@@ -37,12 +38,16 @@ class ClusterConfig(Section):
     storage: StorageConfig = StorageConfig()
     logs: LogsConfig = LogsConfig()
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
+    discriminators: tuple[DiscriminatorConfig, ...] = ()
+    cascades: tuple[CascadeConfig, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> ClusterConfig:
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pool names must differ, given {names}")
+        models = [pool.model_name for pool in self.pools]
+        check_cascades(self.cascades, self.discriminators, pools=names, models=models)
         grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
         if grace_s < 2 * upload_s:
             raise ValueError(
@@ -58,6 +63,20 @@ class ClusterConfig(Section):
             if pool.name == name:
                 return pool
         raise ConfigError(f"no pool {name!r}; there are {[pool.name for pool in self.pools]}")
+
+    def discriminator(self, name: str) -> DiscriminatorConfig:
+        """Return the discriminator of that name; raises :class:`ConfigError` if there is none."""
+        for one in self.discriminators:
+            if one.name == name:
+                return one
+        raise ConfigError(
+            f"no discriminator {name!r}; there are {[one.name for one in self.discriminators]}"
+        )
+
+    @property
+    def workers(self) -> tuple[PoolConfig | DiscriminatorConfig, ...]:
+        """All that has an application of its own beside ``front``."""
+        return (*self.pools, *self.discriminators)
 
 
 def default_config_path() -> Path:

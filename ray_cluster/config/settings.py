@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import SecretStr, ValidationError
 
+from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
 from ray_cluster.config.sections import (
@@ -39,6 +40,12 @@ class PoolSettings(PoolTuning):
     max_num_inference_steps: int
 
 
+class DiscriminatorSettings(DiscriminatorTuning):
+    """The settings of one discriminator."""
+
+    name: str
+
+
 class Settings(Section):
     """The settings of a cell; API keys are in it as digests only.
 
@@ -52,6 +59,8 @@ class Settings(Section):
     dispatch: DispatchSettings
     storage: StorageSettings
     pools: tuple[PoolSettings, ...]
+    discriminators: tuple[DiscriminatorSettings, ...] = ()
+    cascades: tuple[CascadeConfig, ...] = ()
 
     @cached_property
     def version(self) -> str:
@@ -61,6 +70,10 @@ class Settings(Section):
     def pool(self, name: str) -> PoolSettings | None:
         """Return the settings of a pool; None for one that is not in the document."""
         return next((pool for pool in self.pools if pool.name == name), None)
+
+    def discriminator(self, name: str) -> DiscriminatorSettings | None:
+        """Return the settings of a discriminator; None for one that is not in the document."""
+        return next((one for one in self.discriminators if one.name == name), None)
 
 
 def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> Settings:
@@ -78,6 +91,8 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
         dispatch=part_of(config.dispatch, DispatchSettings),
         storage=part_of(config.storage, StorageSettings),
         pools=tuple(_pool_settings(pool) for pool in config.pools),
+        discriminators=tuple(part_of(one, DiscriminatorSettings) for one in config.discriminators),
+        cascades=config.cascades,
     )
 
 

@@ -109,9 +109,10 @@ class AdmissionView:
             position=self._ledger.queue.position(view) if record.holder is None else None,
             steps_done=view.steps_done,
             num_steps=view.num_steps,
-            attempts=record.num_leases,
+            attempts=record.attempts,
             predicted_s=predicted_s,
             preview=record.preview,
+            stage=None if record.cascade is None else record.cascade.stage,
         )
 
 

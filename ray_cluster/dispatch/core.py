@@ -15,16 +15,18 @@ from ray_cluster.config.sections import DispatchSettings, LimitsConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.attached import Attached
+from ray_cluster.dispatch.cascades import Cascades, CurveOf
 from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.log import log_refused
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.state import ReplicaRecord, Restored
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.queue_view import ClientView
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
-from ray_cluster.protocol.outcomes import Outcome, Preview, Progress
+from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
 from ray_cluster.protocol.settings import WorkerSettings, worker_settings
 from ray_cluster.requests import ImageRequest, ModelProfile
 from ray_cluster.storage.state_format import StateHeader
@@ -54,6 +56,7 @@ class DispatchCore:
         epoch: names this dispatcher's life; later lives have larger epochs.
         configured: models that are "not ready" rather than "unknown" before their first replica
             registers.
+        curve_of: see :class:`Cascades`.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class DispatchCore:
         limits: LimitsConfig,
         epoch: int,
         configured: Collection[str] = (),
+        curve_of: CurveOf = lambda _config: None,
     ) -> None:
         self._epoch = epoch
         self._is_closing = False
@@ -82,6 +86,7 @@ class DispatchCore:
             has_preemption=config.preemption,
         )
         self._exchanges = Exchanges(self._ledger, self.replicas)
+        self._cascades = Cascades(self._ledger, self.replicas, self.queue, curve_of)
         self._set(config, limits)
 
     def _set(self, config: DispatchSettings, limits: LimitsConfig) -> None:
@@ -105,6 +110,7 @@ class DispatchCore:
         self._removed = (self._removed | frozenset(self.queue.configured)) - served
         self.queue.configured = served
         self._set(settings.dispatch, settings.limits)
+        self._cascades.apply(settings.cascades)
         if is_retimed:
             self._ledger.apply_settings(settings.dispatch)
             # silences count from now on
@@ -150,6 +156,7 @@ class DispatchCore:
             return
         for record in list(replica.held.values()):
             self._ledger.lose(record, now_s)
+        self._cascades.advance(now_s)
 
     def close_admission(self) -> None:
         """Refuse every offer from now on; what was accepted is seen to its end."""
@@ -174,23 +181,24 @@ class DispatchCore:
             offer = Offer(accepted=False, reason="closing")
         elif len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
             offer = Offer(accepted=False, reason="duplicate_id")
-        elif any(request.model in self._removed for request in requests):
+        elif any(not self._removed.isdisjoint(_models_of(request)) for request in requests):
             offer = Offer(accepted=False, reason="unknown_model")
         else:
             views = [self._view(request, now_s) for request in requests]
             offer = admit(views, self.queue, self._client_view(client))
             if offer.accepted:
-                self._ledger.accept(requests, views, offer, client=client, now_s=now_s)
+                slo_s = self._config.default_slo_s
+                self._ledger.accept(requests, views, offer, client=client, slo_s=slo_s, now_s=now_s)
                 self._exchanges.plan(offer.exchanges)
         if not offer.accepted:
-            self._ledger.refuse(requests, [self._view(one, now_s) for one in requests], offer)
+            views = [self._view(request, now_s) for request in requests]
+            self._ledger.counters.note_refused(views, offer)
+            log_refused(requests, str(offer.reason))
         return offer
 
-    def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, now_s: float) -> None:
-        """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
-        arrival_s = now_s - age_s
-        view = request.view(arrival_s=arrival_s, deadline_s=arrival_s + slo_s)
-        self._ledger.restore(request, view, now_s)
+    def restore(self, restored: Restored, now_s: float) -> None:
+        """Queue a durable request that an earlier dispatcher accepted."""
+        self._cascades.restore(self._ledger.restore(restored, now_s), restored)
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
         """See :meth:`Ledger.note_stored`."""
@@ -205,6 +213,7 @@ class DispatchCore:
         self._ledger.age(now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
+        self._cascades.advance(now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
         settings = self._settings_for(replica, poll)
@@ -255,6 +264,7 @@ class DispatchCore:
             if not self._ledger.apply(event, replica, now_s):
                 stale.append(event.request_id)
             replica.named.discard(event.request_id)
+        self._cascades.advance(now_s)
         return self.take_outcomes(), tuple(stale)
 
     def show(self, replica_id: str, shown: Shown) -> bool:
@@ -287,26 +297,32 @@ class DispatchCore:
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
-        self._end_removed()
+        self._end_removed(now_s)
+        self._cascades.watch(now_s)
         return self.take_outcomes()
 
-    def _end_removed(self) -> None:
+    def _end_removed(self, now_s: float) -> None:
         """End what waits for a removed model without a live replica."""
         for model in self._removed:
             if not self.replicas.ids(model):
                 for view in self._ledger.queue.of_model(model)[:]:
                     if (record := self._ledger.get(view.request_id)) is not None:
-                        self._ledger.fail(record, "lost", f"the model {model} was removed")
+                        message = f"the model {model} was removed"
+                        self._ledger.fail(record, "lost", message, now_s)
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
         silences = [r.heard_s + self._config.replica_timeout_s for r in self.replicas]
-        due_s = min([*silences, self._attached.next_gone_s])
+        due_s = min([*silences, self._attached.next_gone_s, self._cascades.next_due_s])
         return None if due_s == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
         """Return the outcomes since the last call."""
         return self._ledger.take_outcomes()
+
+    def take_deferred(self) -> list[Deferred]:
+        """Return the deferrals since the last call."""
+        return self._cascades.take_deferred()
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._ledger
@@ -341,6 +357,7 @@ class DispatchCore:
             self._ledger,
             self.replicas,
             models=self._shown_models(),
+            cascades=self._cascades.views(),
             now_s=now_s,
         )
 
@@ -356,10 +373,20 @@ class DispatchCore:
 
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s
-        return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
+        if request.light is None:
+            return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
+        # promised is a light image, and that it is scored in time
+        light_s = slo_s - self._cascades.score_s(request, now_s)
+        return request.light.view(arrival_s=now_s, deadline_s=now_s + light_s)
 
     def _client_view(self, client: str | None) -> ClientView | None:
         if client is None:
             return None
         in_flight = [record.view for record in self._ledger.attached_of(client)]
         return ClientView(in_flight, self._limits.max_attached_images_per_client)
+
+
+def _models_of(request: ImageRequest) -> set[str]:
+    """Return the models that may make a request's image."""
+    light = None if request.cascade is None else request.cascade.light
+    return {request.model} if light is None else {request.model, light.model}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from ray_cluster.config.sections import DispatchSettings
-from ray_cluster.dispatch.log import log_end, log_image, log_refused
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, as_offered
+from ray_cluster.dispatch.ageing import Ageing
+from ray_cluster.dispatch.cascade_record import cascade_record
+from ray_cluster.dispatch.log import log_end, log_image
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
 from ray_cluster.dispatch.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
 from ray_cluster.dispatch.waiting import WaitingQueue
-from ray_cluster.policies.ordering import AGED_PRIORITY, ages_at_s
+from ray_cluster.policies.ordering import AGED_PRIORITY
 from ray_cluster.policies.placement import passed_over
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import (
@@ -22,21 +23,20 @@ from ray_cluster.protocol.leases import (
     Lease,
     ReplicaEvent,
     Returned,
+    Scored,
     Shown,
 )
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.requests import Failure, ImageRequest
+from ray_cluster.requests import Failure, ImageRequest, ImageResult
 from ray_cluster.storage.state_format import StateHeader
-
-# ended requests whose ageing is remembered, beside as many as there are others
-_MOST_GONE = 1000
 
 
 class Ledger:
     """Keeps every accepted request in exactly one place until it ends, then forgets it.
 
     A request waits (it is in ``queue``, its fence is None) or is leased (it is among one
-    replica's ``held``, its fence is that of the lease).
+    replica's ``held``, its fence is that of the lease). One whose stage of a cascade has ended is
+    at neither place until :meth:`take_between`, in the same call.
 
     Args:
         config: the number of lost leases after which a request ends as ``lost``, and when it ages.
@@ -53,23 +53,18 @@ class Ledger:
         self.counters = OutcomeCounters()
         self._epoch = epoch
         self._max_attempts = config.max_attempts
-        self._starvation_s = config.starvation_s
+        self._ageing = Ageing(config.starvation_s, self.get)
         self._num_fences = 0
         self._records: dict[str, RequestRecord] = {}
         self._attached: dict[str, dict[str, RequestRecord]] = {}
         self._ended: list[Outcome] = []
-        # a heap of instants with ids; ids that are not known any more are skipped
-        self._ageing: list[tuple[float, str]] = []
+        # at the end of a stage of a cascade that is not the last: neither waiting nor leased
+        self._between: list[RequestRecord] = []
 
     def apply_settings(self, config: DispatchSettings) -> None:
         """Apply other settings; requests that have aged stay so."""
         self._max_attempts = config.max_attempts
-        self._starvation_s = config.starvation_s
-        self._ageing = [
-            (ages_at_s(record.view, config.starvation_s), request_id)
-            for request_id, record in self._records.items()
-        ]
-        heapify(self._ageing)
+        self._ageing.restart(config.starvation_s, [one.view for one in self])
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._records
@@ -94,28 +89,32 @@ class Ledger:
         offer: Offer,
         *,
         client: str | None,
+        slo_s: float,
         now_s: float,
     ) -> None:
         """Open records for a group and queue it, as it was offered.
 
         Args:
             client: whose attached images they are; None for a job's.
+            slo_s: of requests that name none.
         """
         for request, view in as_offered(requests, views, offer):
-            record = self._open(request, view, None if client is None else now_s, client or "")
+            client_s = None if client is None else now_s
+            record = self._open(request, view, slo_s, client_s, client or "")
             record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
             self.stats.note_accepted(view)
             self.counters.totals["accepted"] += 1
             log_image("image_accepted", record)
 
-    def restore(self, request: ImageRequest, view: RequestView, now_s: float) -> None:
+    def restore(self, restored: Restored, now_s: float) -> RequestRecord:
         """Queue a durable request that an earlier dispatcher accepted."""
-        record = self._open(request, view, None, "")
+        record = self._open(restored.request, restored.view(now_s), restored.slo_s, None, "")
         record.may_resume = True
         # how much of the time before was work is not known
         record.since_s = now_s
         self.counters.totals["restored"] += 1
         log_image("image_restored", record)
+        return record
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
         """Note the stored states of requests that no replica has had since the start.
@@ -124,44 +123,36 @@ class Ledger:
         """
         for request_id, state in states.items():
             record = self._records.get(request_id)
-            if record is None or record.num_leases or record.holder is not None:
-                continue
-            self.queue.remove(request_id)
-            record.note_stored(state.step_index, state.model_digest)
-            record.make_progress(record.stored_steps)
-            self.queue.add(record.view)
-
-    def refuse(
-        self, requests: Sequence[ImageRequest], views: Sequence[RequestView], offer: Offer
-    ) -> None:
-        self.counters.note_refused(views, offer)
-        log_refused(requests, str(offer.reason))
+            if record is not None and not record.num_leases and record.holder is None:
+                self.queue.remove(request_id)
+                record.note_stored(state.step_index, state.model_digest)
+                record.make_progress(record.stored_steps)
+                self.queue.add(record.view)
 
     def _open(
-        self, request: ImageRequest, view: RequestView, client_s: float | None, client: str
+        self,
+        request: ImageRequest,
+        view: RequestView,
+        slo_s: float,
+        client_s: float | None,
+        client: str,
     ) -> RequestRecord:
-        slo_s = view.deadline_s - view.arrival_s if request.slo_s is None else request.slo_s
+        slo_s = slo_s if request.slo_s is None else request.slo_s
         record = RequestRecord(
             request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
         )
+        record.cascade = cascade_record(request, view.arrival_s)
         self._records[request.request_id] = record
         if client_s is not None:
             self._attached.setdefault(client, {})[request.request_id] = record
         self.queue.add(view)
-        heappush(self._ageing, (ages_at_s(view, self._starvation_s), request.request_id))
-        if len(self._ageing) > 2 * len(self._records) + _MOST_GONE:
-            self._ageing = [one for one in self._ageing if one[1] in self._records]
-            heapify(self._ageing)
+        self._ageing.add(view, len(self._records))
         return record
 
     def age(self, now_s: float) -> None:
         """Put requests first that have waited too long."""
-        while self._ageing and self._ageing[0][0] <= now_s:
-            _, request_id = heappop(self._ageing)
-            record = self._records.get(request_id)
-            # its id may have been used again since
-            if record is None or ages_at_s(record.view, self._starvation_s) > now_s:
-                continue
+        for request_id in self._ageing.take(now_s):
+            record = self._records[request_id]
             waits = request_id in self.queue
             if waits:
                 self.queue.remove(request_id)
@@ -176,13 +167,7 @@ class Ledger:
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
         log_image("image_leased", record, queue_s=record.queued_s)
-        return Lease(
-            fence=fence,
-            request=record.request,
-            deadline_in_s=record.view.deadline_s - now_s,
-            queued_s=record.queued_s,
-            may_resume=may_resume,
-        )
+        return record.lease(fence, now_s, may_resume=may_resume)
 
     def note_passes(self, request_ids: Iterable[str]) -> None:
         """Count later requests that are leased before these, which wait."""
@@ -236,10 +221,16 @@ class Ledger:
             return False
         match event:
             case Finished():
-                self._complete(record, event, now_s)
+                self._finish(record, event, now_s)
+            case Scored() if record.cascade is not None:
+                record.cascade.scored = event.confidence
+                self.leave_stage(record, now_s)
+            case Failed() if record.cascade is not None and record.cascade.stage == "score":
+                self.leave_stage(record, now_s)
+            case Scored():
+                return False
             case Failed():
-                self.counters.totals[event.failure.kind] += 1
-                self._end(record, event.failure)
+                self._fail(record, event.failure, now_s)
             case Returned():
                 record.note_stored(event.steps_done, replica.registration.model_digest)
                 self._requeue(record, now_s, "preempted" if record.is_preempted else "returned")
@@ -248,9 +239,15 @@ class Ledger:
     def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
         """Keep a preview; return False if its fence is stale or a later one is here."""
         record = self._leased(shown, replica)
-        if record is None or (record.preview and record.preview.index >= shown.preview.index):
+        if record is None:
             return False
-        record.preview = shown.preview
+        preview = shown.preview
+        if record.cascade is not None and record.cascade.shows_light:
+            # the light image was the first one
+            preview = replace(preview, index=preview.index + 1)
+        if record.preview and record.preview.index >= preview.index:
+            return False
+        record.preview = preview
         return True
 
     def _leased(self, event: ReplicaEvent | Shown, replica: ReplicaRecord) -> RequestRecord | None:
@@ -266,36 +263,104 @@ class Ledger:
         if record.num_losses < self._max_attempts:
             self._requeue(record, now_s, "lost")
             return
-        self.fail(record, "lost", f"{record.num_losses} replicas were lost while they worked on it")
+        message = f"{record.num_losses} replicas were lost while they worked on it"
+        self.fail(record, "lost", message, now_s)
 
     def fail(
-        self, record: RequestRecord, kind: Literal["error", "aborted", "lost"], message: str
+        self,
+        record: RequestRecord,
+        kind: Literal["error", "aborted", "lost"],
+        message: str,
+        now_s: float | None = None,
     ) -> None:
-        self.counters.totals[kind] += 1
+        """End a request without an image of the present stage.
+
+        Args:
+            now_s: if a light image may answer for it.
+        """
         stage: Literal["queue", "replica"] = "queue" if record.holder is None else "replica"
-        self._end(record, Failure(record.view.request_id, kind, message, stage))
+        self._fail(record, Failure(record.view.request_id, kind, message, stage), now_s)
+
+    def _fail(self, record: RequestRecord, failure: Failure, now_s: float | None) -> None:
+        if now_s is not None and record.cascade is not None and record.cascade.may_answer_light:
+            record.cascade.failure = failure.kind
+            self.leave_stage(record, now_s)
+            return
+        self.counters.totals[failure.kind] += 1
+        self._end(record, failure)
+
+    def leave_stage(self, record: RequestRecord, now_s: float) -> None:
+        """End the present stage of a cascade: whoever takes it next decides what follows."""
+        assert record.cascade is not None, f"{record.request} has no stages"
+        record.cascade.note_time(record.queued_s, now_s)
+        self._withdraw(record)
+        self._between.append(record)
+
+    def take_between(self) -> list[RequestRecord]:
+        """Return the requests whose stage has ended: enqueue or complete each of them."""
+        records, self._between = self._between, []
+        return records
+
+    def enqueue(self, record: RequestRecord, view: RequestView, now_s: float) -> None:
+        """Queue a request for its next stage, however many wait: it was accepted already."""
+        record.begin_stage(view, now_s)
+        self.queue.add(record.view)
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
         """Return the outcomes that were not handed out yet."""
         outcomes, self._ended = tuple(self._ended), []
         return outcomes
 
-    def _complete(self, record: RequestRecord, event: Finished, now_s: float) -> None:
+    def _finish(self, record: RequestRecord, event: Finished, now_s: float) -> None:
+        """Note that the present stage has made an image: for the next one, or to be published."""
+        cascade, result = record.cascade, event.result
+        self._note_made(record, result, now_s)
+        if cascade is None:
+            self.complete(record, result, record.view, now_s)
+            return
+        cascade.made = result
+        if not cascade.is_last:
+            cascade.small = event.small
+        self.leave_stage(record, now_s)
+
+    def _note_made(self, record: RequestRecord, result: ImageResult, now_s: float) -> None:
+        """Compare the end of the present stage with what was predicted of it."""
+        began_s = record.view.arrival_s if record.cascade is None else record.cascade.entered_s
+        took_s = now_s - began_s
+        self.stats.note_end(record, result.timing, took_s)
+        self.counters.note_ratio(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
+
+    def complete(
+        self,
+        record: RequestRecord,
+        result: ImageResult,
+        view: RequestView,
+        now_s: float,
+        *,
+        is_candidate: bool = False,
+    ) -> None:
+        """End a request that no replica holds any more, or its last one, with an image.
+
+        Args:
+            view: of the stage that made it.
+            is_candidate: see :attr:`Completed.is_candidate`.
+        """
         completed = Completed(
-            request_id=event.request_id,
-            result=event.result,
-            num_steps=record.view.num_steps,
+            request_id=view.request_id,
+            result=result,
+            num_steps=view.num_steps,
             slo_s=record.slo_s,
-            elapsed_s=now_s - record.view.arrival_s,
-            attempts=record.num_leases,
+            elapsed_s=now_s - view.arrival_s,
+            attempts=record.attempts,
+            cascade=None if record.cascade is None else record.cascade.answer(),
+            is_candidate=is_candidate,
         )
-        took_s = completed.elapsed_s
-        self.stats.note_end(record, event.result.timing, took_s)
-        counters, model = self.counters, record.view.model
-        counters.note_ratio(model, took_s=took_s, predicted_s=record.predicted_s)
-        counters.made[model, record.request.fidelity or "unknown"] += 1
+        counters = self.counters
+        fidelity = "exact" if is_candidate else record.request.fidelity
+        counters.made[view.model, fidelity or "unknown"] += 1
         counters.totals["completed"] += 1
         counters.totals["missed"] += not completed.deadline_met
+        record.view = view
         self._end(record, completed)
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
@@ -307,6 +372,11 @@ class Ledger:
         self.queue.add(record.view)
         self.counters.totals["requeued"] += 1
 
+    def _withdraw(self, record: RequestRecord) -> None:
+        if record.view.request_id in self.queue:
+            self.queue.remove(record.view.request_id)
+        self._release(record)
+
     def _release(self, record: RequestRecord) -> None:
         if record.holder is not None:
             record.holder.drop(record)
@@ -315,16 +385,16 @@ class Ledger:
 
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
         log_end(record, outcome)
+        if isinstance(outcome, Completed) and outcome.cascade is not None:
+            self.counters.note_cascade(outcome.cascade)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)
-        if record.holder is None:
-            self.queue.remove(record.view.request_id)
-        self._release(record)
+        self._withdraw(record)
         del self._records[record.view.request_id]
         attached = self._attached.get(record.client, {})
         if attached.pop(record.view.request_id, None) is not None and not attached:
             del self._attached[record.client]
         if isinstance(outcome, Failure):
-            outcome = replace(outcome, attempts=record.num_leases)
+            outcome = replace(outcome, attempts=record.attempts)
         self._ended.append(outcome)

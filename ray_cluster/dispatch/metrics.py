@@ -12,6 +12,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
@@ -76,6 +77,37 @@ class _CellCollector(Collector):
             room.add_metric([one.model, one.replica_id], one.room)
         yield leased
         yield room
+        yield from self._cascades()
+
+    def _cascades(self) -> Iterator[Metric]:
+        counters = self._cluster.counters
+        labels = ("cascade", "stage")
+        yield _counts(
+            "cascade_images",
+            "Images of cascades, by the stage that made them and why.",
+            (*labels, "reason"),
+            counters.answered,
+        )
+        seconds = SummaryMetricFamily(
+            "ray_cluster_cascade_stage_seconds",
+            "Seconds of the stages of images of cascades, waiting included.",
+            labels=labels,
+        )
+        for key, count in sorted(counters.stages.items()):
+            seconds.add_metric(key, count, counters.stage_seconds[key])
+        yield seconds
+        for name, documentation in (
+            ("threshold", "Confidence below which images are made anew."),
+            ("deferral_rate", "Share of the latest images whose confidence is below it."),
+            ("drift", "Distance of the latest confidences from what was calibrated."),
+        ):
+            gauge = GaugeMetricFamily(
+                f"ray_cluster_cascade_{name}", documentation, labels=["cascade"]
+            )
+            for one in self._cluster.cascades:
+                if (value := getattr(one, name)) is not None:
+                    gauge.add_metric([one.name], value)
+            yield gauge
 
     def _deadlines(self) -> Metric:
         cluster = self._cluster

@@ -8,20 +8,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.config.settings import Settings
+from ray_cluster.dispatch.candidates import Candidates
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.state import Restored
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Returned, Shown
-from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Progress, Submission
+from ray_cluster.protocol.outcomes import (
+    Deferred,
+    ImageUpdate,
+    Outcome,
+    Progress,
+    Submission,
+)
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.protocol.timeouts import sleep_and_read
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 
-Keeper = Callable[[Outcome], None]
-"""Called with how a request ended, on the event loop and at once."""
+Keeper = Callable[[Outcome | Deferred], None]
+"""Called on the event loop and at once: with how a request ended, and before that perhaps with the
+decision that a heavy model makes its image."""
 
 
 class DispatchService:
@@ -34,6 +43,8 @@ class DispatchService:
         config: the core's.
         clock: monotonic seconds; long polls are timed by the event loop's own clock.
         on_outcome: called with every request's end, on the event loop and at once.
+        candidates: publishes and deletes light images in the result store; None where no request
+            asks for storing.
         on_metrics: called with a replica's id and the metrics that come with its polls.
         on_register: called with every registration.
     """
@@ -44,7 +55,8 @@ class DispatchService:
         *,
         config: DispatchSettings,
         clock: Callable[[], float],
-        on_outcome: Keeper | None = None,
+        on_outcome: Callable[[Outcome], None] | None = None,
+        candidates: Candidates | None = None,
         on_metrics: Callable[[str, Snapshot], None] | None = None,
         on_register: Callable[[Registration], None] | None = None,
     ) -> None:
@@ -52,10 +64,11 @@ class DispatchService:
         self._attached_s = config.attached_timeout_s
         self._clock = clock
         self._on_outcome = on_outcome
+        self._candidates = candidates
         self._on_metrics = on_metrics
         self._on_register = on_register
         self._polls = HeldPolls(core, clock)
-        self._clients = WaitingClients(core.knows, config.attached_timeout_s)
+        self._clients = WaitingClients(self._knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
         self._housekeeping: asyncio.Task[None] | None = None
 
@@ -157,10 +170,12 @@ class DispatchService:
             self._polls.wake()
         return offer
 
-    def restore(self, request: ImageRequest, *, age_s: float, slo_s: float, keeper: Keeper) -> None:
-        """Queue a durable request that an earlier dispatcher accepted ``age_s`` ago."""
-        self._core.restore(request, age_s=age_s, slo_s=slo_s, now_s=self._clock())
-        self._keepers[request.request_id] = keeper
+    def restore(self, restored: Restored, keeper: Keeper) -> None:
+        """Queue a durable request that an earlier dispatcher accepted."""
+        self._core.restore(restored, self._clock())
+        self._keepers[restored.request.request_id] = keeper
+        if self._candidates is not None and restored.deferred is not None:
+            self._candidates.note(restored.deferred)
         self._polls.wake()
 
     def open_requests(self) -> Iterator[ImageRequest]:
@@ -248,6 +263,8 @@ class DispatchService:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
+        if self._candidates is not None:
+            await self._candidates.close()
 
     @property
     def starting(self) -> tuple[str, ...]:
@@ -259,16 +276,32 @@ class DispatchService:
         """Whether housekeeping runs, or was not needed yet."""
         return self._housekeeping is None or not self._housekeeping.done()
 
+    def _knows(self, request_id: str) -> bool:
+        is_published = self._candidates is not None and request_id in self._candidates
+        return is_published or self._core.knows(request_id)
+
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         """Hand outcomes to jobs, or store them for their clients."""
-        now_s = self._clock()
+        for deferred in self._core.take_deferred():
+            if (keeper := self._keepers.get(deferred.request_id)) is not None:
+                keeper(deferred)
+            if self._candidates is not None:
+                self._candidates.note(deferred)
+            # a client that watches sees the light image
+            self._clients.wake(deferred.request_id)
         for outcome in outcomes:
-            if self._on_outcome is not None:
-                self._on_outcome(outcome)
-            if (keeper := self._keepers.pop(outcome.request_id, None)) is not None:
-                keeper(outcome)
-                continue
-            self._clients.keep(outcome, now_s)
+            if self._candidates is None:
+                self._hand_over(outcome)
+            else:
+                self._candidates.settle(outcome, self._hand_over)
+
+    def _hand_over(self, outcome: Outcome) -> None:
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+        if (keeper := self._keepers.pop(outcome.request_id, None)) is not None:
+            keeper(outcome)
+        else:
+            self._clients.keep(outcome, self._clock())
 
     async def _keep_house(self) -> None:
         """Act on silence and drop old outcomes, whenever the next of these is due."""

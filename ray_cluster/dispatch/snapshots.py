@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ray_cluster.dispatch.cascades import CascadeView
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.statistics import OutcomeCounters
@@ -27,6 +28,7 @@ class ClusterSnapshot:
     num_waiting_by_model: Mapping[str, int]
     replicas: tuple[ReplicaView, ...]
     counters: OutcomeCounters
+    cascades: tuple[CascadeView, ...] = ()
 
     @property
     def totals(self) -> Mapping[str, int]:
@@ -45,7 +47,12 @@ class ClusterSnapshot:
 
     @staticmethod
     def of(
-        ledger: Ledger, replicas: Iterable[ReplicaRecord], *, models: Iterable[str], now_s: float
+        ledger: Ledger,
+        replicas: Iterable[ReplicaRecord],
+        *,
+        models: Iterable[str],
+        cascades: tuple[CascadeView, ...],
+        now_s: float,
     ) -> ClusterSnapshot:
         """Return the present state; of models, what waits is counted."""
         waiting = tuple(ledger.queue)
@@ -56,4 +63,5 @@ class ClusterSnapshot:
             num_waiting_by_model={model: ledger.queue.count(model) for model in sorted(models)},
             replicas=tuple(one.view() for one in replicas),
             counters=ledger.counters.copy(),
+            cascades=cascades,
         )

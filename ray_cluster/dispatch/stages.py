@@ -21,9 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ray_cluster import requests
 from ray_cluster.policies.cascade import CascadeDecision, CascadeReason
-from ray_cluster.requests import ImageRequest
 
 StageKind = Literal["denoise", "score"]
 RouteKind = Literal["single", "cascade", "direct"]
@@ -199,43 +197,6 @@ def _check(stages: RequestStages, index: int, kind: StageKind | None) -> None:
         raise ValueError(f"stage {index} must be a {kind} stage for that; it is {stages.present}")
 
 
-# Names of what stages leave in stores. The first stage has the request's own id, so that a request
-# of one stage has the names of requests without stages. Only the public name of an image can be
-# downloaded: no client sees a light image before the decision on it.
-
-
 def stage_id(request_id: str, stage_index: int) -> str:
-    """Return the id under which a stage of a request is queued and leased."""
+    """Return an id of one stage of a request, for those who queue stages as requests."""
     return request_id if stage_index == 0 else f"{request_id}.{stage_index}"
-
-
-def state_name(request_id: str, stage_index: int) -> str:
-    """Return the name of a stage's exported state in the state store."""
-    return requests.state_name(stage_id(request_id, stage_index))
-
-
-def candidate_name(request_id: str, stage_index: int) -> str:
-    """Return the name of an encoded image that is not published, or not yet."""
-    return f"{request_id}.{stage_index}.candidate"
-
-
-def image_name(request: ImageRequest, route: Route, stage_index: int) -> str:
-    """Return the name under which a stage stores its encoded image: public only in the last stage.
-
-    Raises:
-        ValueError: the stage makes no image.
-    """
-    stage = route.stages[stage_index]
-    if stage.kind != "denoise":
-        raise ValueError(f"stage {stage_index} stores no image: it is {stage}")
-    if stage_index + 1 == len(route.stages):
-        return request.file_id
-    return candidate_name(request.request_id, stage_index)
-
-
-def private_names(request_id: str, route: Route) -> tuple[str, ...]:
-    """Return all names of a request in stores except public ones, to delete at its end."""
-    makers = [index for index, one in enumerate(route.stages) if one.kind == "denoise"]
-    states = (state_name(request_id, index) for index in makers)
-    candidates = (candidate_name(request_id, index) for index in makers[:-1])
-    return (*states, *candidates)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ray_cluster.dispatch.cascade_record import CascadeRecord
 from ray_cluster.policies.cost_model import share_cost
 from ray_cluster.policies.load import Load, load_s, total_load
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
-from ray_cluster.protocol.leases import Fence, Poll, Registration
-from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
+from ray_cluster.protocol.outcomes import Deferred, Preview
 from ray_cluster.protocol.settings import Capacity
-from ray_cluster.requests import ImageRequest, granted
+from ray_cluster.requests import ImageRequest, ImageResult, granted
 
 
 def as_offered(
@@ -23,6 +24,29 @@ def as_offered(
         return
     for request, view in zip(granted(requests, offer.num_steps), views, strict=True):
         yield request, replace(view, num_steps=request.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A durable request that an earlier dispatcher accepted, ``age_s`` seconds ago.
+
+    Attributes:
+        slo_s: seconds from arrival to the deadline.
+        deferred: the decision over its light image, if that was deferred.
+        light: that image, if the result store has it.
+    """
+
+    request: ImageRequest
+    age_s: float
+    slo_s: float
+    deferred: Deferred | None = None
+    light: ImageResult | None = None
+
+    def view(self, now_s: float) -> RequestView:
+        """Return its first stage that is left."""
+        first = self.request if self.deferred is not None else self.request.light or self.request
+        arrival_s = now_s - self.age_s
+        return first.view(arrival_s=arrival_s, deadline_s=arrival_s + self.slo_s)
 
 
 @dataclass(slots=True)
@@ -46,6 +70,8 @@ class RequestRecord:
         is_simulated: how, see :class:`ray_cluster.policies.types.Offer`.
         is_preempted: whether its holder is to release it, and has not yet.
         asked_s: instant at which its holder was last asked to.
+        cascade: where it is in the cascade that it was sent to; its view, its leases and what is
+            predicted are those of the present stage. None for a request of a single model.
     """
 
     request: ImageRequest
@@ -68,6 +94,54 @@ class RequestRecord:
     is_simulated: bool = False
     is_preempted: bool = False
     asked_s: float = 0.0
+    cascade: CascadeRecord | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """Instant of its deadline; that of an early stage of a cascade is before it."""
+        return self.view.arrival_s + self.slo_s
+
+    @property
+    def present(self) -> ImageRequest:
+        """The request as the present stage makes it."""
+        cascade, request = self.cascade, self.request
+        if cascade is None:
+            return request
+        if cascade.shows_light:
+            output = request.output
+            return replace(request, output=replace(output, num_previews=output.num_previews - 1))
+        return request if cascade.stage == "heavy" else request.light or request
+
+    @property
+    def attempts(self) -> int:
+        """Leases so far; of a cascade, beyond one for each stage."""
+        return self.num_leases + (self.cascade.num_repeated if self.cascade else 0)
+
+    def lease(self, fence: Fence, now_s: float, *, may_resume: bool) -> Lease:
+        """Return its lease, just granted."""
+        cascade = self.cascade
+        return Lease(
+            fence=fence,
+            request=self.present,
+            deadline_in_s=self.view.deadline_s - now_s,
+            queued_s=self.queued_s,
+            may_resume=may_resume,
+            is_candidate=cascade is not None and not cascade.is_last,
+            scored=None if cascade is None else cascade.small,
+        )
+
+    def begin_stage(self, view: RequestView, now_s: float) -> None:
+        """Forget the stage that has ended; nobody holds the request now."""
+        if self.cascade is not None:
+            self.cascade.num_repeated += max(0, self.num_leases - 1)
+        # it may have aged
+        self.view = replace(view, priority=self.view.priority, arrival_s=self.view.arrival_s)
+        self.since_s = now_s
+        self.queued_s = 0.0
+        self.num_leases = self.num_losses = self.stored_steps = 0
+        self.kept_digest = ""
+        self.may_resume = self.is_preempted = False
+        self.predicted_s = 0.0
 
     def note_stored(self, steps_done: int, model_digest: str) -> None:
         is_same = model_digest == self.kept_digest

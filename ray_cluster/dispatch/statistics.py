@@ -19,6 +19,7 @@ from ray_cluster.policies.estimates import (
     observe_stages,
 )
 from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.outcomes import CascadeAnswer
 from ray_cluster.requests import Timing
 
 # real over predicted seconds: within 10 % and 25 % stand on both sides of 1
@@ -113,6 +114,9 @@ class OutcomeCounters:
         made: images by model and the fidelity that they got; ``unknown`` where nothing is known of
             so few steps.
         ratios: real over predicted seconds, by model.
+        answered: images of cascades, by cascade, the stage that made them and the reason.
+        stage_seconds: seconds of their stages, by cascade and stage.
+        stages: how many these were.
     """
 
     totals: Counter[str] = field(default_factory=Counter)
@@ -121,6 +125,9 @@ class OutcomeCounters:
     missed: Counter[tuple[str, str]] = field(default_factory=Counter)
     made: Counter[tuple[str, str]] = field(default_factory=Counter)
     ratios: dict[str, Ratios] = field(default_factory=dict)
+    answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    stage_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    stages: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def copy(self) -> OutcomeCounters:
         """Return the counts as they are now."""
@@ -135,6 +142,13 @@ class OutcomeCounters:
 
     def note_end(self, view: RequestView, *, is_met: bool) -> None:
         (self.met if is_met else self.missed)[view.model, size_class(view)] += 1
+
+    def note_cascade(self, answer: CascadeAnswer) -> None:
+        self.answered[answer.name, answer.stage, answer.reason] += 1
+        for one in answer.stages:
+            key = answer.name, one.stage
+            self.stages[key] += 1
+            self.stage_seconds[key] = self.stage_seconds.get(key, 0.0) + one.took_s
 
     def note_ratio(self, model: str, *, took_s: float, predicted_s: float) -> None:
         """Count how far off a prediction was, if there was one."""

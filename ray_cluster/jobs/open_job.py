@@ -10,7 +10,7 @@ from typing import Unpack
 
 from ray_cluster.observability.logs import LogEvent, LogFields, log_event
 from ray_cluster.protocol.jobs import Job, StoredImage
-from ray_cluster.protocol.outcomes import Completed, Outcome
+from ray_cluster.protocol.outcomes import Completed, Deferred, Outcome
 from ray_cluster.requests import Failure, ImageRequest
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,20 @@ class OpenJob:
         if isinstance(outcome, Completed):
             result = outcome.result
             self._images[request.request_id] = StoredImage(
-                request.file_id, result.image_format, result.num_bytes, result.timing
+                request.file_id,
+                result.image_format,
+                result.num_bytes,
+                result.timing,
+                num_steps=outcome.num_steps,
+                cascade=outcome.cascade,
             )
             return []
         self._error = self._error or outcome
         return list(self._pending)
+
+    def note(self, deferred: Deferred) -> None:
+        """Note that an image is made anew."""
+        self.job = replace(self.job, deferred=(*self.job.deferred, deferred))
 
     def ended(self, now_s: float) -> Job:
         """Return the job as it ended.

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from ray_cluster.config.sections import StorageSettings
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.dispatch.state import Restored
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
 from ray_cluster.jobs.sql_engine import JobStoreError
@@ -29,8 +30,8 @@ from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.jobs import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.protocol.outcomes import Outcome
-from ray_cluster.requests import ImageRequest, granted
+from ray_cluster.protocol.outcomes import Deferred, Outcome
+from ray_cluster.requests import ImageRequest, ImageResult, Timing, candidate_name, granted
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 
@@ -91,7 +92,8 @@ class JobService:
         """Restore the open jobs and the workers of an earlier dispatcher; begin to sweep."""
         self._dispatch.remember(await self._threads.call("read", self._store.workers))
         for job in await self._threads.call("read", self._store.unfinished):
-            self._restore(job, await asyncio.to_thread(self._done, job))
+            done = await asyncio.to_thread(self._done, job)
+            self._restore(job, done, await asyncio.to_thread(self._light, job))
         self._spawn(self._sweeper.run())
         # not before the open jobs are known
         self._spawn(self._input_sweeper.run())
@@ -111,13 +113,30 @@ class JobService:
             if size is not None
         }
 
-    def _restore(self, job: Job, done: dict[str, StoredImage]) -> None:
+    def _light(self, job: Job) -> dict[str, ImageResult]:
+        """Return which light images of a job wait for heavy ones in the store."""
+        found = {}
+        for one in job.deferred:
+            size = self._results.num_bytes(candidate_name(one.request_id))
+            request = next(r for r in job.requests if r.request_id == one.request_id)
+            if size is not None:
+                image_format = request.output.image_format
+                found[one.request_id] = ImageResult(
+                    one.request_id, b"", image_format, Timing(), size
+                )
+        return found
+
+    def _restore(
+        self, job: Job, done: dict[str, StoredImage], light: dict[str, ImageResult]
+    ) -> None:
         open_job = OpenJob(job, done)
         self._add(open_job)
         age_s = max(0.0, self._wall_clock() - job.created_s)
+        deferred = {one.request_id: one for one in job.deferred}
         for request in open_job.pending:
-            on_outcome = partial(self._on_outcome, open_job)
-            self._dispatch.restore(request, age_s=age_s, slo_s=job.slo_s, keeper=on_outcome)
+            name = request.request_id
+            restored = Restored(request, age_s, job.slo_s, deferred.get(name), light.get(name))
+            self._dispatch.restore(restored, partial(self._on_outcome, open_job))
         log_job("job_restored", job, num_images=len(open_job.pending))
         self._end_if_done(open_job)
 
@@ -290,7 +309,11 @@ class JobService:
         shown = replace(open_job.job, state="running" if is_running else "queued")
         return JobView(shown, progress, open_job.num_made)
 
-    def _on_outcome(self, open_job: OpenJob, outcome: Outcome) -> None:
+    def _on_outcome(self, open_job: OpenJob, outcome: Outcome | Deferred) -> None:
+        if isinstance(outcome, Deferred):
+            open_job.note(outcome)
+            self._spawn(self._write_deferred(open_job))
+            return
         rest = open_job.take(outcome)
         if rest:
             self._spawn(self._dispatch.abort(rest))
@@ -299,6 +322,13 @@ class JobService:
     def _end_if_done(self, open_job: OpenJob) -> None:
         if not open_job.pending and not open_job.is_void:
             self._spawn(self._write_end(open_job))
+
+    async def _write_deferred(self, open_job: OpenJob) -> None:
+        """Write a decision; without it a later dispatcher decides anew."""
+        try:
+            await self._threads.call("write", lambda: self._store.update(open_job.job))
+        except JobStoreError as error:
+            logger.warning("a deferral of job %s is not saved: %s", open_job.job.job_id, error)
 
     async def _write_end(self, open_job: OpenJob) -> None:
         """Write the end of a job; nobody sees it before it is written."""

@@ -1,7 +1,7 @@
 """The store of durable jobs in a SQL database.
 
-Written by the dispatcher alone. A job takes three writes: accepted, ended, purged. What goes on in
-between is in memory.
+Written by the dispatcher alone. A job takes three writes: accepted, ended, purged; and one for each
+image that a cascade defers. What else goes on in between is in memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ray_cluster.codec.values import CodecError, TextCodec, is_versioned, plain_
 from ray_cluster.jobs.sql_engine import WRITES, JobStoreError, connect, migrate
 from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery, StoredImage
 from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.outcomes import Deferred
 from ray_cluster.requests import Failure, ImageRequest
 
 T = TypeVar("T")
@@ -37,12 +38,14 @@ _JOB_COLUMNS = (
     "requests",
     "images",
     "error",
+    "deferred",
 )
 _JOBS = sa.table("jobs", *map(sa.column, _JOB_COLUMNS))
 _WORKERS = sa.table("workers", *map(sa.column, ("pool", "registered_s", "registration")))
 
 _REQUESTS: TextCodec[tuple[ImageRequest, ...]] = TextCodec(tuple[ImageRequest, ...])
 _IMAGES: TextCodec[tuple[StoredImage | None, ...]] = TextCodec(tuple[StoredImage | None, ...])
+_DEFERRED: TextCodec[tuple[Deferred, ...]] = TextCodec(tuple[Deferred, ...])
 _ERROR: TextCodec[Failure | None] = TextCodec(Failure | None)
 _REGISTRATION: TextCodec[Registration] = TextCodec(Registration)
 
@@ -92,7 +95,7 @@ class SqlJobStore:
             connection.execute(sa.insert(_JOBS).values(_row(job)))
 
     def update(self, job: Job) -> None:
-        """Write what changes in a job's life: state, end, attempts, images, error.
+        """Write what changes in a job's life: state, end, attempts, images, error, deferrals.
 
         A job that has ended is never changed again, and one that is not there is not made.
         """
@@ -204,6 +207,9 @@ class SqlJobStore:
                 "requests": _stored(_REQUESTS, values["requests"]),
                 "images": _stored(_IMAGES, values["images"]),
                 "error": _stored(_ERROR, values["error"]),
+                "deferred": ()
+                if values["deferred"] is None
+                else _DEFERRED.decode(values["deferred"]),
             }
         except CodecError as error:
             raise JobStoreError(
@@ -249,4 +255,5 @@ def _changes(job: Job) -> dict[str, Any]:
         "attempts": job.attempts,
         "images": _IMAGES.encode(job.images),
         "error": _ERROR.encode(job.error),
+        "deferred": _DEFERRED.encode(job.deferred) if job.deferred else None,
     }

@@ -35,6 +35,7 @@ LogEvent = Literal[
     "image_leased",
     "image_adopted",
     "image_requeued",
+    "image_decided",
     "image_completed",
     "image_failed",
     "image_cancelled",
@@ -78,6 +79,7 @@ class LogFields(TypedDict, total=False):
     slo_s: float
     deadline_met: bool
     version: str
+    confidence: float
 
 
 # where a record carries its fields: Ray puts values of its own under names like `job_id`

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.outcomes import Progress
+from ray_cluster.protocol.outcomes import CascadeAnswer, Deferred, Progress
 from ray_cluster.requests import Failure, ImageFormat, ImageRequest, Timing
 
 JobState = Literal["queued", "running", "completed", "failed", "cancelled"]
@@ -21,12 +21,16 @@ class StoredImage:
     Attributes:
         file_id: name under which the result store has it.
         timing: None where a dispatcher died before it could be noted.
+        num_steps: that it was made with; None where they are those of its request.
+        cascade: how it was routed, if it was and is known.
     """
 
     file_id: str
     image_format: ImageFormat
     num_bytes: int
     timing: Timing | None
+    num_steps: int | None = None
+    cascade: CascadeAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Job:
         attempts: leases that its ended images took.
         images: by position of its request; None for those not finished.
         error: why it failed.
+        deferred: what cascades have decided over those of its images that are made anew.
     """
 
     job_id: str
@@ -57,6 +62,7 @@ class Job:
     attempts: int = 0
     images: tuple[StoredImage | None, ...] = ()
     error: Failure | None = None
+    deferred: tuple[Deferred, ...] = ()
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -92,7 +98,9 @@ class JobView:
         steps = sum(one.steps_done for one in open_images)
         waits = [one.position for one in open_images if one.position is not None]
         position = min(waits, default="-")
-        return f"{self.job.state}.{len(open_images)}.{steps}.{position}.{self.num_previews}"
+        stages = "".join(one.stage[0] for one in open_images if one.stage)
+        progress = f"{len(open_images)}.{stages}{steps}.{position}.{self.num_previews}"
+        return f"{self.job.state}.{progress}"
 
     @property
     def num_previews(self) -> int:

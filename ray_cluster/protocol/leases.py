@@ -14,7 +14,14 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
-from ray_cluster.requests import Failure, ImageRequest, ImageResult, ModelProfile, PromptTokenizer
+from ray_cluster.requests import (
+    Failure,
+    ImageRequest,
+    ImageResult,
+    ModelProfile,
+    PromptTokenizer,
+    SmallImage,
+)
 
 # longest time from an abort's arrival to the replica's last write to the result store
 LATE_WRITE_S = 5.0
@@ -30,7 +37,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right and the duty to make one image.
+    """The right and the duty to make one image, or to score one.
 
     A lease for a request that the replica holds already replaces the row.
 
@@ -38,6 +45,9 @@ class Lease:
         deadline_in_s: seconds from the lease to the deadline (clocks differ between machines).
         queued_s: seconds the request has spent in the waiting queue, over all its leases.
         may_resume: whether a state of it may be in the store.
+        is_candidate: whether the image is not to be published yet: its small form comes with the
+            report, and a stored image gets :func:`ray_cluster.requests.candidate_name`.
+        scored: the image to score, for a discriminator.
     """
 
     fence: Fence
@@ -45,10 +55,17 @@ class Lease:
     deadline_in_s: float
     queued_s: float
     may_resume: bool = False
+    is_candidate: bool = False
+    scored: SmallImage | None = None
 
 
 WorkerKind = Literal["denoise", "score", "control"]
 """What a worker does with leased requests, or with calls to its endpoint."""
+
+
+def lane_of(kind: WorkerKind, name: str) -> str:
+    """Return the name of the queue of those that serve something: no two kinds share one."""
+    return name if kind == "denoise" else f"{kind}:{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +127,7 @@ class Registration:
     @property
     def lane(self) -> str:
         """Name of the queue that it leases from: no two kinds share one."""
-        return self.model if self.kind == "denoise" else f"{self.kind}:{self.model}"
+        return lane_of(self.kind, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +225,29 @@ class PollReply:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A leased request is done."""
+    """An image of a leased request is made.
+
+    Attributes:
+        small: the image for a discriminator, of a candidate.
+    """
 
     request_id: str
     fence: Fence
     result: ImageResult
+    small: SmallImage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """An image of a leased request is scored.
+
+    Attributes:
+        confidence: that it is right for its prompt, in [0, 1].
+    """
+
+    request_id: str
+    fence: Fence
+    confidence: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +272,7 @@ class Returned:
     steps_done: int
 
 
-ReplicaEvent = Finished | Failed | Returned
+ReplicaEvent = Finished | Scored | Failed | Returned
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from ray_cluster.policies.cascade import CascadeReason, EntryReason
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageResult
+
+CascadeStage = Literal["light", "score", "heavy"]
+AnswerReason = Literal[CascadeReason, EntryReason, "heavy_failed"]
+"""Why a cascade's answer is of the model that it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,61 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """What a stage of a cascade took, in seconds.
+
+    Attributes:
+        name: of the model or the discriminator.
+        queue_s: until it was leased, of ``took_s``, all of it.
+    """
+
+    stage: CascadeStage
+    name: str
+    queue_s: float
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeAnswer:
+    """How a cascade came to its answer.
+
+    Attributes:
+        name: of the cascade.
+        model: whose image it is.
+        stage: that made it.
+        confidence: of the light image, in [0, 1]; None if none was scored.
+        threshold: below which a confidence was deferred, adjusted by the request's slack; None
+            where nothing was decided by one.
+        stages: those that ended, in their order.
+    """
+
+    name: str
+    model: str
+    stage: CascadeStage
+    reason: AnswerReason
+    confidence: float | None = None
+    threshold: float | None = None
+    stages: tuple[StageTime, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A light image that is not published: the heavy model makes the image anew.
+
+    Attributes:
+        threshold: as in :class:`CascadeAnswer`, like the others.
+        is_stored: whether the result store has the light image.
+    """
+
+    request_id: str
+    confidence: float | None
+    threshold: float | None
+    reason: CascadeReason
+    stages: tuple[StageTime, ...] = ()
+    is_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     """The outcome of a finished request.
 
@@ -32,7 +93,9 @@ class Completed:
         num_steps: denoising steps that it was made with.
         slo_s: seconds from arrival to the deadline that applied.
         elapsed_s: seconds from arrival to completion.
-        attempts: leases it took.
+        attempts: leases it took; of a cascade, beyond one for each stage.
+        cascade: how it was routed; None for a request that names a single model.
+        is_candidate: whether the result store has the image under its candidate's name still.
     """
 
     request_id: str
@@ -41,6 +104,8 @@ class Completed:
     slo_s: float
     elapsed_s: float
     attempts: int
+    cascade: CascadeAnswer | None = None
+    is_candidate: bool = False
 
     @property
     def deadline_met(self) -> bool:
@@ -80,6 +145,7 @@ class Progress:
         steps_done: denoising steps, of ``num_steps``.
         predicted_s: seconds until it is done, by the admission policy; None if not predicted.
         preview: the last one.
+        stage: of a cascade.
     """
 
     position: int | None
@@ -88,3 +154,4 @@ class Progress:
     attempts: int
     predicted_s: float | None
     preview: Preview | None = None
+    stage: CascadeStage | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.policies.fidelity import StepTable
@@ -41,6 +42,16 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CascadeModel:
+    """A cascade, as far as gateways need it; the fields of the same names in its section."""
+
+    name: str
+    light: str
+    heavy: str
+    discriminator: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """A gateway's settings.
 
@@ -50,6 +61,7 @@ class GatewaySettings:
         public_url, trusted_proxies, cors_origins: those of
             :class:`ray_cluster.config.sections.HttpSettings`.
         models: those of the document, the default one first.
+        cascades: what calls may name beside them.
     """
 
     version: str
@@ -62,11 +74,12 @@ class GatewaySettings:
     public_url: str | None = None
     trusted_proxies: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    cascades: tuple[CascadeModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of one pool's replicas.
+    """The settings of one pool's replicas, or of a discriminator's.
 
     Attributes:
         poll_s: longest time that a lease poll is to be held.
@@ -106,11 +119,16 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
         public_url=settings.http.public_url,
         trusted_proxies=settings.http.trusted_proxies,
         cors_origins=settings.http.cors_origins,
+        cascades=tuple(_cascade(one) for one in settings.cascades),
     )
 
 
 def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
-    """Return the part of a pool's replicas; None for a pool that is not in the document."""
+    """Return the part of a pool's or discriminator's replicas; None if it isn't in the document."""
+    scorer = settings.discriminator(pool)
+    if scorer is not None:
+        poll_s = settings.dispatch.poll_s
+        return WorkerSettings(settings.version, scorer.max_batch, scorer.max_in_flight, poll_s)
     found = settings.pool(pool)
     if found is None:
         return None
@@ -121,6 +139,10 @@ def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
         poll_s=settings.dispatch.poll_s,
         defaults=_defaults(found.defaults),
     )
+
+
+def _cascade(cascade: CascadeConfig) -> CascadeModel:
+    return CascadeModel(cascade.name, cascade.light, cascade.heavy, cascade.discriminator)
 
 
 def _models(settings: Settings) -> dict[str, ModelSettings]:

@@ -93,6 +93,21 @@ class BlobStore:
                 self._remove([part])
                 raise
 
+    def rename(self, name: str, new_name: str) -> None:
+        """Give an entry another name, in place of what has that; a second time changes nothing."""
+        path, new_path = self._path(name), self._path(new_name)
+        with self._failing(f"did not rename {name}"):
+            try:
+                if self._is_local:
+                    self._fs.mv(path, new_path)
+                else:
+                    self._fs.cp_file(path, new_path)
+                    self._remove([path])
+            except FileNotFoundError:
+                # the first time may have failed after it was done
+                if not self._fs.exists(new_path):
+                    raise
+
     def writer(self) -> BlobWriter:
         """Return a writer of one entry, piece by piece."""
         return BlobWriter(self)

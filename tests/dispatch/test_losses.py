@@ -8,6 +8,7 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.state import Restored
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Lease, Poll, Returned
 from ray_cluster.protocol.outcomes import Completed, Progress
@@ -204,7 +205,7 @@ def test_a_replica_goes_on_with_what_was_taken_for_lost(core: DispatchCore) -> N
 
 
 def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore) -> None:
-    core.restore(image_request("old"), age_s=100.0, slo_s=120.0, now_s=1.0)
+    core.restore(Restored(image_request("old"), age_s=100.0, slo_s=120.0), 1.0)
     core.offer([image_request("new")], 1.0)
     assert core.expire(5.0) == ()
     lease = core.poll(poll_of(num_free=1), 5.0).leases[0]
@@ -225,7 +226,7 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
 
 def test_what_is_kept_of_restored_requests_counts_for_predictions(core: DispatchCore) -> None:
     for name in ("far", "near"):
-        core.restore(image_request(name), age_s=1.0, slo_s=120.0, now_s=1.0)
+        core.restore(Restored(image_request(name), age_s=1.0, slo_s=120.0), 1.0)
     (lease,) = core.poll(poll_of(num_free=1), 1.0).leases
     assert lease.request.request_id == "far"
     core.report("r", [Returned("far", lease.fence, 0)], 1.0)
@@ -274,7 +275,7 @@ def test_steps_of_another_model_are_worth_nothing_to_who_leases_a_request(
     core: DispatchCore,
 ) -> None:
     request = image_request("a")
-    core.restore(request, age_s=1.0, slo_s=60.0, now_s=0.0)
+    core.restore(Restored(request, age_s=1.0, slo_s=60.0), 0.0)
     core.note_stored({"a": StateHeader(request, 6, model_digest="old")})
     for replica_id, digest, steps_done in (("new", "new", 0), ("old", "old", 0)):
         core.register(replace(registration(replica_id), model_digest=digest), 1.0)

@@ -155,7 +155,7 @@ def test_requests_that_have_ended_are_forgotten_before_they_would_have_aged(
         name = f"r{number}"
         core.offer([image_request(name, slo_s=86400.0)], 0.0, client=None)
         core.abort([name])
-    assert len(core._ledger._ageing) < 1100
+    assert len(core._ledger._ageing._instants) < 1100
 
 
 def test_a_replica_that_dies_meanwhile_takes_nobody_with_it(core: DispatchCore) -> None:

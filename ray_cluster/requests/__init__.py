@@ -1,0 +1,79 @@
+"""What a request is: torch-free value types that gateways, dispatcher and replicas share.
+
+One :class:`ImageRequest` makes one image. An API call with ``n`` images becomes ``n`` of them,
+offered to the dispatcher together.
+"""
+
+from __future__ import annotations
+
+from ray_cluster.requests.image import (
+    ImageRequest,
+    candidate_name,
+    file_name,
+    granted,
+    state_name,
+)
+from ray_cluster.requests.parts import (
+    FLOW_SAMPLER_NAMES,
+    IMAGE_FORMATS,
+    MAX_GUIDANCE_SCALE,
+    SAMPLER_NAMES,
+    AddOns,
+    BlobRef,
+    CascadeUse,
+    ControlUse,
+    Edit,
+    FlowSampler,
+    GuidanceKind,
+    ImageFormat,
+    LightStage,
+    LoraUse,
+    NoiseSampler,
+    OutputSpec,
+    SamplerName,
+    noise_samplers,
+    size_of,
+)
+from ray_cluster.requests.profiles import (
+    ModelProfile,
+    PromptTokenizer,
+)
+from ray_cluster.requests.results import (
+    Failure,
+    ImageResult,
+    SmallImage,
+    Timing,
+)
+
+__all__ = [
+    "FLOW_SAMPLER_NAMES",
+    "IMAGE_FORMATS",
+    "MAX_GUIDANCE_SCALE",
+    "SAMPLER_NAMES",
+    "AddOns",
+    "BlobRef",
+    "CascadeUse",
+    "ControlUse",
+    "Edit",
+    "Failure",
+    "FlowSampler",
+    "GuidanceKind",
+    "ImageFormat",
+    "ImageRequest",
+    "ImageResult",
+    "LightStage",
+    "LoraUse",
+    "ModelProfile",
+    "NoiseSampler",
+    "OutputSpec",
+    "PromptTokenizer",
+    "SamplerName",
+    "SmallImage",
+    "Timing",
+    "candidate_name",
+    "file_name",
+    "granted",
+    "noise_samplers",
+    "size_of",
+    "state_name",
+]

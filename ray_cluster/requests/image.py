@@ -1,0 +1,208 @@
+"""The request for one image, and the names of what is stored of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ray_cluster.policies.fidelity import Fidelity, ReusedSteps, Terms
+from ray_cluster.policies.types import RequestView, WhenLate
+from ray_cluster.requests.parts import (
+    AddOns,
+    BlobRef,
+    CascadeUse,
+    Edit,
+    ImageFormat,
+    OutputSpec,
+    SamplerName,
+)
+
+_NO_ADD_ONS = AddOns()
+_PNG = OutputSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """One image to make; the same values always give the same image.
+
+    Attributes:
+        request_id: unique in the cell.
+        model: name under which a pool serves the model; in a cascade the heavy one's, where both
+            may make the image.
+        width_px: image width; a multiple of the model's ``size_multiple_px``.
+        height_px: image height, likewise.
+        num_steps: denoising steps.
+        guidance_scale: classifier-free guidance weight; guidance is off at 1 or below.
+        seed: seeds the request's own noise generator, in [0, 2**63).
+        negative_prompt: what guidance leads away from; None is no text, which some models take for
+            something else than an empty one.
+        priority: higher is served first.
+        slo_s: seconds from arrival to the deadline; None takes the service's default.
+        when_late: whether it is to be made even if it would miss its deadline.
+        add_ons: ControlNets and LoRAs.
+        edit: what it changes; None for text to image.
+        terms: requested and least fidelity; None for an exact image with all steps.
+        embeds_guidance: whether the guidance scale is an input of the model, without second rows.
+        cascade: None for a request that names a single model.
+        call_id: ``X-Request-ID`` of the HTTP call.
+        job_id: the durable job that it belongs to; empty for an attached one.
+        owner: whose inputs it may read; see :class:`ray_cluster.storage.inputs.InputStore`.
+    """
+
+    request_id: str
+    model: str
+    prompt: str
+    width_px: int
+    height_px: int
+    num_steps: int
+    guidance_scale: float
+    sampler: SamplerName
+    seed: int
+    negative_prompt: str | None = None
+    priority: int = 0
+    slo_s: float | None = None
+    when_late: WhenLate = "accept"
+    add_ons: AddOns = _NO_ADD_ONS
+    edit: Edit | None = None
+    terms: Terms | None = None
+    output: OutputSpec = _PNG
+    embeds_guidance: bool = False
+    cascade: CascadeUse | None = None
+    call_id: str = field(default="", compare=False)
+    job_id: str = field(default="", compare=False)
+    owner: str = field(default="", compare=False)
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height."""
+        return (self.width_px, self.height_px)
+
+    @property
+    def uses_guidance(self) -> bool:
+        """Whether a second, unconditional row is computed per step (as diffusers decides it)."""
+        return self.guidance_scale > 1.0 and not self.embeds_guidance
+
+    @property
+    def light(self) -> ImageRequest | None:
+        """The image as the light model of its cascade makes it first; None without that stage.
+
+        It has no previews, as it is one itself, and no terms: they are of the heavy model.
+        """
+        stage = None if self.cascade is None else self.cascade.light
+        if stage is None or self.cascade is None:
+            return None
+        return replace(
+            self,
+            model=stage.model,
+            num_steps=stage.num_steps,
+            guidance_scale=stage.guidance_scale,
+            sampler=stage.sampler,
+            embeds_guidance=stage.embeds_guidance,
+            terms=None,
+            output=replace(self.output, num_previews=0),
+            cascade=replace(self.cascade, light=None),
+        )
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """The best mode that its present steps satisfy; None if that is not known."""
+        return "exact" if self.terms is None else self.terms.fidelity(self.num_steps)
+
+    @property
+    def reuse(self) -> ReusedSteps | None:
+        """Its steps, if some of them reuse activations."""
+        return None if self.terms is None else self.terms.reuse
+
+    @property
+    def fewest_steps(self) -> int | None:
+        """Fewest steps that it may be made with to be in time; None if it needs all it has."""
+        fewest = None if self.terms is None else self.terms.fewest_steps
+        return fewest if fewest is not None and fewest < self.num_steps else None
+
+    @property
+    def inputs(self) -> tuple[BlobRef, ...]:
+        """All images that it is made from."""
+        controls = (use.image for use in self.add_ons.controls)
+        edit = () if self.edit is None else (self.edit.image, self.edit.mask)
+        return (*controls, *(one for one in edit if one is not None))
+
+    @property
+    def file_id(self) -> str:
+        """Name of its image in the result store; as hard to guess as the request's id."""
+        return file_name(self.request_id, self.output.image_format)
+
+    def preview_file_id(self, index: int) -> str:
+        """Name of its preview of that index in the result store."""
+        return f"{self.request_id}-{index}.{self.output.image_format}"
+
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        """All names that it may have in the result store."""
+        previews = (self.preview_file_id(index) for index in range(self.output.num_previews))
+        return (self.file_id, *previews)
+
+    def view(self, *, arrival_s: float, deadline_s: float, steps_done: int = 0) -> RequestView:
+        """Return what a policy may know of this request, on the caller's clock."""
+        return RequestView(
+            request_id=self.request_id,
+            model=self.model,
+            width_px=self.width_px,
+            height_px=self.height_px,
+            num_steps=self.num_steps,
+            uses_guidance=self.uses_guidance,
+            priority=self.priority,
+            arrival_s=arrival_s,
+            deadline_s=deadline_s,
+            steps_done=steps_done,
+            num_previews=self.output.num_previews,
+            when_late=self.when_late,
+            fewest_steps=self.fewest_steps,
+            loras=tuple(use.name for use in self.add_ons.loras),
+            controls=tuple(use.name for use in self.add_ons.controls),
+            template=None if self.edit is None else self.edit.image.sha256,
+            mask_ratio=1.0 if self.edit is None else self.edit.mask_ratio,
+            step_share=1.0 if self.reuse is None else self.reuse.cost_share,
+        )
+
+    def recipe(self) -> dict[str, str]:
+        """Return everything needed to make the image again, as text chunks of a png."""
+        recipe = {
+            "model": self.model,
+            "prompt": self.prompt,
+            "size": f"{self.width_px}x{self.height_px}",
+            "num_inference_steps": str(self.num_steps),
+            "guidance_scale": repr(self.guidance_scale),
+            "sampler": self.sampler,
+            "seed": str(self.seed),
+        }
+        if self.negative_prompt is not None:
+            recipe["negative_prompt"] = self.negative_prompt
+        if self.reuse is not None:
+            recipe["reuse"] = str(self.reuse.schedule)
+        if self.cascade is not None:
+            recipe["cascade"] = self.cascade.name
+        return recipe
+
+
+def granted(requests: Sequence[ImageRequest], num_steps: Sequence[int]) -> tuple[ImageRequest, ...]:
+    """Return requests with the steps that admission granted; none given: with all their steps."""
+    if not num_steps:
+        return tuple(requests)
+    return tuple(
+        replace(request, num_steps=num) for request, num in zip(requests, num_steps, strict=True)
+    )
+
+
+def file_name(request_id: str, image_format: ImageFormat) -> str:
+    """Return the name of a request's image in the result store."""
+    return f"{request_id}.{image_format}"
+
+
+def candidate_name(request_id: str) -> str:
+    """Return the name there of a light image that is not published, or not yet."""
+    return f"{request_id}.candidate"
+
+
+def state_name(request_id: str) -> str:
+    """Return the name of a request's exported state in the state store."""
+    return f"{request_id}.state"

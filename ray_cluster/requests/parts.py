@@ -1,0 +1,152 @@
+"""What requests are made of: samplers, output, add-ons, edits, cascades."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ray_cluster.policies.cascade import CascadeEntry, EntryReason
+
+NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm", "pndm"]
+FlowSampler = Literal["flow_match_euler"]
+SamplerName = Literal[NoiseSampler, FlowSampler]
+GuidanceKind = Literal["rows", "embedded", "none"]
+"""Guidance by a second row per step, by an input of the model, or none."""
+ImageFormat = Literal["png", "jpeg", "webp"]
+# for models trained on noise schedules, and for those trained on flows
+SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
+FLOW_SAMPLER_NAMES: tuple[FlowSampler, ...] = get_args(FlowSampler)
+# diffusers has no formula of theirs for models that predict the sample
+_NOT_FOR_SAMPLE = ("euler_ancestral", "pndm")
+# beyond it, nothing but noise comes of any model
+MAX_GUIDANCE_SCALE = 30
+IMAGE_FORMATS: tuple[ImageFormat, ...] = get_args(ImageFormat)
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Return width and height in pixels of a size written as WIDTHxHEIGHT."""
+    width, _, height = text.partition("x")
+    return int(width), int(height)
+
+
+def noise_samplers(prediction_type: str) -> tuple[NoiseSampler, ...]:
+    """Return the samplers for a model of a noise schedule, by what it predicts."""
+    if prediction_type == "sample":
+        return tuple(name for name in SAMPLER_NAMES if name not in _NOT_FOR_SAMPLE)
+    return SAMPLER_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """How the finished pixels are encoded.
+
+    Attributes:
+        image_format: container of the reply.
+        compression: quality in percent for jpeg and webp (100 is best); None for png.
+        metadata: whether a png carries its recipe as text chunks.
+        is_stored: whether the image goes to the result store instead of into the reply.
+        num_previews: how many previews are sent before it is done, in the same format.
+    """
+
+    image_format: ImageFormat = "png"
+    compression: int | None = None
+    metadata: bool = True
+    is_stored: bool = False
+    num_previews: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """An image that a client has sent, by its SHA-256 in hexadecimal digits.
+
+    Its bytes are in the input store, and nowhere else.
+    """
+
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlUse:
+    """A ControlNet, and the image that it follows.
+
+    Attributes:
+        name: under which the ControlNet is served.
+        scale: weight of its residuals.
+        start: share of the steps before which it does nothing, in [0, 1).
+        end: share of the steps after which it does nothing, above ``start`` and at most 1.
+    """
+
+    name: str
+    image: BlobRef
+    scale: float = 1.0
+    start: float = 0.0
+    end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUse:
+    """A LoRA by name, and its weight."""
+
+    name: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AddOns:
+    """What is added to the base model for a request."""
+
+    controls: tuple[ControlUse, ...] = ()
+    loras: tuple[LoraUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a request changes in a template, if it does not start from noise alone.
+
+    Attributes:
+        image: the template.
+        mask: where to edit, of the template's size; None for everywhere.
+        mask_ratio: share of the image that the mask leaves to edit, in (0, 1].
+        strength: how much of the noise schedule is run, in (0, 1].
+        paste_back: whether pixels outside the mask become the template's again.
+    """
+
+    image: BlobRef
+    mask: BlobRef | None = None
+    mask_ratio: float = 1.0
+    strength: float = 1.0
+    paste_back: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LightStage:
+    """How the light model of a cascade makes an image, before a discriminator looks at it.
+
+    Attributes:
+        discriminator: name of the one that does.
+    """
+
+    model: str
+    discriminator: str
+    num_steps: int
+    guidance_scale: float
+    sampler: SamplerName
+    embeds_guidance: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeUse:
+    """The cascade that a request was sent to.
+
+    Attributes:
+        name: the model that the call names.
+        light: the first stage; None where one model alone makes the image.
+        entry: which model makes the first image.
+        reason: why the image is routed, or made by one model alone.
+    """
+
+    name: str
+    light: LightStage | None = None
+    entry: CascadeEntry = "light"
+    reason: EntryReason = "routed"

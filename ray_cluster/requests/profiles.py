@@ -1,0 +1,57 @@
+"""What a model accepts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ray_cluster.policies.fidelity import StepTable
+from ray_cluster.requests.parts import GuidanceKind, SamplerName
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokenizer:
+    """A tokenizer that counts the tokens of a model's prompts.
+
+    Attributes:
+        content: its JSON in the form of the ``tokenizers`` library, compressed with zlib.
+        max_tokens: most tokens of a prompt, without those that mark its ends.
+    """
+
+    content: bytes = field(repr=False)
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What a model accepts, as its replicas register it; the gateway validates with it.
+
+    Attributes:
+        size_multiple_px: width and height must be multiples of this.
+        min_px: smallest side.
+        max_px: largest side.
+        default_width_px: used for ``size: auto``.
+        max_prompt_tokens: longer prompts are refused, never silently cut.
+        max_steps_by_sampler: most denoising steps each sampler can take.
+        guidance: what a guidance scale does.
+        fewer_steps: steps by fidelity; None where that was not measured.
+        outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
+        prompt_digest: of the tokenizers that count; empty where only replicas can count.
+    """
+
+    model: str
+    family: str
+    size_multiple_px: int
+    min_px: int
+    max_px: int
+    default_width_px: int
+    default_height_px: int
+    default_num_steps: int
+    default_guidance_scale: float
+    default_sampler: SamplerName
+    max_steps_by_sampler: dict[SamplerName, int]
+    max_prompt_tokens: int
+    created_s: int
+    guidance: GuidanceKind = "rows"
+    fewer_steps: StepTable | None = None
+    outer_blocks: tuple[int, int] | None = None
+    prompt_digest: str = ""
