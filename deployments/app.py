@@ -1,8 +1,8 @@
 """The only place that binds deployments into applications.
 
-One Serve application per pool and one called ``front``. A pool is added by adding its
-application; nothing else is touched. Each gets its own arguments and no settings, so that settings
-change without any of them being deployed again.
+One Serve application per pool, one per discriminator, and one called ``front``. A pool is added by
+adding its application; nothing else is touched. Each gets its own arguments and no settings, so
+that settings change without any of them being deployed again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from ray.serve import Application, Deployment
 
 from ray_cluster.config.arguments import (
     FrontArguments,
+    ScorerArguments,
     WorkerArguments,
     front_arguments,
+    scorer_arguments,
     worker_arguments,
 )
+from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.sections import LogsConfig, Section
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
-from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, WORKER
+from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, SCORER, WORKER
+from ray_cluster.deployments.discriminator import Discriminator
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.gateway import Gateway
 from ray_cluster.deployments.links import DISPATCHER
@@ -44,14 +49,14 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Application:
-    """Return one application: ``front``, or a pool.
+    """Return one application: ``front``, a pool, or a discriminator.
 
     Args:
-        args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}`` or
-            ``{"worker": ...}`` with the application's own arguments; or a mapping ``{"config":
-            ..., "application": "front" or a pool's name}``, of whose configuration (a mapping or a
-            YAML path) the application's part is taken; or a configuration for ``front``. A path is
-            watched for settings.
+        args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}``,
+            ``{"worker": ...}`` or ``{"scorer": ...}`` with the application's own arguments; or a
+            mapping ``{"config": ..., "application": "front" or a name}``, of whose configuration (a
+            mapping or a YAML path) the application's part is taken; or a configuration for
+            ``front``. A path is watched for settings.
 
     Raises:
         ConfigError: the arguments are wrong, or the configuration has no such pool.
@@ -60,6 +65,8 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
         return _front(_validated(FrontArguments, args["front"]), None, 1)
     if isinstance(args, Mapping) and set(args) == {"worker"}:
         return _pool(_validated(WorkerArguments, args["worker"]), 1)
+    if isinstance(args, Mapping) and set(args) == {"scorer"}:
+        return _discriminator(_validated(ScorerArguments, args["scorer"]), 1)
     name, source = FRONT, args
     if isinstance(args, Mapping) and "config" in args:
         unknown = set(args) - {"config", "application"}
@@ -70,7 +77,7 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
         name, source = args.get("application", FRONT), args["config"]
     config = load_config(source)
     if name != FRONT:
-        return build_pool(config, name)
+        return build_worker(config, name)
     path = source if isinstance(source, str | Path) else None
     folder = None if path is None else Path.cwd()
     return build_front(config, front_arguments(config, path, folder=folder))
@@ -82,15 +89,18 @@ def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application
     return _front(arguments, given, config.http.num_gateways)
 
 
-def build_pool(config: ClusterConfig, name: str) -> Application:
-    """Return the application of one pool; ConfigError if there is no such pool."""
+def build_worker(config: ClusterConfig, name: str) -> Application:
+    """Return the application of a pool or a discriminator; ConfigError if there is none."""
+    if any(one.name == name for one in config.discriminators):
+        replicas = config.discriminator(name).replicas
+        return _discriminator(scorer_arguments(config, name), replicas)
     return _pool(worker_arguments(config, name), config.pool(name).replicas)
 
 
 def build_apps(config: ClusterConfig, arguments: FrontArguments) -> dict[str, Application]:
     """Return all applications of a cell by name, ``front`` first."""
-    pools = {pool.name: build_pool(config, pool.name) for pool in config.pools}
-    return {FRONT: build_front(config, arguments)} | pools
+    workers = {one.name: build_worker(config, one.name) for one in config.workers}
+    return {FRONT: build_front(config, arguments)} | workers
 
 
 def _validated(kind: type[SectionT], given: object) -> SectionT:
@@ -113,13 +123,21 @@ def _front(
 
 
 def _pool(arguments: WorkerArguments, num_replicas: int) -> Application:
-    pool = arguments.pool
-    options = {
-        "num_cpus": pool.num_cpus,
-        "num_gpus": pool.num_gpus,
+    options = _worker_options(arguments.pool)
+    return _deployment(BaseModel, WORKER, num_replicas, options, arguments.logs).bind(arguments)
+
+
+def _discriminator(arguments: ScorerArguments, num_replicas: int) -> Application:
+    options = _worker_options(arguments.discriminator)
+    return _deployment(Discriminator, SCORER, num_replicas, options, arguments.logs).bind(arguments)
+
+
+def _worker_options(given: PoolArguments | DiscriminatorArguments) -> dict[str, Any]:
+    return {
+        "num_cpus": given.num_cpus,
+        "num_gpus": given.num_gpus,
         "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
     }
-    return _deployment(BaseModel, WORKER, num_replicas, options, arguments.logs).bind(arguments)
 
 
 def _deployment(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.arguments import front_arguments, worker_arguments
+from ray_cluster.config.arguments import front_arguments, scorer_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 
 FRONT = "front"
 GATEWAY = "Gateway"
 WORKER = "BaseModel"
+SCORER = "Discriminator"
 
 _BUILDER = "ray_cluster.deployments.app:build_app"
 
@@ -39,6 +40,7 @@ def serve_config(
         "applications": [
             _front(config, settings, folder),
             *(_pool(config, pool.name) for pool in config.pools),
+            *(_discriminator(config, one.name) for one in config.discriminators),
         ],
     }
 
@@ -56,12 +58,24 @@ def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[s
 
 
 def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
+    arguments = {"worker": worker_arguments(config, name).model_dump(mode="json")}
+    return _worker(name, arguments, WORKER, config.pool(name).replicas)
+
+
+def _discriminator(config: ClusterConfig, name: str) -> dict[str, Any]:
+    arguments = {"scorer": scorer_arguments(config, name).model_dump(mode="json")}
+    return _worker(name, arguments, SCORER, config.discriminator(name).replicas)
+
+
+def _worker(
+    name: str, arguments: dict[str, Any], deployment: str, num_replicas: int
+) -> dict[str, Any]:
     return {
         "name": name,
         "route_prefix": None,
         "import_path": _BUILDER,
         # the controller sets replica counts, from outside Serve
         "external_scaler_enabled": True,
-        "args": {"worker": worker_arguments(config, name).model_dump(mode="json")},
-        "deployments": [{"name": WORKER, "num_replicas": config.pool(name).replicas}],
+        "args": arguments,
+        "deployments": [{"name": deployment, "num_replicas": num_replicas}],
     }

@@ -9,12 +9,15 @@ its health, and storage that other nodes cannot reach.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
 from ray.util import get_node_ip_address
+from ray_cluster.models.cascade_curves import load_curves
 
 from ray_cluster.config.arguments import FrontArguments
+from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import StorageArguments
 from ray_cluster.config.settings import Settings
@@ -26,20 +29,25 @@ from ray_cluster.deployments.actors import (
     set_up_actor_logs,
 )
 from ray_cluster.deployments.live_settings import LiveSettings, SettingsReport
+from ray_cluster.dispatch.candidates import Candidates
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state_sweeper import StateSweeper
+from ray_cluster.errors import ConfigError
 from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_snapshot import MetricsBook
+from ray_cluster.policies.cascade import DeferralCurve
 from ray_cluster.protocol.dispatcher import CellCalls, DispatcherLink, ImageCalls, JobCalls
 from ray_cluster.protocol.leases import Endpoint, Registration
 from ray_cluster.protocol.rpc import RpcServer
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
+
+logger = logging.getLogger(__name__)
 
 # of a process that reports its metrics every few seconds
 _SILENCE_S = 30.0
@@ -67,6 +75,7 @@ class Dispatcher:
             limits=config.limits,
             config=config.dispatch,
             configured=[pool.model_name for pool in config.pools],
+            curve_of=calibrated_curve,
             # an epoch must be new in every life of the dispatcher
             epoch=time.time_ns(),
         )
@@ -83,6 +92,7 @@ class Dispatcher:
             config=config.dispatch,
             clock=time.monotonic,
             on_outcome=self._states.on_outcome,
+            candidates=Candidates(await asyncio.to_thread(BlobStore, storage.results)),
             on_metrics=lambda replica, own: book.update(replica, own, time.monotonic()),
             on_register=self._save_worker,
         )
@@ -177,3 +187,14 @@ def _settings_file(arguments: FrontArguments) -> SettingsFile | None:
         return None
     folder = None if arguments.folder is None else Path(arguments.folder)
     return SettingsFile(Path(arguments.settings), folder, check_models)
+
+
+def calibrated_curve(cascade: CascadeConfig) -> DeferralCurve | None:
+    """Return what a cascade's confidences were calibrated to; None where nobody says."""
+    if cascade.curves is None:
+        return None
+    try:
+        return load_curves(cascade.curves).deferral
+    except ConfigError as error:
+        logger.warning("drift of cascade %s is not measured: %s", cascade.name, error)
+        return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ray_cluster.config.arguments import FrontArguments, needs_redeploy
+from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
@@ -45,7 +46,7 @@ class SettingsReport:
         path: of the watched file; None if none is watched.
         problem: what is wrong with the file as it is, if anything.
         front: what dispatcher and gateways were started with, without API keys.
-        pools: what the pools of live replicas were started with.
+        workers: what the pools and discriminators of live replicas were started with.
         version_by_gateway: version of each live gateway.
         num_images_by_model: images that wait or are being made.
     """
@@ -55,7 +56,7 @@ class SettingsReport:
     path: str | None
     problem: str
     front: FrontArguments
-    pools: dict[str, PoolArguments]
+    workers: dict[str, PoolArguments | DiscriminatorArguments]
     version_by_gateway: dict[str, str]
     replicas: tuple[ReplicaReport, ...]
     num_images_by_model: dict[str, int]
@@ -97,8 +98,8 @@ class LiveSettings:
             await self._watch.start()
 
     def _on_change(self, config: ClusterConfig) -> None:
-        earlier = {pool.name for pool in self._config.pools}
-        added = {pool.name for pool in config.pools if pool.name not in earlier}
+        earlier = {one.name for one in self._config.workers}
+        added = {one.name for one in config.workers if one.name not in earlier}
         self.note_undeployed(added)
         self._config = config
         settings = settings_of(config, self._arguments.api_keys)
@@ -123,21 +124,22 @@ class LiveSettings:
         if self._watch is not None and self._watch.problem:
             found.append(self._watch.problem)
         # of a refused file only the problem counts: an earlier version of it is no longer there
-        elif keys := needs_redeploy(self._arguments, self._pools(), self._config):
+        elif keys := needs_redeploy(self._arguments, self._workers(), self._config):
             found.append(f"the settings' file has what needs a redeploy: {', '.join(keys)}")
         found += [
             # calls for /readyz need no key: it names no folder of this machine
-            f"pool {name} is in the settings but not deployed: run 'ray-cluster settings apply "
-            "FILE'"
+            f"{name} is in the settings but not deployed: run 'ray-cluster settings apply FILE'"
             for name in self._undeployed_pools()
         ]
         http = self._arguments.http
         if not (self.book.settings.api_key_digests or http.is_loopback):
             found.append(f"anybody who reaches {http.host}:{http.port} may call: no API key is set")
-        listed = {pool.name for pool in self.book.settings.pools}
+        settings = self.book.settings
+        listed = {one.name for one in settings.pools}
+        listed |= {one.name for one in settings.discriminators}
         found += [
-            f"pool {name} runs, but is not in the settings"
-            for name in self._pools()
+            f"{name} runs, but is not in the settings"
+            for name in self._workers()
             if name not in listed
         ]
         return tuple(found)
@@ -156,7 +158,7 @@ class LiveSettings:
     def _undeployed_pools(self) -> list[str]:
         registered = {one.registration.pool for one in self._core.replicas}
         waiting = self._not_deployed - self._core.started_pools - registered
-        return [pool.name for pool in self._config.pools if pool.name in waiting]
+        return [one.name for one in self._config.workers if one.name in waiting]
 
     def report(self) -> SettingsReport:
         """Return what there is to be shown."""
@@ -167,7 +169,7 @@ class LiveSettings:
             path=self._arguments.settings,
             problem="" if self._watch is None else self._watch.problem,
             front=self._arguments.model_copy(update={"api_keys": ()}),
-            pools=self._pools(),
+            workers=self._workers(),
             version_by_gateway=self.book.version_by_gateway(),
             replicas=tuple(
                 ReplicaReport(
@@ -198,12 +200,14 @@ class LiveSettings:
         self._not_deployed.clear()
         return self.book.settings.version
 
-    def _pools(self) -> dict[str, PoolArguments]:
-        return {
-            one.registration.pool: PoolArguments.model_validate_json(one.registration.arguments)
-            for one in self._core.replicas
-            if one.registration.arguments
-        }
+    def _workers(self) -> dict[str, PoolArguments | DiscriminatorArguments]:
+        found: dict[str, PoolArguments | DiscriminatorArguments] = {}
+        for one in self._core.replicas:
+            registration = one.registration
+            if registration.arguments:
+                kind = DiscriminatorArguments if registration.kind == "score" else PoolArguments
+                found[registration.pool] = kind.model_validate_json(registration.arguments)
+        return found
 
 
 def _write_change(file: SettingsFile, text: str) -> None:

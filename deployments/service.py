@@ -18,8 +18,8 @@ from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actors import serve_logging
-from ray_cluster.deployments.app import build_apps, build_pool
-from ray_cluster.deployments.deploy_file import FRONT, WORKER
+from ray_cluster.deployments.app import build_apps, build_worker
+from ray_cluster.deployments.deploy_file import FRONT, SCORER, WORKER
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
@@ -48,8 +48,8 @@ class ApplicationState:
 
     @property
     def has_replica(self) -> bool:
-        """Whether a replica of a model runs."""
-        return self.num_running.get(WORKER, 0) > 0
+        """Whether a replica of a model or a discriminator runs."""
+        return any(self.num_running.get(one, 0) > 0 for one in (WORKER, SCORER))
 
     @property
     def words(self) -> str:
@@ -98,8 +98,8 @@ def deploy(config: ClusterConfig, arguments: FrontArguments) -> None:
 
 
 def add_pools(config: ClusterConfig, names: Collection[str]) -> None:
-    """Deploy the applications of pools that do not run yet, and leave all others alone."""
-    _run({name: build_pool(config, name) for name in names})
+    """Deploy pools and discriminators that do not run yet, and leave all others alone."""
+    _run({name: build_worker(config, name) for name in names})
 
 
 def _run(applications: Mapping[str, Application]) -> None:
@@ -121,7 +121,7 @@ def _run(applications: Mapping[str, Application]) -> None:
 def application_states(config: ClusterConfig) -> list[ApplicationState]:
     """Return the state of each application of the configuration."""
     known = serve.status().applications
-    names = (FRONT, *(pool.name for pool in config.pools))
+    names = (FRONT, *(one.name for one in config.workers))
     return [
         _state_of(name, known[name]) if name in known else ApplicationState(name) for name in names
     ]
@@ -155,7 +155,7 @@ def stop(
 ) -> None:
     """Take the applications down, and what else was started here with them.
 
-    Pools go first: their replicas release leases to a dispatcher that is still there, and the API
+    Workers go first: their replicas release leases to a dispatcher that is still there, and the API
     still says why it accepts no more. ``front`` goes last; with a Ray of our own it ends with that,
     so that no caller ever meets a proxy without an application.
 
@@ -163,7 +163,7 @@ def stop(
         owned: the outermost of what was started here.
         on_change: called with name and state of each thing that stops.
     """
-    take_down([pool.name for pool in config.pools], on_change)
+    take_down([one.name for one in config.workers], on_change)
     if owned == "ray":
         # not serve.shutdown: the controller would die in its own call, which Ray reports as failed
         on_change("Ray", "stopping")

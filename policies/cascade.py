@@ -281,6 +281,13 @@ def answers_with_light(plan: CascadePlan, left_s: float) -> bool:
     return plan.when_late == "light" and left_s >= 0
 
 
+def entry_for_quality(quality: str | None) -> CascadeEntry | None:
+    """Return the model that alone makes an image of an asked quality; None for either."""
+    if quality == "low":
+        return "light"
+    return "heavy" if quality in ("high", "hd", "xhigh", "max") else None
+
+
 def cascade_entry(
     addons: Collection[str], supported: Collection[str], *, is_edit: bool = False
 ) -> CascadeEntry:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Stage = Literal["queue", "encode", "denoise", "decode", "coding", "storing", "replica"]
+Stage = Literal["queue", "encode", "denoise", "decode", "coding", "storing", "score", "replica"]
 
 
 class RayClusterError(Exception):

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
 from ray_cluster.api.body import BodyLimit, read_object
+from ray_cluster.api.cascades import CascadeResolver
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.middleware import request_id_of
 from ray_cluster.api.prompts import PromptCheck
@@ -47,6 +48,7 @@ class CallReader:
     def __init__(self, catalog: Catalog, prompts: PromptCheck, settings: CurrentSettings) -> None:
         self._catalog = catalog
         self._prompts = prompts
+        self._cascades = CascadeResolver(catalog, prompts)
         self._settings = settings
 
     async def read(self, request: Request, *, is_job: bool = False) -> Call:
@@ -70,10 +72,15 @@ class CallReader:
                 "nothing without 'stream': previews come as events. Set stream to true.",
                 "partial_images",
             )
-        profile = await self._catalog.profile(fields.model)
         is_stored = is_job or key is not None or fields.response_format == "url"
-        requests = resolve(fields, profile, limits, is_stored=is_stored)
-        await self._prompts.check(fields, profile)
+        cascade = self._settings.cascade(fields.model)
+        if cascade is not None:
+            resolving = self._cascades.resolve(fields, cascade, limits, is_stored=is_stored)
+            requests = await resolving
+        else:
+            profile = await self._catalog.profile(fields.model)
+            requests = resolve(fields, profile, limits, is_stored=is_stored)
+            await self._prompts.check(fields, profile)
         call_id = request_id_of(request)
         owner = owner_of(request)
         requests = tuple(replace(one, call_id=call_id, owner=owner) for one in requests)

@@ -9,10 +9,17 @@ from collections.abc import Callable
 from contextvars import Context
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
-from ray_cluster.api.replies import FewerStepsCard, ModelCard, ModelList, StepsByFidelity
+from ray_cluster.api.replies import (
+    CascadeParts,
+    FewerStepsCard,
+    ModelCard,
+    ModelList,
+    StepsByFidelity,
+)
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient
+from ray_cluster.protocol.settings import CascadeModel
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -40,8 +47,15 @@ class Catalog:
 
     @property
     def known(self) -> list[str]:
-        """Names of the models that are configured, or registered and not removed since."""
-        return list(dict.fromkeys([*self._settings.models, *self._offered]))
+        """Names of the models that are configured, or registered and not removed since, and of the
+        cascades."""
+        cascades = (one.name for one in self._settings.cascades)
+        return list(dict.fromkeys([*self._settings.models, *self._offered, *cascades]))
+
+    @property
+    def cascades(self) -> tuple[CascadeModel, ...]:
+        """The cascades that calls may name."""
+        return self._settings.cascades
 
     @property
     def _offered(self) -> dict[str, ModelProfile]:
@@ -107,11 +121,20 @@ class ModelsEndpoint:
     async def list(self) -> ModelList:
         """List the models that a replica has registered, in the configuration's order."""
         profiles = await self._catalog.refresh()
-        names = [name for name in self._catalog.known if name in profiles]
-        return ModelList(data=[_card(profiles[name]) for name in names])
+        cards = [_card(profiles[name]) for name in self._catalog.known if name in profiles]
+        cards += [
+            _cascade_card(one, profiles[one.heavy])
+            for one in self._catalog.cascades
+            if one.light in profiles and one.heavy in profiles
+        ]
+        return ModelList(data=cards)
 
     async def retrieve(self, model: str) -> ModelCard:
         """Describe one model: 404 for an unknown one, 503 for one that has not registered yet."""
+        for cascade in self._catalog.cascades:
+            if cascade.name == model:
+                await self._catalog.profile(cascade.light)
+                return _cascade_card(cascade, await self._catalog.profile(cascade.heavy))
         return _card(await self._catalog.profile(model))
 
 
@@ -127,6 +150,19 @@ def _card(profile: ModelProfile) -> ModelCard:
         max_prompt_tokens=profile.max_prompt_tokens,
         max_steps_by_sampler=dict(profile.max_steps_by_sampler),
         fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),
+    )
+
+
+def _cascade_card(cascade: CascadeModel, heavy: ModelProfile) -> ModelCard:
+    """Return the card of a cascade: what it takes is what its heavy model takes."""
+    return _card(heavy).model_copy(
+        update={
+            "id": cascade.name,
+            "family": "cascade",
+            "cascade": CascadeParts(
+                light=cascade.light, heavy=cascade.heavy, discriminator=cascade.discriminator
+            ),
+        }
     )
 
 

@@ -69,7 +69,7 @@ async def _event(
         name = "image_generation.completed"
         more = {
             "usage": _NO_USAGE,
-            "model": update.request.model,
+            "model": update.request.called_model,
             "deadline": deadline_of([update]),
             **details_of(update),
         }

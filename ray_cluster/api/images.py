@@ -19,7 +19,7 @@ from ray_cluster.api.files import FilesEndpoint, url_maker
 from ray_cluster.api.group import GroupRunner, while_connected
 from ray_cluster.api.image_stream import Updates, image_events
 from ray_cluster.api.jobs import JobCreator
-from ray_cluster.api.reply import RepliedImage, write_reply
+from ray_cluster.api.reply import RepliedImage, as_made, write_reply
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job, JobView
@@ -148,7 +148,14 @@ def _images_of(job: Job) -> list[RepliedImage]:
         raise _cancelled(job)
     elapsed_s = job.finished_s - job.created_s
     return [
-        RepliedImage(request, b"", image.timing, job.slo_s, elapsed_s)
+        RepliedImage(
+            as_made(request, image.num_steps, image.cascade),
+            b"",
+            image.timing,
+            job.slo_s,
+            elapsed_s,
+            image.cascade,
+        )
         for request, image in zip(job.requests, job.images, strict=True)
         if image is not None
     ]

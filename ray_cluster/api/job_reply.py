@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ray_cluster.api.cascade_reply import cascade_card
 from ray_cluster.api.errors import from_failure
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
-from ray_cluster.api.reply import size_text
+from ray_cluster.api.reply import as_made, size_text
 from ray_cluster.api.schema import ImageTiming
 from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.requests import ImageRequest
@@ -35,7 +36,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         state=job.state,
         created=job.created_s,
         finished=job.finished_s,
-        model=first.model,
+        model=first.called_model,
         prompt=first.prompt,
         size=size_text(first),
         n=len(job.requests),
@@ -44,6 +45,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         fidelity=fidelity_of(first),
         queue_position=min(waits, default=None),
         predicted_finish=now_s + max(known) if known and len(known) == len(predictions) else None,
+        cascade_stages=[one.stage for one in open_images if one.stage is not None],
         attempts=job.attempts + sum(one.attempts for one in open_images),
         deadline=_deadline(job, now_s),
         error=_error(job),
@@ -83,7 +85,7 @@ def _previews(view: JobView, url_of: UrlOf) -> list[JobPreview]:
 
 
 def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage:
-    timing = image.timing
+    timing, request = image.timing, as_made(request, image.num_steps, image.cascade)
     return JobImage(
         url=url_of(image.file_id),
         seed=request.seed,
@@ -91,4 +93,5 @@ def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage
         fidelity=fidelity_of(request),
         num_bytes=image.num_bytes,
         timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
+        cascade=None if image.cascade is None else cascade_card(image.cascade),
     )

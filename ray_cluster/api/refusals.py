@@ -28,11 +28,14 @@ def from_refusal(
         requests: the group, at least one.
         known: the models that exist, the default one first.
     """
+    model = requests[0].called_model
     match offer.reason:
         case "unknown_model":
-            return model_not_found(requests[0].model, known)
+            return model_not_found(model, known)
         case "model_not_ready":
-            return model_not_ready(requests[0].model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S)
+            return model_not_ready(
+                requests[0].called_model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S
+            )
         case "closing":
             return unavailable(
                 "The service is stopping and accepts no more requests. Try again once it is back.",

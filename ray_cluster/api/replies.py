@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from ray_cluster.api.cascade_reply import CascadeCard
 from ray_cluster.api.schema import ImageFidelity, ImageTiming
 from ray_cluster.protocol.jobs import JobState
+from ray_cluster.protocol.outcomes import CascadeStage
 from ray_cluster.requests import SamplerName
 
 
@@ -31,6 +33,14 @@ class FewerStepsCard(BaseModel):
     steps: list[StepsByFidelity]
 
 
+class CascadeParts(BaseModel):
+    """What a cascade consists of."""
+
+    light: str = Field(description="The model that makes each image first.")
+    heavy: str = Field(description="The one that makes it anew if that is not good enough.")
+    discriminator: str = Field(description="What says how good it is.")
+
+
 class ModelCard(BaseModel):
     """OpenAI's Model, with its bounds and defaults."""
 
@@ -49,6 +59,9 @@ class ModelCard(BaseModel):
     )
     fewer_steps: FewerStepsCard | None = Field(
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
+    )
+    cascade: CascadeParts | None = Field(
+        None, description="(extension) Of a cascade; its bounds are those of its heavy model."
     )
 
 
@@ -87,6 +100,7 @@ class JobImage(BaseModel):
     timing: ImageTiming | None = Field(
         description="null where a dispatcher died before it could be noted."
     )
+    cascade: CascadeCard | None = Field(None, description="How a cascade made it; null likewise.")
 
 
 class JobPreview(BaseModel):
@@ -126,6 +140,9 @@ class JobResponse(BaseModel):
         description="Images of the model that wait before its next one; null when none waits."
     )
     predicted_finish: float | None = Field(description="Unix time in seconds; null if unknown.")
+    cascade_stages: list[CascadeStage] = Field(
+        [], description="Of a cascade: the present stage of each unfinished image."
+    )
     attempts: int = Field(description="Leases of its images to replicas: one each, if none died.")
     deadline: JobDeadline
     error: ErrorDetail | None = Field(description="Why it failed.")

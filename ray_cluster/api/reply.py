@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ray_cluster.api.cascade_reply import cascade_card
 from ray_cluster.api.fidelity import fidelity_of
-from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.protocol.outcomes import CascadeAnswer, Completed
 from ray_cluster.requests import ImageRequest, Timing
 
 # a multiple of 3, so that the codes of slices join; about 1 ms of work
@@ -32,6 +33,7 @@ class RepliedImage:
         timing: None where a dispatcher died before it could be noted.
         slo_s: seconds from arrival to the deadline.
         elapsed_s: seconds from arrival to completion.
+        cascade: how it was routed; None for a request that names a single model.
     """
 
     request: ImageRequest
@@ -39,12 +41,22 @@ class RepliedImage:
     timing: Timing | None
     slo_s: float
     elapsed_s: float
+    cascade: CascadeAnswer | None = None
 
     @classmethod
     def of(cls, request: ImageRequest, item: Completed) -> RepliedImage:
         """Return the image of an attached request."""
-        result, made = item.result, replace(request, num_steps=item.num_steps)
-        return cls(made, result.data, result.timing, item.slo_s, item.elapsed_s)
+        result, made = item.result, as_made(request, item.num_steps, item.cascade)
+        return cls(made, result.data, result.timing, item.slo_s, item.elapsed_s, item.cascade)
+
+
+def as_made(
+    request: ImageRequest, num_steps: int | None, answer: CascadeAnswer | None
+) -> ImageRequest:
+    """Return a request with the model and the steps that its image was made with."""
+    is_light = answer is not None and answer.stage == "light"
+    made = request.light or request if is_light else request
+    return made if num_steps is None else replace(made, num_steps=num_steps)
 
 
 async def write_reply(
@@ -58,7 +70,7 @@ async def write_reply(
     first = images[0].request
     head = {
         "created": created_s,
-        "model": first.model,
+        "model": first.called_model,
         "background": "opaque",
         "output_format": first.output.image_format,
         "quality": "auto",
@@ -110,4 +122,6 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
         details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}
+    if image.cascade is not None:
+        details["cascade"] = cascade_card(image.cascade).model_dump()
     return details

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ray_cluster.api.cascade_reply import CascadeCard
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
@@ -88,7 +89,10 @@ class ImageGenerationRequest(BaseModel):
         description="Quality of jpeg and webp in percent; 100 if absent. A png has 100.",
     )
     quality: Quality | None = Field(
-        None, description="Changes nothing: `num_inference_steps` sets the effort."
+        None,
+        description="Of a cascade: `low` takes its light model alone, `high`, `hd`, `xhigh` and "
+        "`max` its heavy one, all others either. It changes nothing else: `num_inference_steps` "
+        "sets the effort.",
     )
     style: Literal["vivid", "natural"] | None = Field(
         None, description="Changes nothing: say the style in the prompt."
@@ -214,6 +218,9 @@ class ImageDetails(BaseModel):
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )
+    cascade: CascadeCard | None = Field(
+        None, description="(extension) How a cascade made it; absent for a single model."
+    )
 
 
 class GeneratedImage(ImageDetails):
@@ -238,7 +245,7 @@ class ImagesResponse(BaseModel):
     """
 
     created: int = Field(description="Unix time in seconds.")
-    model: str = Field(description="(extension) The model that made the images.")
+    model: str = Field(description="(extension) The model or cascade that made the images.")
     background: Literal["opaque"]
     output_format: ImageFormat
     quality: Literal["auto"] = Field(description="The effort is the number of steps.")

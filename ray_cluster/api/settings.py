@@ -11,7 +11,7 @@ from ray_cluster.api.errors import unavailable
 from ray_cluster.config.sections import HttpSettings, LimitsConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
-from ray_cluster.protocol.settings import GatewaySettings, ModelSettings
+from ray_cluster.protocol.settings import CascadeModel, GatewaySettings, ModelSettings
 from ray_cluster.requests import ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class CurrentSettings:
         self._limits = LimitsConfig()
         self._http = HttpSettings()
         self._models: dict[str, ModelSettings] = {}
+        self._cascades: dict[str, CascadeModel] = {}
         self._first_models: tuple[str, ...] | None = None
         self.removed_models: frozenset[str] = frozenset()
         self.are_here = asyncio.Event()
@@ -52,6 +53,7 @@ class CurrentSettings:
         )
         earlier, self._models = self._models, {model.name: model for model in settings.models}
         self.removed_models = (self.removed_models | earlier.keys()) - self._models.keys()
+        self._cascades = {cascade.name: cascade for cascade in settings.cascades}
         if self._first_models is None:
             self._first_models = tuple(self._models)
         self.are_here.set()
@@ -93,6 +95,15 @@ class CurrentSettings:
     def models(self) -> list[str]:
         """Names of the models in the settings, the default one first."""
         return list(self._models)
+
+    def cascade(self, name: str | None) -> CascadeModel | None:
+        """Return the cascade of that name; None if there is none."""
+        return self._cascades.get(name or "")
+
+    @property
+    def cascades(self) -> tuple[CascadeModel, ...]:
+        """All cascades in the settings."""
+        return tuple(self._cascades.values())
 
     @property
     def needed_models(self) -> list[str]:

@@ -94,11 +94,11 @@ class RayService:
             ServiceFailed: no other pool is left.
         """
         self.left_out[pool] = reason
-        show(f"pool {pool}", "not served", is_done=True)
+        show(pool, "not served", is_done=True)
         if self._is_deployed:
             # Serve would try again and again
             serve.delete(pool, _blocking=False)
-        if len(self.left_out) == len(self.config.pools):
+        if all(one.name in self.left_out for one in self.config.pools):
             reasons = [
                 why if len(self.left_out) == 1 or name in why else f"{name}: {why}"
                 for name, why in self.left_out.items()
@@ -110,8 +110,11 @@ class RayService:
         self._is_deployed = True
         served = self._served
         front = front_arguments(self.config) if served is None else served.front(self.config)
-        pools = tuple(pool for pool in self.config.pools if pool.name not in self.left_out)
-        deploy(self.config.model_copy(update={"pools": pools}), front)
+        left = {
+            key: tuple(one for one in getattr(self.config, key) if one.name not in self.left_out)
+            for key in ("pools", "discriminators")
+        }
+        deploy(self.config.model_copy(update=left), front)
 
     def refresh(self) -> None:
         """Read the file again for pools that were added or removed; a refused file is ignored.
@@ -132,7 +135,7 @@ class RayService:
     def _report_undeployed(self) -> None:
         with suppress(*_SILENT, ConnectionError):
             known = serve.status().applications
-            absent = tuple(pool.name for pool in self.config.pools if pool.name not in known)
+            absent = tuple(one.name for one in self.config.workers if one.name not in known)
             if absent:
                 ask_dispatcher("note_undeployed", absent, timeout_s=_ANSWER_S)
 

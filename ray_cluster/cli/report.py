@@ -93,15 +93,24 @@ def _table(
     pools = {pool.name: pool for pool in config.pools}
     for application, count_by_deployment in replicas.items():
         for deployment, count in sorted(count_by_deployment.items()):
-            what = _what(deployment, pools.get(application), planned.get(application), config)
+            pool, plan = pools.get(application), planned.get(application)
+            what = _what(application, deployment, pool, plan, config)
             table.add_row(application, deployment, str(count), what)
     return table
 
 
 def _what(
-    deployment: str, pool: PoolConfig | None, plan: PlannedModel | None, config: ClusterConfig
+    application: str,
+    deployment: str,
+    pool: PoolConfig | None,
+    plan: PlannedModel | None,
+    config: ClusterConfig,
 ) -> str:
     if pool is None:
+        scorer = next((one for one in config.discriminators if one.name == application), None)
+        if scorer is not None:
+            cascades = [one.name for one in config.cascades if one.discriminator == application]
+            return f"{scorer.model} on {scorer.device}, for {', '.join(cascades) or 'no cascade'}"
         front = {
             "Gateway": f"HTTP on {config.http.host}:{config.http.port}",
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",

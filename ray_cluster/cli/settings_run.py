@@ -14,9 +14,9 @@ from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, WORKER
+from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, SCORER, WORKER
 from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.engine.folders import local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
@@ -87,8 +87,8 @@ class Changes:
 
     Attributes:
         refused: what only a redeploy could change.
-        added: pools without an application.
-        removed: pools whose applications go.
+        added: pools and discriminators without an application.
+        removed: those whose applications go.
         ended_models: those that no pool makes any more.
     """
 
@@ -104,13 +104,18 @@ def changes_of(
     """Compare a configuration with what runs."""
     wanted = {pool.name: pool.model_name for pool in config.pools}
     running = {pool.name: pool.model_name for pool in report.settings.pools}
-    running |= {name: pool.model_name for name, pool in report.pools.items()}
+    workers = report.workers.items()
+    running |= {name: one.model_name for name, one in workers if isinstance(one, PoolArguments)}
+    # of a discriminator no call names the model
+    wanted |= {one.name: "" for one in config.discriminators}
+    running |= {one.name: "" for one in report.settings.discriminators}
+    running |= {name: "" for name, _ in workers if name not in running}
     removed = [name for name in running if name in applications and name not in wanted]
     return Changes(
-        refused=tuple(needs_redeploy(report.front, report.pools, config)),
+        refused=tuple(needs_redeploy(report.front, report.workers, config)),
         added=tuple(name for name in wanted if name not in applications),
         removed=tuple(removed),
-        ended_models=frozenset(running[name] for name in removed) - set(wanted.values()),
+        ended_models=frozenset(running[name] for name in removed) - {*wanted.values(), ""},
     )
 
 
@@ -129,12 +134,13 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
     if gateways not in (None, config.http.num_gateways):
         numbers = f"({gateways} run, the file has {config.http.num_gateways})"
         yield f"not changed: http.num_gateways {numbers}; restart the service"
-    for pool in config.pools:
-        count = cell.num_replicas(pool.name, WORKER)
-        if count not in (None, pool.replicas):
-            why = option if replicas_key(pool.name) in report.front.overridden else _SCALE
-            numbers = f"({count} run, the file has {pool.replicas})"
-            yield f"not changed: pool {pool.name} replicas {numbers}; {why}"
+    for worker in config.workers:
+        deployment = WORKER if isinstance(worker, PoolConfig) else SCORER
+        count = cell.num_replicas(worker.name, deployment)
+        if count not in (None, worker.replicas):
+            why = option if replicas_key(worker.name) in report.front.overridden else _SCALE
+            numbers = f"({count} run, the file has {worker.replicas})"
+            yield f"not changed: {worker.name} replicas {numbers}; {why}"
 
 
 def capped(report: SettingsReport) -> Iterator[str]:

@@ -107,13 +107,15 @@ def scorer_arguments(config: ClusterConfig, name: str) -> ScorerArguments:
 
 
 def needs_redeploy(
-    running: FrontArguments, pools: Mapping[str, PoolArguments], wanted: ClusterConfig
+    running: FrontArguments,
+    workers: Mapping[str, PoolArguments | DiscriminatorArguments],
+    wanted: ClusterConfig,
 ) -> list[str]:
     """Return what of a configuration differs from what runs, and needs a redeploy.
 
     Args:
         running: of the front.
-        pools: of the running pools that are known.
+        workers: of the running pools and discriminators that are known.
     """
     front = front_arguments(wanted).model_dump(include=_COMPARED)
     known = running.model_dump(include=set(front))
@@ -122,12 +124,13 @@ def needs_redeploy(
         for key, old, new in _differences(known, front)
         if key not in running.overridden
     ]
-    for pool in wanted.pools:
-        if (old_pool := pools.get(pool.name)) is not None:
-            new_pool = part_of(pool, PoolArguments)
+    for worker in wanted.workers:
+        if (before := workers.get(worker.name)) is not None:
+            after = part_of(worker, type(before))
+            what = "pool" if isinstance(before, PoolArguments) else "discriminator"
             found += [
-                f"pool {pool.name} {key} ({old} runs, the file has {new})"
-                for key, old, new in _differences(old_pool.model_dump(), new_pool.model_dump())
+                f"{what} {worker.name} {key} ({old} runs, the file has {new})"
+                for key, old, new in _differences(before.model_dump(), after.model_dump())
             ]
     return found
 

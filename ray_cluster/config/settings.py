@@ -92,7 +92,7 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
         storage=part_of(config.storage, StorageSettings),
         pools=tuple(_pool_settings(pool) for pool in config.pools),
         discriminators=tuple(part_of(one, DiscriminatorSettings) for one in config.discriminators),
-        cascades=config.cascades,
+        cascades=tuple(_cascade(one, config) for one in config.cascades),
     )
 
 
@@ -110,6 +110,14 @@ def pool_config(arguments: PoolArguments, tuning: PoolTuning | None) -> PoolConf
         return PoolConfig(**arguments.model_dump(), **tuning.model_dump())
     except ValidationError as error:
         raise ConfigError(f"pool {arguments.name}: {describe(error, PoolConfig)}") from error
+
+
+def _cascade(cascade: CascadeConfig, config: ClusterConfig) -> CascadeConfig:
+    """Return a cascade that says where its curves are."""
+    if cascade.curves is not None:
+        return cascade
+    given = config.discriminator(cascade.discriminator)
+    return cascade.model_copy(update={"curves": given.calibration or given.model})
 
 
 def _pool_settings(pool: PoolConfig) -> PoolSettings:

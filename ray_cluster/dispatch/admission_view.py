@@ -74,7 +74,7 @@ class AdmissionView:
         num_requests = queue.count(model) + self._replicas.in_progress(model).num_requests
         if not 0 < len(ids) <= MOST_REPLICAS or num_requests > MOST_SIMULATED:
             return None
-        new = [one for one in group if self._ledger.get(one.request_id) is None]
+        new = [one for one in group if not self._is_here(one)]
         replicas = [self._replicas[one] for one in ids]
         # preempted requests wait as good as already
         preempted = [
@@ -93,6 +93,11 @@ class AdmissionView:
             encode_s=stages.encode_s,
             rest_s=stages.rest_s,
         )
+
+    def _is_here(self, view: RequestView) -> bool:
+        """Whether it waits or is leased; one of an earlier stage of a cascade is not, yet."""
+        record = self._ledger.get(view.request_id)
+        return record is not None and record.view.model == view.model
 
     def behind(self, request: RequestView) -> WaitingLoads:
         return WaitingLoads(*self._ledger.queue.behind(request))

@@ -23,6 +23,7 @@ from ray_cluster.observability.logs import LogFields
 from ray_cluster.policies.admission import predict_s
 from ray_cluster.policies.cascade import (
     CascadeDecision,
+    CascadeEntry,
     ConfidenceWindow,
     DeferralCurve,
     answers_with_light,
@@ -39,6 +40,7 @@ from ray_cluster.policies.cascade import (
 from ray_cluster.policies.cost_model import alone_s
 from ray_cluster.policies.plan import CascadePlan
 from ray_cluster.policies.types import RequestView
+from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import Deferred, Preview
 from ray_cluster.requests import ImageRequest
 
@@ -96,9 +98,12 @@ class CascadeView:
         deferral_rate: that it gives by the latest confidences; None without any.
         drift: of these from what was calibrated, as the largest difference in deferral rate at one
             threshold; None while too little is known.
+        unscored: whose images are published while no discriminator lives; None while one does.
     """
 
     name: str
+    discriminator: str
+    unscored: CascadeEntry | None
     threshold: float
     deferral_rate: float | None
     drift: float | None
@@ -140,7 +145,20 @@ class Cascades:
 
     def views(self) -> tuple[CascadeView, ...]:
         """Return all cascades as they are now."""
-        return tuple(_view(one) for one in self._cascades.values())
+        return tuple(self._view(one) for one in self._cascades.values())
+
+    def _view(self, cascade: _Cascade) -> CascadeView:
+        config, plan, window = cascade.config, cascade.plan, cascade.window
+        is_full, curve = cascade.num_observed == config.window, cascade.curve
+        is_scored = bool(self._replicas.ids(lane_of("score", config.discriminator)))
+        return CascadeView(
+            name=config.name,
+            discriminator=config.discriminator,
+            unscored=None if is_scored else config.when_unscored,
+            threshold=plan.threshold,
+            deferral_rate=None if window is None else deferral_rate(window, plan.threshold),
+            drift=drift(window, curve) if window and curve and is_full else None,
+        )
 
     def take_deferred(self) -> list[Deferred]:
         """Return the deferrals since the last call."""
@@ -210,11 +228,16 @@ class Cascades:
     def _decide(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
         """Publish a light image, or have it made anew."""
         confidence, cascade.scored, cascade.small = cascade.scored, None, None
-        heavy = self._heavy_view(record)
+        heavy = record.request.view(arrival_s=record.view.arrival_s, deadline_s=record.deadline_s)
+        # with the time that the heavy model takes, which costs a prediction
+        predicted_s: float | None = None
         known = self._cascades.get(cascade.use.name)
         if confidence is None or known is None:
             wanted = "light" if known is None else known.config.when_unscored
-            slack_s = self._slack_s(heavy, now_s) if wanted == "heavy" else 0.0
+            slack_s = 0.0
+            if wanted == "heavy":
+                predicted_s = self._predicted_s(heavy, now_s)
+                slack_s = heavy.deadline_s - now_s - predicted_s
             decision = decide_unscored(wanted, slack_s)
         else:
             # before it counts itself
@@ -222,7 +245,8 @@ class Cascades:
             known.observe(confidence)
             slack_s = math.inf
             if needs_slack(plan, confidence):
-                slack_s = self._slack_s(heavy, now_s)
+                predicted_s = self._predicted_s(heavy, now_s)
+                slack_s = heavy.deadline_s - now_s - predicted_s
             decision = decide_deferral(plan, confidence, slack_s)
             cascade.threshold = _threshold(plan, slack_s)
         cascade.stages = decide(cascade.stages, cascade.stages.index, decision, confidence)
@@ -231,22 +255,23 @@ class Cascades:
             fields["confidence"] = confidence
         log_image("image_decided", record, **fields)
         if decision.is_deferred:
-            self._defer(record, cascade, heavy, now_s)
+            self._defer(record, cascade, heavy, now_s, predicted_s)
         else:
             self._complete_light(record, cascade, now_s)
 
-    def _heavy_view(self, record: RequestRecord) -> RequestView:
-        request = record.request
-        return request.view(arrival_s=record.view.arrival_s, deadline_s=record.deadline_s)
-
-    def _slack_s(self, heavy: RequestView, now_s: float) -> float:
-        """Return what is left before the deadline once the heavy model is done, as predicted."""
+    def _predicted_s(self, heavy: RequestView, now_s: float) -> float:
+        """Return the seconds until the heavy model is done; infinite without a live replica."""
         if not self._replicas.ids(heavy.model):
-            return -math.inf
-        return heavy.deadline_s - now_s - predict_s([heavy], self._queue, now_s)
+            return math.inf
+        return predict_s([heavy], self._queue, now_s)
 
     def _defer(
-        self, record: RequestRecord, cascade: CascadeRecord, heavy: RequestView, now_s: float
+        self,
+        record: RequestRecord,
+        cascade: CascadeRecord,
+        heavy: RequestView,
+        now_s: float,
+        predicted_s: float | None,
     ) -> None:
         output, light = record.request.output, cascade.light
         if output.num_previews and light is not None and light.data:
@@ -254,11 +279,10 @@ class Cascades:
             record.preview = Preview(0, 0, heavy.num_steps, light.data)
         # what is deferred arrives at the heavy model: forecasts expect as many more of it
         self._ledger.stats.note_accepted(replace(heavy, arrival_s=now_s))
-        predicted_s = 0.0
-        if self._queue.pool(heavy.model) is not None:
-            predicted_s = predict_s([heavy], self._queue, now_s)
+        if predicted_s is None:
+            predicted_s = self._predicted_s(heavy, now_s)
         self._go_on(record, heavy, now_s)
-        record.predicted_s = predicted_s
+        record.predicted_s = predicted_s if math.isfinite(predicted_s) else 0.0
         stages = cascade.stages
         assert stages.decided is not None, "it has just been decided"
         self._deferred.append(
@@ -348,14 +372,3 @@ def _threshold(plan: CascadePlan, slack_s: float) -> float:
     if plan.reserve_s is not None:
         threshold = request_threshold(threshold, slack_s, plan.reserve_s)
     return min(threshold, 1.0)
-
-
-def _view(cascade: _Cascade) -> CascadeView:
-    plan, window, curve = cascade.plan, cascade.window, cascade.curve
-    is_full = cascade.num_observed == cascade.config.window
-    return CascadeView(
-        name=cascade.config.name,
-        threshold=plan.threshold,
-        deferral_rate=None if window is None else deferral_rate(window, plan.threshold),
-        drift=drift(window, curve) if window and curve and is_full else None,
-    )

@@ -37,12 +37,18 @@ class ClusterSnapshot:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know: models that no live replica has."""
+        """What an operator should know: models and discriminators without a live replica."""
         alive = {replica.model for replica in self.replicas}
-        return tuple(
+        models = tuple(
             f"no replica of {model} lives; {count} images wait for one"
             for model, count in self.num_waiting_by_model.items()
             if model not in alive
+        )
+        return models + tuple(
+            f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
+            f"{one.unscored} images"
+            for one in self.cascades
+            if one.unscored is not None
         )
 
     @staticmethod

@@ -114,8 +114,10 @@ class RequestRecord:
 
     @property
     def attempts(self) -> int:
-        """Leases so far; of a cascade, beyond one for each stage."""
-        return self.num_leases + (self.cascade.num_repeated if self.cascade else 0)
+        """Leases so far; of a cascade one, and those that repeated an earlier one."""
+        if self.cascade is None or not self.cascade.times:
+            return self.num_leases
+        return 1 + self.cascade.num_repeated + max(0, self.num_leases - 1)
 
     def lease(self, fence: Fence, now_s: float, *, may_resume: bool) -> Lease:
         """Return its lease, just granted."""

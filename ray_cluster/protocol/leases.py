@@ -98,7 +98,8 @@ class Registration:
         model_digest: of its model's files; states are gone on with only on the same one.
         residents: ids of its resident adapters and templates; see
             :mod:`ray_cluster.policies.residents`.
-        arguments: JSON of its pool's :class:`ray_cluster.config.pools.PoolArguments`.
+        arguments: JSON of its pool's :class:`ray_cluster.config.pools.PoolArguments`, or of its
+            :class:`ray_cluster.config.cascades.DiscriminatorArguments`.
         prompt_tokenizers: those that :attr:`ModelProfile.prompt_digest` is of.
     """
 

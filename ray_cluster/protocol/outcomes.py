@@ -93,7 +93,7 @@ class Completed:
         num_steps: denoising steps that it was made with.
         slo_s: seconds from arrival to the deadline that applied.
         elapsed_s: seconds from arrival to completion.
-        attempts: leases it took; of a cascade, beyond one for each stage.
+        attempts: leases it took; of a cascade one, and those that repeated an earlier one.
         cascade: how it was routed; None for a request that names a single model.
         is_candidate: whether the result store has the image under its candidate's name still.
     """

@@ -15,6 +15,7 @@ from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEv
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.imaging.small_images import small_image
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import (
@@ -316,12 +317,15 @@ class ReplicaAgent:
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
         try:
-            result = await self._delivery.deliver(event)
+            result = await self._delivery.deliver(event, is_candidate=lease.is_candidate)
         except RequestFailed as error:
             self._fail(lease, error)
             return
+        small = None
+        if lease.is_candidate:
+            small = await asyncio.to_thread(small_image, event.pixels)
         self._log.finished(request, result.timing)
-        self._leases.end(request, Finished(request.request_id, lease.fence, result))
+        self._leases.end(request, Finished(request.request_id, lease.fence, result, small))
 
     def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
         failure = failure_of(lease.request.request_id, error)

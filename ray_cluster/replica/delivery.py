@@ -14,7 +14,7 @@ from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.observability.logs import bound, fields_of
-from ray_cluster.requests import Failure, ImageResult, OutputSpec
+from ray_cluster.requests import Failure, ImageResult, OutputSpec, candidate_name
 from ray_cluster.storage.blob_store import BlobStoreError
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,11 @@ class Delivery:
         if request_id in self._under_way:
             self._ended.add(request_id)
 
-    async def deliver(self, event: Decoded) -> ImageResult:
+    async def deliver(self, event: Decoded, *, is_candidate: bool = False) -> ImageResult:
         """Return the finished image, or a note of its size if it is stored.
+
+        Args:
+            is_candidate: whether it is not to be published yet, nor stored under its public name.
 
         Raises:
             RequestFailed: it could not be coded, or several tries to store it failed; those of a
@@ -69,19 +72,20 @@ class Delivery:
         try:
             # for what the coder and the result store write
             with bound(**fields_of(event.request)):
-                return await self._deliver(event)
+                return await self._deliver(event, is_candidate=is_candidate)
         finally:
             self._under_way -= Counter([request_id])
             if request_id not in self._under_way:
                 self._ended.discard(request_id)
 
-    async def _deliver(self, event: Decoded) -> ImageResult:
+    async def _deliver(self, event: Decoded, *, is_candidate: bool) -> ImageResult:
         request = event.request
         data = await self._code(event.pixels, request.output, request.recipe())
         num_bytes = len(data)
         if request.output.is_stored:
             retry_s = _JOB_RETRY_S if request.job_id else _RETRY_S
-            await self._store(request.request_id, request.file_id, data, retry_s)
+            name = candidate_name(request.request_id) if is_candidate else request.file_id
+            await self._store(request.request_id, name, data, retry_s)
             data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ray_cluster.engine.step_engine import StepReport
 from ray_cluster.observability.metrics_snapshot import Snapshot, take
 
 _STEP_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_CONFIDENCES = tuple(tenth / 10 for tenth in range(1, 11))
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 _NUM_SIZES = (1, 2, 3, 4, 6, 8)
+
+
+class ScorerMetrics:
+    """Images that one replica of a discriminator has scored."""
+
+    def __init__(self, name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._confidences = Histogram(
+            "ray_cluster_confidence",
+            "Confidences of light images.",
+            ["discriminator"],
+            buckets=_CONFIDENCES,
+            registry=self._registry,
+        ).labels(name)
+        self._seconds = Histogram(
+            "ray_cluster_score_seconds",
+            "Seconds of scoring one batch.",
+            ["discriminator"],
+            buckets=_STEP_SECONDS,
+            registry=self._registry,
+        ).labels(name)
+
+    def scored(self, confidences: Sequence[float], duration_s: float) -> None:
+        """Count a batch."""
+        self._seconds.observe(duration_s)
+        for confidence in confidences:
+            self._confidences.observe(confidence)
+
+    def snapshot(self) -> Snapshot:
+        """Return the present values."""
+        return take(self._registry)
 
 
 class ReplicaMetrics:

@@ -73,6 +73,11 @@ class ImageRequest:
     owner: str = field(default="", compare=False)
 
     @property
+    def called_model(self) -> str:
+        """What the call names: the model, or the cascade."""
+        return self.model if self.cascade is None else self.cascade.name
+
+    @property
     def size_px(self) -> tuple[int, int]:
         """Width and height."""
         return (self.width_px, self.height_px)

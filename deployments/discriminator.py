@@ -1,0 +1,43 @@
+"""The Discriminator deployment: n replicas of one scorer of images.
+
+Duties: fetch the settings, load and measure the scorer, run its agent; all others are a worker's.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ray import serve
+from ray.util import get_node_ip_address
+
+from ray_cluster.config.arguments import ScorerArguments
+from ray_cluster.config.loading import set_environment
+from ray_cluster.deployments.actors import set_up_actor_logs
+from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.ray_environment import ALLOCATOR_ENVIRONMENT
+from ray_cluster.deployments.worker import Worker
+from ray_cluster.process.gc_freeze import uncollected
+
+
+class Discriminator(Worker):
+    """One replica: one scorer, one agent."""
+
+    # Serve awaits the constructor on the event loop that the agent needs
+    async def __init__(self, arguments: ScorerArguments) -> None:  # type: ignore[misc]
+        set_up_actor_logs(arguments.logs)
+        link = DispatcherHandle(patience_s=arguments.patience_s).link
+        set_environment(ALLOCATOR_ENVIRONMENT)
+        with uncollected():
+            # not above: who only deploys this class needs none of the model libraries
+            from ray_cluster.replica.builder import first_settings
+            from ray_cluster.replica.scorer_builder import build_scorer
+
+            agent = build_scorer(
+                arguments,
+                await first_settings(link, arguments.discriminator.name),
+                replica_id=serve.get_replica_context().replica_id.unique_id,
+                node=get_node_ip_address(),
+                link=link,
+                clock=time.monotonic,
+            )
+        self._begin(agent)

@@ -1,0 +1,80 @@
+"""What every deployment that pulls its work from the dispatcher does.
+
+Duties: pass metrics on to Ray; report health; release all leases when Serve stops the replica, or
+on SIGTERM. No Serve call is ever in flight on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from ray_cluster.deployments.actors import RayMetrics
+from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.process.sigterm import TerminationNotice
+
+logger = logging.getLogger(__name__)
+
+
+class Agent(Protocol):
+    """The part of a worker's agent that is used here."""
+
+    def start(self) -> None: ...
+
+    def metrics(self) -> Snapshot: ...
+
+    def check_alive(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+class Worker:
+    """Runs one agent from :meth:`_begin` on; its constructor is the deployment's own."""
+
+    def _begin(self, agent: Agent, close: Callable[[], None] = lambda: None) -> None:
+        """Start an agent.
+
+        Args:
+            close: called once it is drained.
+        """
+        self._agent = agent
+        self._close = close
+        self._leaving: asyncio.Task[None] | None = None
+        agent.start()
+        self._ray_metrics = RayMetrics(self._snapshot)
+        self._ray_metrics.start()
+        self._notice = TerminationNotice(self._on_sigterm)
+
+    def _on_sigterm(self) -> None:
+        logger.warning("SIGTERM: this replica releases its leases, and ends")
+        self._leave().add_done_callback(_exit)
+
+    def _leave(self) -> asyncio.Task[None]:
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._release())
+        return self._leaving
+
+    async def _release(self) -> None:
+        await self._agent.drain()
+        self._close()
+
+    async def _snapshot(self) -> Snapshot:
+        return self._agent.metrics()
+
+    async def check_health(self) -> None:
+        """Raise when a thread or task has died or a piece of work hangs: Serve replaces it."""
+        self._agent.check_alive()
+
+    async def __del__(self) -> None:
+        """Release all leases; Serve calls and awaits this on scale-down and shutdown."""
+        if hasattr(self, "_notice"):
+            await self._leave()
+
+
+def _exit(_leaving: asyncio.Task[None]) -> None:
+    # os._exit calls no handler of the end
+    logging.shutdown()
+    os._exit(0)

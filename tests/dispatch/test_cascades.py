@@ -1,0 +1,442 @@
+"""Cascades in the dispatch core: light, scored, published or made anew; each request ends once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.settings import settings_of
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.state import Restored
+from ray_cluster.policies.cascade import DeferralCurve
+from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.leases import Finished, Lease, Registration, Scored
+from ray_cluster.protocol.outcomes import Completed, Deferred, Outcome
+from ray_cluster.requests import (
+    CascadeUse,
+    Failure,
+    ImageRequest,
+    ImageResult,
+    LightStage,
+    OutputSpec,
+    SmallImage,
+    Timing,
+)
+from tests.fakes import failed, image_request, poll_of, registration
+
+CONFIG = DispatchConfig(
+    default_slo_s=30.0, poll_s=1.0, replica_timeout_s=6.0, attached_timeout_s=15.0, max_attempts=2
+)
+SMALL = SmallImage(1, 1, b"rgb")
+STAGE = LightStage("light", "judge", num_steps=2, guidance_scale=1.0, sampler="ddim")
+QUICK = StepCost(fixed_s=0.001, per_megapixel_s=0.01)
+
+
+def cascade(**changes: Any) -> dict[str, Any]:
+    """A cascade's section."""
+    given = {"name": "auto", "light": "light", "heavy": "heavy", "discriminator": "judge"}
+    return {**given, "threshold": 0.6, "reserve_s": 0.5, **changes}
+
+
+def make_core(*, scorers: int = 1, max_queued: int = 8, **changes: Any) -> DispatchCore:
+    """A core with a light replica, a heavy one and a discriminator, none of which has polled."""
+    pools = [{"name": name, "model": "shapes-sd", "served_as": name} for name in ("light", "heavy")]
+    config = ClusterConfig.model_validate(
+        {
+            "pools": pools,
+            "discriminators": [{"name": "judge", "model": "shapes-discriminator"}],
+            "cascades": [cascade(**changes)],
+            "limits": {"max_queued_images": max_queued},
+            "dispatch": CONFIG.model_dump(),
+        }
+    )
+    core = DispatchCore(
+        config=CONFIG,
+        limits=LimitsConfig(max_queued_images=max_queued),
+        epoch=1,
+        configured=("light", "heavy"),
+        curve_of=lambda _config: DeferralCurve((0.0, 1.0), (0.0, 1.0)),
+    )
+    core.apply(settings_of(config), 0.0)
+    core.register(registration("l", "light"), 0.0)
+    core.register(registration("h", "heavy"), 0.0)
+    for number in range(scorers):
+        core.register(scorer(f"s{number}"), 0.0)
+    return core
+
+
+def scorer(replica_id: str = "s0") -> Registration:
+    """The registration of a discriminator."""
+    return Registration(replica_id, None, 64, 16, QUICK, kind="score", served_as="judge")
+
+
+def routed(request_id: str = "a", **changes: Any) -> ImageRequest:
+    """A request that the cascade routes, with 10 heavy steps of about 0.1 s."""
+    return image_request(request_id, "heavy", cascade=CascadeUse("auto", STAGE), **changes)
+
+
+def lease(core: DispatchCore, replica_id: str, now_s: float) -> Lease:
+    (found,) = core.poll(poll_of(replica_id), now_s).leases
+    return found
+
+
+def made(lease: Lease, data: bytes = b"pixels") -> Finished:
+    """The end of a lease with an image; of a candidate with its small form."""
+    request = lease.request
+    data = b"" if request.output.is_stored else data
+    result = ImageResult(request.request_id, data, "png", Timing(denoise_s=0.1), 6)
+    return Finished(request.request_id, lease.fence, result, SMALL if lease.is_candidate else None)
+
+
+def scored(lease: Lease, confidence: float) -> Scored:
+    return Scored(lease.request.request_id, lease.fence, confidence)
+
+
+def only(outcomes: Iterable[Outcome]) -> Completed:
+    (outcome,) = outcomes
+    assert isinstance(outcome, Completed)
+    return outcome
+
+
+def up_to_score(core: DispatchCore, request: ImageRequest, now_s: float = 0.0) -> Lease:
+    """Offer a request, have its light image made in a second; return the lease on its score."""
+    assert core.offer([request], now_s).accepted
+    light = lease(core, "l", now_s)
+    assert (light.request, light.is_candidate) == (request.light, True)
+    assert core.report("l", [made(light, b"light")], now_s + 1.0) == ((), ())
+    return lease(core, "s0", now_s + 1.0)
+
+
+def deferred(core: DispatchCore, request: ImageRequest, now_s: float = 0.0) -> None:
+    """Bring a request to its heavy stage, a second and a half after its arrival."""
+    score = up_to_score(core, request, now_s)
+    assert core.report("s0", [scored(score, 0.1)], now_s + 1.5) == ((), ())
+
+
+def test_a_confident_image_is_published_as_the_light_model_made_it() -> None:
+    core = make_core()
+    score = up_to_score(core, routed())
+    assert (score.scored, score.is_candidate) == (SMALL, True)
+    assert score.request.prompt == "a red circle"
+    outcome = only(core.report("s0", [scored(score, 0.7)], 1.25)[0])
+    assert (outcome.result.data, outcome.num_steps, outcome.attempts) == (b"light", 2, 1)
+    answer = outcome.cascade
+    assert answer is not None
+    assert (answer.name, answer.model, answer.stage, answer.reason) == (
+        *("auto", "light", "light", "confident"),
+    )
+    assert (answer.confidence, answer.threshold) == (0.7, 0.6)
+    assert [(one.stage, one.name, one.took_s) for one in answer.stages] == [
+        ("light", "light", 1.0),
+        ("score", "judge", 0.25),
+    ]
+    assert not core.knows("a")
+    counters = core.snapshot(2.0).counters
+    assert counters.answered == {("auto", "light", "confident"): 1}
+    assert counters.stages == {("auto", "light"): 1, ("auto", "score"): 1}
+    assert counters.met == {("light", "64"): 1}
+
+
+def test_an_image_below_the_threshold_is_made_anew() -> None:
+    core = make_core()
+    request = routed()
+    deferred(core, request)
+    (note,) = core.take_deferred()
+    assert (note.request_id, note.confidence, note.threshold) == ("a", 0.1, 0.6)
+    heavy = lease(core, "h", 2.0)
+    assert (heavy.request, heavy.is_candidate, heavy.scored) == (request, False, None)
+    # the deadline is the call's
+    assert heavy.deadline_in_s == pytest.approx(28.0)
+    outcome = only(core.report("h", [made(heavy, b"heavy")], 4.0)[0])
+    assert (outcome.result.data, outcome.num_steps, outcome.elapsed_s) == (b"heavy", 10, 4.0)
+    answer = outcome.cascade
+    assert answer is not None
+    assert (answer.model, answer.stage, answer.reason) == ("heavy", "heavy", "deferred")
+    assert [one.stage for one in answer.stages] == ["light", "score", "heavy"]
+    assert answer.stages[2].queue_s == pytest.approx(0.5)
+    assert sum(one.took_s for one in answer.stages) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("entry", ["light", "heavy"])
+def test_a_request_that_is_not_routed_has_one_stage(entry: Any) -> None:
+    core = make_core()
+    use = CascadeUse("auto", None, entry, "quality")
+    assert core.offer([image_request("a", entry, cascade=use)], 0.0).accepted
+    held = lease(core, entry[0], 0.0)
+    assert not held.is_candidate
+    answer = only(core.report(entry[0], [made(held)], 1.0)[0]).cascade
+    assert answer is not None
+    assert (answer.model, answer.stage, answer.reason) == (entry, entry, "quality")
+    assert (answer.confidence, len(answer.stages)) == (None, 1)
+
+
+def test_the_second_stage_is_not_refused_by_a_full_queue() -> None:
+    core = make_core(max_queued=2)
+    score = up_to_score(core, routed())
+    assert core.offer([image_request("b", "heavy"), image_request("c", "heavy")], 1.0).accepted
+    assert core.offer([image_request("d", "heavy")], 1.0).reason == "queue_full"
+    core.report("s0", [scored(score, 0.1)], 1.5)
+    assert core.num_waiting == 3
+    names = [one.request.request_id for one in core.poll(poll_of("h"), 2.0).leases]
+    assert set(names) == {"a", "b", "c"}
+
+
+def test_a_heavy_image_that_would_be_late_is_not_begun() -> None:
+    core = make_core()
+    # 10 steps of 0.1 s do not fit into the rest of 2 s
+    score = up_to_score(core, routed(slo_s=2.0))
+    outcome = only(core.report("s0", [scored(score, 0.1)], 1.5)[0])
+    assert outcome.cascade is not None
+    assert (outcome.cascade.stage, outcome.cascade.reason) == ("light", "no_time")
+    assert outcome.cascade.threshold == 0.0
+    assert outcome.deadline_met
+
+
+def test_without_a_reserve_lateness_does_not_count() -> None:
+    core = make_core(reserve_s=None)
+    score = up_to_score(core, routed(slo_s=2.0))
+    assert core.report("s0", [scored(score, 0.1)], 1.5)[0] == ()
+    assert lease(core, "h", 1.5).request.request_id == "a"
+    assert core.expire(2.5) == ()
+
+
+def test_the_threshold_falls_with_the_slack() -> None:
+    core = make_core(reserve_s=40.0)
+    score = up_to_score(core, routed())
+    outcome = only(core.report("s0", [scored(score, 0.5)], 1.5)[0])
+    answer = outcome.cascade
+    assert answer is not None
+    assert answer.reason == "no_time"
+    # about 27 s of the reserve of 40 are left once the heavy model is done
+    assert answer.threshold == pytest.approx(0.6 * 27 / 40, abs=0.05)
+
+
+def test_a_waiting_heavy_image_that_cannot_be_in_time_any_more_is_given_up() -> None:
+    core = make_core()
+    deferred(core, routed(slo_s=4.0))
+    due_s = core.next_event_s()
+    assert due_s is not None
+    # 10 steps of a tenth of a second
+    assert due_s == pytest.approx(3.0, abs=0.1)
+    assert core.expire(due_s - 0.01) == ()
+    outcome = only(core.expire(due_s))
+    assert outcome.cascade is not None
+    assert (outcome.result.data, outcome.cascade.reason) == (b"light", "no_time")
+    assert [one.stage for one in outcome.cascade.stages] == ["light", "score", "heavy"]
+    assert core.poll(poll_of("h"), 4.0).leases == ()
+
+
+def test_a_held_heavy_image_that_comes_too_late_is_taken_back_at_the_deadline() -> None:
+    core = make_core()
+    deferred(core, routed(slo_s=4.0))
+    heavy = lease(core, "h", 1.6)
+    core.poll(poll_of("h", 3, {"a": 5}), 2.0)
+    assert core.expire(3.0) == ()
+    outcome = only(core.expire(3.96))
+    assert outcome.cascade is not None
+    assert (outcome.cascade.stage, outcome.cascade.reason) == ("light", "no_time")
+    assert outcome.deadline_met
+    assert core.poll(poll_of("h", 3, {"a": 6}), 3.97).aborts == ("a",)
+    assert core.report("h", [made(heavy)], 4.0) == ((), ("a",))
+
+
+@pytest.mark.parametrize("when_unscored", ["light", "heavy"])
+def test_without_a_discriminator_the_settings_say_whose_image_it_is(when_unscored: Any) -> None:
+    core = make_core(scorers=0, when_unscored=when_unscored)
+    core.offer([routed()], 0.0)
+    outcomes, _ = core.report("l", [made(lease(core, "l", 0.0))], 1.0)
+    if when_unscored == "heavy":
+        assert outcomes == ()
+        outcomes, _ = core.report("h", [made(lease(core, "h", 1.0))], 2.0)
+    answer = only(outcomes).cascade
+    assert answer is not None
+    assert (answer.stage, answer.reason) == (when_unscored, "scorer_away")
+    assert (answer.confidence, answer.threshold) == (None, None)
+    (warning,) = core.snapshot(2.0).warnings
+    assert warning == (
+        f"no replica of the discriminator judge lives; auto answers with {when_unscored} images"
+    )
+
+
+def test_a_discriminator_that_dies_or_fails_costs_only_the_confidence() -> None:
+    core = make_core()
+    up_to_score(core, routed("a"))
+    core.unregister("s0", 2.0)
+    # it waits for another one, and there is none
+    assert only(core.expire(2.0)).cascade is not None
+    core.register(scorer(), 2.0)
+    score = up_to_score(core, routed("b"), 3.0)
+    answer = only(core.report("s0", [failed(score)], 4.5)[0]).cascade
+    assert answer is not None
+    assert answer.reason == "scorer_away"
+
+
+def test_another_discriminator_scores_what_a_dead_one_has_held() -> None:
+    core = make_core(scorers=2)
+    up_to_score(core, routed())
+    core.unregister("s0", 2.0)
+    score = lease(core, "s1", 2.0)
+    assert score.scored == SMALL
+    assert only(core.report("s1", [scored(score, 0.9)], 2.5)[0]).result.data == b"light"
+
+
+@pytest.mark.parametrize("how", ["error", "lost"])
+def test_the_light_image_answers_for_a_heavy_one_that_fails(how: str) -> None:
+    core = make_core()
+    deferred(core, routed())
+    heavy = lease(core, "h", 2.0)
+    if how == "error":
+        outcomes, _ = core.report("h", [failed(heavy)], 3.0)
+    else:
+        for number in range(CONFIG.max_attempts):
+            core.unregister("h", 3.0 + number)
+            core.register(registration("h", "heavy"), 3.0 + number)
+            if number + 1 < CONFIG.max_attempts:
+                lease(core, "h", 3.0 + number)
+        outcomes = core.take_outcomes()
+    outcome = only(outcomes)
+    assert outcome.cascade is not None
+    assert (outcome.result.data, outcome.cascade.reason) == (b"light", "heavy_failed")
+
+
+def test_a_light_model_that_fails_fails_its_request() -> None:
+    core = make_core()
+    core.offer([routed()], 0.0)
+    (outcome,), _ = core.report("l", [failed(lease(core, "l", 0.0))], 1.0)
+    assert isinstance(outcome, Failure)
+
+
+@pytest.mark.parametrize("stage", ["light", "score", "heavy"])
+def test_an_abort_ends_a_request_without_an_image_in_any_stage(stage: str) -> None:
+    core = make_core()
+    if stage == "light":
+        core.offer([routed()], 0.0)
+        lease(core, "l", 0.0)
+    elif stage == "score":
+        up_to_score(core, routed())
+    else:
+        deferred(core, routed())
+    (outcome,) = core.abort(["a"])
+    assert isinstance(outcome, Failure)
+    assert outcome.kind == "aborted"
+    assert (core.num_waiting, core.knows("a"), core.next_event_s()) == (0, False, 6.0)
+
+
+def test_reports_of_a_stage_that_has_ended_are_stale() -> None:
+    core = make_core()
+    core.offer([routed()], 0.0)
+    light = lease(core, "l", 0.0)
+    core.report("l", [made(light)], 1.0)
+    assert core.report("l", [made(light)], 1.1) == ((), ("a",))
+    score = lease(core, "s0", 1.2)
+    core.report("s0", [scored(score, 0.1)], 1.3)
+    assert core.report("s0", [scored(score, 0.9)], 1.4) == ((), ("a",))
+    assert core.poll(poll_of("l", 3, {"a": 2}), 1.5).aborts == ("a",)
+
+
+def test_a_stream_shows_the_light_image_while_the_heavy_one_is_made() -> None:
+    core = make_core()
+    deferred(core, routed(output=OutputSpec(num_previews=3)))
+    preview = core.preview("a")
+    assert preview is not None
+    assert (preview.index, preview.data, preview.num_steps) == (0, b"light", 10)
+    heavy = lease(core, "h", 2.0)
+    assert heavy.request.output.num_previews == 2
+
+
+def test_an_image_that_is_to_be_stored_is_published_from_the_store() -> None:
+    core = make_core()
+    score = up_to_score(core, routed(output=OutputSpec(is_stored=True)))
+    outcome = only(core.report("s0", [scored(score, 0.9)], 1.5)[0])
+    assert outcome.is_candidate
+    deferred(core, routed("b", output=OutputSpec(is_stored=True)), 2.0)
+    (note,) = core.take_deferred()
+    assert note.is_stored
+    assert core.preview("b") is None
+
+
+def test_a_later_dispatcher_goes_on_with_a_deferred_image() -> None:
+    core = make_core()
+    request = routed(output=OutputSpec(is_stored=True))
+    note = Deferred("a", 0.1, 0.6, "deferred", is_stored=True)
+    light = ImageResult("a", b"", "png", Timing(), 6)
+    core.restore(Restored(request, 5.0, 30.0, note, light), 10.0)
+    heavy = lease(core, "h", 10.0)
+    assert (heavy.request, heavy.may_resume) == (request, True)
+    outcome = only(core.report("h", [failed(heavy)], 11.0)[0])
+    assert outcome.cascade is not None
+    assert (outcome.cascade.reason, outcome.is_candidate) == ("heavy_failed", True)
+    assert outcome.cascade.confidence == 0.1
+
+
+def test_a_later_dispatcher_makes_an_image_anew_that_was_not_decided_on() -> None:
+    core = make_core()
+    core.restore(Restored(routed(), 5.0, 30.0), 10.0)
+    assert lease(core, "l", 10.0).is_candidate
+    # and adopts what a heavy replica still makes of a decided one
+    request = routed("b")
+    core.restore(Restored(request, 5.0, 30.0, Deferred("b", 0.1, 0.6, "deferred")), 10.0)
+    reply = core.poll(poll_of("h", 3, {"b": 4}), 10.5)
+    assert set(reply.adopted) == {"b"}
+    progress = core.progress(["b"], 10.5, predicts=False)[0]
+    assert progress is not None
+    assert (progress.stage, progress.steps_done) == ("heavy", 4)
+
+
+def test_a_wanted_deferral_rate_follows_the_latest_confidences() -> None:
+    core = make_core(threshold=None, deferral_rate=0.25, window=20)
+    (view,) = core.snapshot(0.0).cascades
+    # by the calibrated curve, of uniform confidences
+    assert view.threshold == pytest.approx(0.25, abs=0.06)
+    assert view.drift is None
+    for number in range(20):
+        score = up_to_score(core, routed(f"r{number}"), float(number))
+        confidence = 0.8 + 0.01 * number
+        core.report("s0", [scored(score, confidence)], number + 1.0)
+        core.poll(poll_of("h"), number + 1.0)
+        core.abort([f"r{number}"])
+    (view,) = core.snapshot(0.0).cascades
+    assert view.threshold == pytest.approx(0.85)
+    assert view.deferral_rate == pytest.approx(0.25)
+    # all are above 0.8, of which a fifth was expected there
+    assert view.drift == pytest.approx(0.8, abs=0.02)
+
+
+def test_deferred_images_count_as_arrivals_of_the_heavy_model() -> None:
+    core = make_core(max_queued=64)
+    before = core.queue.forecast_view([heavy_view(core)], 0.0)
+    assert before is not None
+    assert not before.later
+    for number in range(10):
+        deferred(core, routed(f"r{number}", slo_s=900.0), 2.0 * number)
+        core.report("h", [made(lease(core, "h", 2.0 * number + 1.5))], 2.0 * number + 1.6)
+    after = core.queue.forecast_view([heavy_view(core)], 20.0)
+    assert after is not None
+    assert len(after.later) == 10
+    assert after.later_every_s == pytest.approx(2.0, rel=0.2)
+
+
+def heavy_view(core: DispatchCore) -> Any:
+    return image_request("new", "heavy").view(arrival_s=0.0, deadline_s=60.0)
+
+
+def test_what_is_promised_leaves_time_for_the_score() -> None:
+    core = make_core()
+    core.unregister("s0", 0.0)
+    slow = replace(scorer(), step_cost=StepCost(fixed_s=5.0, per_megapixel_s=0.0))
+    core.register(slow, 0.0)
+    tight = {"slo_s": 5.1, "when_late": "refuse"}
+    assert core.offer([routed("a", **tight)], 0.0).reason == "too_late"
+    assert core.offer([routed("b", **{**tight, "slo_s": 6.5})], 0.0).accepted
+
+
+def test_an_event_that_scores_what_has_no_cascade_is_stale() -> None:
+    core = make_core()
+    core.offer([image_request("a", "heavy")], 0.0)
+    held = lease(core, "h", 0.0)
+    assert core.report("h", [scored(held, 0.5)], 1.0) == ((), ("a",))
