@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.dispatch.candidates import Candidates
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.settings import SettingsBook
@@ -21,13 +22,15 @@ from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
-from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Shown
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Scored, Shown
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import (
     Failure,
     ImageResult,
     OutputSpec,
+    SmallImage,
     Timing,
+    candidate_name,
 )
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
@@ -70,13 +73,14 @@ class JobsCell:
     ) -> None:
         limits = limits or LimitsConfig(max_queued_images=max_queued)
         self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
+        self.results = BlobStore(str(folder / "results"))
         self.dispatch = DispatchService(
             self.core,
             config=DISPATCH,
             clock=time.monotonic,
+            candidates=Candidates(self.results),
             on_register=self._save_worker,
         )
-        self.results = BlobStore(str(folder / "results"))
         self.inputs = InputStore(
             BlobStore(str(folder / "inputs")),
             grace_s=StorageConfig().inputs_grace_s,
@@ -153,7 +157,9 @@ class Replica:
         del self.leases[request.request_id]
         is_stored = request.output.is_stored
         if is_stored:
-            self.cell.results.put(request.file_id, data)
+            name = request.file_id
+            name = candidate_name(request.request_id) if lease.is_candidate else name
+            self.cell.results.put(name, data)
         result = ImageResult(
             request.request_id,
             b"" if is_stored else data,
@@ -161,7 +167,15 @@ class Replica:
             TIMING,
             len(data),
         )
-        event = Finished(request.request_id, lease.fence, result)
+        small = SmallImage(1, 1, b"rgb") if lease.is_candidate else None
+        event = Finished(request.request_id, lease.fence, result, small)
+        await self.cell.dispatch.report(self.replica_id, [event])
+
+    async def score(self, lease: Lease, confidence: float) -> None:
+        """Answer as a discriminator."""
+        request_id = lease.request.request_id
+        del self.leases[request_id]
+        event = Scored(request_id, lease.fence, confidence)
         await self.cell.dispatch.report(self.replica_id, [event])
 
     async def show(self, lease: Lease, index: int, data: bytes = b"preview") -> None:

@@ -1,0 +1,153 @@
+"""Jobs of cascades, whoever dies between their stages: the right image is published, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_cluster.config.settings import Settings
+from ray_cluster.protocol.jobs import Job, JobView
+from ray_cluster.protocol.leases import Lease
+from ray_cluster.requests import CascadeUse, LightStage, OutputSpec
+from tests.fakes import image_request, some_settings
+from tests.jobs.cell import JobsCell, Replica, job, until
+
+STAGE = LightStage("shapes", "judge", num_steps=2, guidance_scale=1.0, sampler="ddim")
+
+
+def settings() -> Settings:
+    pools = [{"name": name, "model": "shapes-sd"} for name in ("shapes", "heavy")]
+    cascade = {"name": "auto", "light": "shapes", "heavy": "heavy", "discriminator": "judge"}
+    return some_settings(
+        pools=pools,
+        discriminators=[{"name": "judge", "model": "shapes-discriminator"}],
+        cascades=[{**cascade, "threshold": 0.5}],
+    )
+
+
+def cascade_job() -> Job:
+    use = CascadeUse("auto", STAGE)
+    output = OutputSpec(is_stored=True)
+    return job("j", requests=(image_request("a", "heavy", cascade=use, output=output),))
+
+
+@dataclass
+class Workers:
+    """A light replica, a discriminator and a heavy replica."""
+
+    light: Replica
+    judge: Replica
+    heavy: Replica
+
+    @classmethod
+    async def of(cls, cell: JobsCell) -> Workers:
+        cell.core.apply(settings(), 0.0)
+        scorer: dict[str, Any] = {"profile": None, "kind": "score", "served_as": "judge"}
+        return cls(
+            await Replica(cell, "l", "shapes").register(pool="shapes"),
+            await Replica(cell, "s", "judge").register(**scorer),
+            await Replica(cell, "h", "heavy").register(pool="heavy"),
+        )
+
+
+async def lease(replica: Replica) -> Lease:
+    (found,) = (await replica.poll()).values()
+    return found
+
+
+async def defer(workers: Workers) -> None:
+    """Bring the job's image to its heavy stage."""
+    await workers.light.finish(await lease(workers.light), b"light")
+    await workers.judge.score(await lease(workers.judge), 0.1)
+
+
+async def ended(cell: JobsCell) -> JobView:
+    view = await cell.job("alice", "j", 60.0)
+    assert view is not None
+    assert view.job.is_final
+    return view
+
+
+def names(cell: JobsCell) -> set[str]:
+    return {blob.name for blob in cell.results.entries()}
+
+
+@pytest.mark.parametrize(("confidence", "data"), [(0.9, b"light"), (0.1, b"heavy")])
+async def test_one_image_is_published_and_nothing_else_is_left(
+    tmp_path: Path, confidence: float, data: bytes
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        workers = await Workers.of(cell)
+        await cell.create_job(cascade_job())
+        await workers.light.finish(await lease(workers.light), b"light")
+        # nobody can fetch it before the decision
+        assert names(cell) == {"a.candidate"}
+        await workers.judge.score(await lease(workers.judge), confidence)
+        if data == b"heavy":
+            await workers.heavy.finish(await lease(workers.heavy), b"heavy")
+        view = await ended(cell)
+        (image,) = view.job.images
+        assert image is not None
+        assert image.cascade is not None
+        assert (cell.results.get("a.png"), image.cascade.stage) == (data, data.decode())
+        assert image.num_steps == (2 if data == b"light" else 10)
+        await until(lambda: names(cell) == {"a.png"})
+
+
+@pytest.mark.parametrize("heavy_fails", [False, True])
+async def test_a_later_dispatcher_goes_on_with_the_heavy_stage(
+    tmp_path: Path, heavy_fails: bool
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        workers = await Workers.of(cell)
+        await cell.create_job(cascade_job())
+        await defer(workers)
+        await until(lambda: cell.store.unfinished()[0].deferred)
+    async with JobsCell(tmp_path, epoch=2) as later:
+        workers = await Workers.of(later)
+        assert not await workers.light.poll()
+        heavy = await lease(workers.heavy)
+        if heavy_fails:
+            await workers.heavy.fail(heavy)
+        else:
+            await workers.heavy.finish(heavy, b"heavy")
+        (image,) = (await ended(later)).job.images
+        assert image is not None
+        assert image.cascade is not None
+        assert image.cascade.confidence == 0.1
+        expected = ("heavy_failed", b"light") if heavy_fails else ("deferred", b"heavy")
+        assert (image.cascade.reason, later.results.get("a.png")) == expected
+        await until(lambda: names(later) == {"a.png"})
+
+
+async def test_a_later_dispatcher_begins_anew_before_the_decision(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        workers = await Workers.of(cell)
+        await cell.create_job(cascade_job())
+        await workers.light.finish(await lease(workers.light), b"light")
+        await lease(workers.judge)
+    async with JobsCell(tmp_path, epoch=2) as later:
+        workers = await Workers.of(later)
+        await workers.light.finish(await lease(workers.light), b"light again")
+        await workers.judge.score(await lease(workers.judge), 0.9)
+        assert (await ended(later)).job.state == "completed"
+        assert later.results.get("a.png") == b"light again"
+        assert names(later) == {"a.png"}
+
+
+async def test_a_store_that_does_not_publish_fails_the_job_after_several_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.dispatch.candidates._RETRY_S", (0.0, 0.0))
+    async with JobsCell(tmp_path) as cell:
+        workers = await Workers.of(cell)
+        await cell.create_job(cascade_job())
+        await workers.light.finish(await lease(workers.light), b"light")
+        cell.results.delete(["a.candidate"])
+        await workers.judge.score(await lease(workers.judge), 0.9)
+        view = await ended(cell)
+        assert view.job.error is not None
+        assert (view.job.state, view.job.error.stage) == ("failed", "storing")
