@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.outcomes import Deferred
@@ -31,7 +32,8 @@ from tests.dispatch.cascade_core import (
     scorer,
     up_to_score,
 )
-from tests.fakes import failed, image_request, poll_of, registration
+from tests.dispatch.virtual_service import held, now
+from tests.fakes import failed, image_request, poll_of, registration, run_virtually
 
 
 def test_a_confident_image_is_published_as_the_light_model_made_it() -> None:
@@ -356,3 +358,26 @@ def test_an_event_that_scores_what_has_no_cascade_is_stale() -> None:
     core.offer([image_request("a", "heavy")], 0.0)
     held = lease(core, "h", 0.0)
     assert core.report("h", [scored(held, 0.5)], 1.0) == ((), ("a",))
+
+
+def test_whoever_does_the_next_stage_hears_of_it_at_once() -> None:
+    async def main() -> None:
+        core = make_core(scorers=0)
+        service = DispatchService(core, config=CONFIG, clock=now)
+        epochs = [await service.register(one) for one in (scorer(), registration("h", "heavy"))]
+        assert epochs == [1, 1]
+        judging, heavy = (
+            await held(service.poll(poll_of("s0"))),
+            await held(service.poll(poll_of("h"))),
+        )
+        assert (await service.offer([routed()])).accepted
+        [light] = (await service.poll(poll_of("l"))).leases
+        await service.report("l", [made(light)])
+        [score] = (await judging).leases
+        await service.report("s0", [scored(score, 0.1)])
+        assert [lease.request.request_id for lease in (await heavy).leases] == ["a"]
+        # in no time
+        assert now() == 0.0
+        await service.close()
+
+    run_virtually(main())
