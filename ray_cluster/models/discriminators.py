@@ -152,6 +152,24 @@ class PromptIds:
 Discriminator = PromptDiscriminator | PictureDiscriminator
 
 
+class LoadedDiscriminator:
+    """A discriminator on its device, and what reads its prompts, if it takes them."""
+
+    def __init__(self, model: Discriminator, prompt_ids: PromptIds | None) -> None:
+        self.model = model
+        self._prompt_ids = prompt_ids
+
+    @torch.inference_mode()
+    def scores(self, prompts: Sequence[str], pixels: Tensor) -> Tensor:
+        """Return scores [B] of pictures [B, 3, H, W] in 0..1 with a prompt each."""
+        found: Tensor
+        if self._prompt_ids is None:
+            found = self.model(pixels)
+        else:
+            found = self.model(pixels, self._prompt_ids(prompts).to(pixels.device))
+        return found
+
+
 def save_discriminator(
     model: Discriminator, folder: Path, prompt_ids: PromptIds | None = None
 ) -> None:
@@ -176,10 +194,8 @@ def save_discriminator(
         prompt_ids.save(folder / _TOKENIZER)
 
 
-def load_discriminator(
-    folder: Path, device: torch.device
-) -> tuple[Discriminator, PromptIds | None]:
-    """Return a discriminator in float32, ready to score, and what reads its prompts, if any.
+def load_discriminator(folder: Path, device: torch.device) -> LoadedDiscriminator:
+    """Return a discriminator in float32, ready to score.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -206,7 +222,7 @@ def load_discriminator(
     model.load_state_dict({name: tensors[name].float() for name in wanted})
     model.requires_grad_(False).eval().to(device)
     if isinstance(model, PictureDiscriminator):
-        return model, None
+        return LoadedDiscriminator(model, None)
     head_of(folder / _TOKENIZER)
     try:
         tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
@@ -215,7 +231,7 @@ def load_discriminator(
         raise ConfigError(
             f"{folder / _TOKENIZER} cannot be loaded ({error}): {INCOMPLETE}"
         ) from error
-    return model, PromptIds(tokenizer, length, pad)
+    return LoadedDiscriminator(model, PromptIds(tokenizer, length, pad))
 
 
 def _build(config: dict[str, Any]) -> Discriminator:

@@ -87,7 +87,10 @@ class AttributeClassifier(PictureReader):
 
     def forward(self, pixels: Tensor) -> Logits:
         """Read pictures [B, 3, H, W] in 0..1."""
-        slots, overall = self.describe(pixels)
+        return self.logits(*self.describe(pixels))
+
+    def logits(self, slots: Tensor, overall: Tensor) -> Logits:
+        """Read what `describe` has said."""
         scores = {name: head(slots) for name, head in self.heads.items()}
         return Logits(**scores, background=self.background(overall), style=self.style(overall))
 

@@ -38,4 +38,4 @@ def load_scorer(
 
 
 def _load_builtin(folder: Path, device: torch.device) -> RawScorer:
-    return ShapesScorer(*load_discriminator(folder, device), device)
+    return ShapesScorer(load_discriminator(folder, device), device)

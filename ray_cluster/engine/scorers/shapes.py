@@ -9,24 +9,16 @@ import torch
 from torch import Tensor
 
 from ray_cluster.imaging.small_images import pixels_of
-from ray_cluster.models.discriminators import Discriminator, PictureDiscriminator, PromptIds
+from ray_cluster.models.discriminators import LoadedDiscriminator
 from ray_cluster.models.picture_reader import to_reading_size
 from ray_cluster.requests import SmallImage
 
 
 class ShapesScorer:
-    """Scores images with a built-in discriminator, those of one shape together.
+    """Scores images with a built-in discriminator, those of one shape together."""
 
-    Args:
-        model: on its device.
-        prompt_ids: of the prompts, if it takes them.
-    """
-
-    def __init__(
-        self, model: Discriminator, prompt_ids: PromptIds | None, device: torch.device
-    ) -> None:
-        self._model = model
-        self._prompt_ids = prompt_ids
+    def __init__(self, discriminator: LoadedDiscriminator, device: torch.device) -> None:
+        self._discriminator = discriminator
         self._device = device
 
     @torch.inference_mode()
@@ -39,7 +31,8 @@ class ShapesScorer:
         scores = [0.0] * len(images)
         for indices in together.values():
             pixels = torch.stack([pictures[index] for index in indices])
-            found = self._scores([prompts[index] for index in indices], pixels)
+            asked = [prompts[index] for index in indices]
+            found = self._discriminator.scores(asked, pixels)
             for index, score in zip(indices, found.tolist(), strict=True):
                 scores[index] = score
         return scores
@@ -48,8 +41,3 @@ class ShapesScorer:
         """Return ``[3, H, W]`` in 0..1, as small as the network reads it."""
         pixels = torch.from_numpy(np.array(pixels_of(image))).to(self._device)
         return to_reading_size(pixels.permute(2, 0, 1)[None].float() / 255)[0]
-
-    def _scores(self, prompts: Sequence[str], pixels: Tensor) -> Tensor:
-        if isinstance(self._model, PictureDiscriminator) or self._prompt_ids is None:
-            return self._model(pixels)  # type: ignore[no-any-return]
-        return self._model(pixels, self._prompt_ids(prompts).to(self._device))  # type: ignore[no-any-return]
