@@ -44,6 +44,7 @@ class DiscriminatorRecipe:
         other_share: of those shown with another picture's prompt; the rest have their own.
         part_weight: of the loss of single positions; `reading_weight`: of what is read.
         buckets: of pictures as they are read, whose shorter side is 64 pixels.
+        calibration_prompts: easy ones, and as many hard ones, of a seed that is not the suite's.
     """
 
     channels: int = 48
@@ -64,6 +65,8 @@ class DiscriminatorRecipe:
     optimisation: Optimisation = Optimisation(
         steps=5000, batch=64, rate=2e-3, warmup_steps=100, decay_steps=2500, ema=0.995
     )
+    calibration_prompts: int = 750
+    calibration_seed: int = 7101
 
 
 REAL_OR_GENERATED = DiscriminatorRecipe(
