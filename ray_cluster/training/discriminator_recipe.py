@@ -20,12 +20,12 @@ class PictureSets:
         single_share=0.45, omit_share=0.25, filler_share=0.05, bare_share=0.08
     )
     sizes: tuple[tuple[int, int, int], ...] = (
-        (64, 64, 48),
-        (128, 128, 6),
-        (96, 64, 4),
-        (64, 96, 4),
-        (128, 64, 4),
-        (64, 128, 4),
+        (64, 64, 32),
+        (128, 128, 3),
+        (96, 64, 2),
+        (64, 96, 2),
+        (128, 64, 2),
+        (64, 128, 2),
     )
     light: int = 128
     heavy: int = 16
@@ -63,7 +63,7 @@ class DiscriminatorRecipe:
         SizeBucket(64, 128, 32, 0.05),
     )
     optimisation: Optimisation = Optimisation(
-        steps=5000, batch=64, rate=2e-3, warmup_steps=100, decay_steps=2500, ema=0.995
+        steps=3500, batch=64, rate=2e-3, warmup_steps=100, decay_steps=1750, ema=0.995
     )
     calibration_prompts: int = 750
     calibration_seed: int = 7101
