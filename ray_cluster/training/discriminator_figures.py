@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ray_cluster.models.builtin import weights_folder
 from ray_cluster.models.cascade_curves import (
     DEFERRAL,
     Calibration,
+    CascadeCurves,
     load_calibration,
     load_curves,
     save_calibration,
@@ -25,9 +26,10 @@ from ray_cluster.models.discriminators import LoadedDiscriminator, load_discrimi
 from ray_cluster.quality.cascade_fit import (
     area_under_curve,
     calibration_error,
-    fit_curves,
+    deferral_curve,
     fit_logistic,
     quality_at,
+    quality_curve,
 )
 from ray_cluster.training.discriminator_pictures import HEAVY, LIGHT, to_bytes
 from ray_cluster.training.discriminator_recipe import DiscriminatorRecipe
@@ -38,7 +40,7 @@ from ray_cluster.training.suite import SUITE_SEED, Kind, SuitePrompt, suite_prom
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-USUAL_PROMPTS = 500
+USUAL_PROMPTS, USUAL_PAIRS = 500, 300
 _KINDS: tuple[Kind, ...] = ("easy", "hard")
 _SIDE_PX = 64
 _BATCH = 64
@@ -52,11 +54,14 @@ class Trial:
 
     Attributes:
         images: of the light model, [N, 3, 64, 64] uint8.
+        is_pair: which of them the heavy model has made as well, as many easy as hard ones.
+        heavy_right: of the pairs.
     """
 
     prompts: tuple[SuitePrompt, ...]
     images: Tensor
     light_right: Flags
+    is_pair: Flags
     heavy_right: Flags
 
     @property
@@ -78,35 +83,42 @@ class Trial:
         return torch.cat(parts).double().numpy()
 
     def quality(self, confidences: Floats, rates: Floats) -> Floats:
-        """Return the share that is all right where these shares are made anew."""
-        light, heavy = (right.astype(float) for right in (self.light_right, self.heavy_right))
-        return quality_at(confidences, light, heavy, rates)
+        """Return the share of pairs that is all right where these shares are made anew."""
+        return quality_at(confidences[self.is_pair], *self.pairs, rates)
+
+    @property
+    def pairs(self) -> tuple[Floats, Floats]:
+        """Which of the pairs are right, of the light and of the heavy model: 0 or 1."""
+        light = self.light_right[self.is_pair]
+        return light.astype(np.float64), self.heavy_right.astype(np.float64)
 
 
-def make_trial(count: int, seed: int, folder: Path | None = None) -> Trial:
+def make_trial(count: int, seed: int, pairs: int, folder: Path | None = None) -> Trial:
     """Make the images of so many easy and so many hard prompts.
 
     Args:
         seed: of the prompts; the suite's or another.
+        pairs: prompts of each kind for which the heavy model makes an image as well.
         folder: where they are kept for a second time; nowhere by default.
     """
     prompts = tuple(one for kind in _KINDS for one in suite_prompts(kind, count, seed=seed))
-    path = None if folder is None else folder / f"trial-{seed}-{count}.safetensors"
-    if path is None or not path.is_file():
+    pairs = min(pairs, count)
+    is_pair = np.tile(np.arange(count) < pairs, len(_KINDS))
+    path = None if folder is None else folder / f"trial-{seed}-{count}-{pairs}.safetensors"
+    if path is not None and path.is_file():
+        made = load_file(path)
+    else:
         light, images = _made(LIGHT, prompts)
-        heavy, _ = _made(HEAVY, prompts)
-        made = {"images": images, "light_right": light, "heavy_right": heavy}
-        if path is None:
-            return Trial(prompts, images, light.numpy(), heavy.numpy())
-        part = path.with_suffix(".part")
-        save_file(made, part)
-        os.replace(part, path)
-    stored = load_file(path)
-    right = (stored[name].numpy() for name in ("light_right", "heavy_right"))
-    return Trial(prompts, stored["images"], *right)
+        paired = [prompt for prompt, chosen in zip(prompts, is_pair, strict=True) if chosen]
+        made = {"images": images, "light": light, "heavy": _made(HEAVY, paired)[0]}
+        if path is not None:
+            part = path.with_suffix(".part")
+            save_file(made, part)
+            os.replace(part, path)
+    return Trial(prompts, made["images"], made["light"].numpy(), is_pair, made["heavy"].numpy())
 
 
-def _made(name: str, prompts: tuple[SuitePrompt, ...]) -> tuple[Tensor, Tensor]:
+def _made(name: str, prompts: Sequence[SuitePrompt]) -> tuple[Tensor, Tensor]:
     painter = Painter(load_pipeline(weights_folder() / name), options_for(name))
     drawn = painter.draw(prompts, width=_SIDE_PX, height=_SIDE_PX)
     right = torch.tensor([one.all_right for one in drawn])
@@ -123,22 +135,24 @@ def calibrate(
             as it was trained.
         kept: folder of the images; see :func:`make_trial`.
     """
-    trial = make_trial(recipe.calibration_prompts, recipe.calibration_seed, kept)
+    seed, count = recipe.calibration_seed, recipe.calibration_prompts
+    trial = make_trial(count, seed, recipe.calibration_pairs, kept)
     scores = trial.scores(load_discriminator(folder, torch.device("cpu")))
     scale, shift = fit_logistic(scores, trial.light_right) if takes_prompts else (1.0, 0.0)
     calibration = Calibration(scale, shift)
     save_calibration(calibration, folder)
     confidences = _confidences(calibration, scores)
-    light, heavy = (right.astype(float) for right in (trial.light_right, trial.heavy_right))
+    curves = CascadeCurves(
+        deferral_curve(confidences), quality_curve(confidences[trial.is_pair], *trial.pairs)
+    )
     about = {
         "light": LIGHT,
         "heavy": HEAVY,
         "quality": _MEASURE,
-        "easy_prompts": recipe.calibration_prompts,
-        "hard_prompts": recipe.calibration_prompts,
-        "seed": recipe.calibration_seed,
+        "prompts": {"easy": count, "hard": count, "seed": seed},
+        "pairs": int(trial.is_pair.sum()),
     }
-    save_curves(fit_curves(confidences, light, heavy), folder / DEFERRAL, about)
+    save_curves(curves, folder / DEFERRAL, about)
 
 
 def _confidences(calibration: Calibration, scores: Floats) -> Floats:
@@ -153,7 +167,7 @@ class Deferral:
         calibrated: the share that should be.
         threshold: that the calibration gives for it.
         measured: the share that is.
-        quality: share of images all right then.
+        quality: share of the images of pairs that is all right then.
         random: likewise, of as many chosen at random.
     """
 
@@ -169,7 +183,7 @@ class DiscriminatorFigures(Figures):
     """How well a discriminator tells, of both kinds of prompts together and of each.
 
     Attributes:
-        images: of each kind.
+        images: of each kind; 300 of them at most in pairs with the heavy model's.
         area: under the receiver operating characteristic, by kind.
         error: mean distance of confidences to the shares that are right, by kind.
         deferrals: at each tenth.
@@ -210,10 +224,10 @@ def measure_discriminator(
     """Measure a calibrated discriminator on the suite.
 
     Args:
-        prompts: of each kind.
+        prompts: of each kind; the heavy model makes images of 300 of them at most.
         kept: folder of the images; see :func:`make_trial`.
     """
-    trial = make_trial(prompts, seed, kept)
+    trial = make_trial(prompts, seed, USUAL_PAIRS, kept)
     scores = trial.scores(load_discriminator(folder, torch.device("cpu")))
     confidences = _confidences(load_calibration(folder), scores)
     return figures_of(trial, confidences, load_curves(folder).deferral.threshold_for)
@@ -227,14 +241,20 @@ def figures_of(
     right = trial.light_right
     area = {name: area_under_curve(confidences[one], right[one]) for name, one in kinds.items()}
     error = {name: calibration_error(confidences[one], right[one]) for name, one in kinds.items()}
+    light, heavy = trial.pairs
+    paired = confidences[trial.is_pair]
     deferrals = []
     for rate in RATES:
         threshold = threshold_for(rate)
-        is_deferred = confidences < threshold
-        published = np.where(is_deferred, trial.heavy_right, right)
-        measured = float(is_deferred.mean())
-        by_chance = (1 - measured) * right.mean() + measured * trial.heavy_right.mean()
+        is_deferred = paired < threshold
+        share = float(is_deferred.mean())
         deferrals.append(
-            Deferral(rate, threshold, measured, float(published.mean()), float(by_chance))
+            Deferral(
+                calibrated=rate,
+                threshold=threshold,
+                measured=float((confidences < threshold).mean()),
+                quality=float(np.where(is_deferred, heavy, light).mean()),
+                random=float((1 - share) * light.mean() + share * heavy.mean()),
+            )
         )
     return DiscriminatorFigures(int(trial.is_easy.sum()), area, error, tuple(deferrals))
