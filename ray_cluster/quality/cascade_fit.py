@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.models.cascade_curves import CascadeCurves
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 
 Floats = npt.NDArray[np.float64]
@@ -58,31 +57,24 @@ def fit_logistic(scores: Floats, outcomes: Flags) -> tuple[float, float]:
     return scale, float(weights[1]) - scale * mean
 
 
-def fit_curves(
+def quality_curve(
     confidences: Floats, light: Floats, heavy: Floats, *, lower_is_better: bool = False
-) -> CascadeCurves:
-    """Return the share deferred by threshold, and the quality by that share.
-
-    Args:
-        confidences: of light images, in [0, 1].
-        light: how good each of them is.
-        heavy: how good the heavy model's for the same prompt is.
-    """
+) -> QualityCurve:
+    """Return the quality by the share of images made anew, at every twentieth; see `quality_at`."""
     rates = np.linspace(0, 1, _RATES)
-    return CascadeCurves(
-        _deferral_curve(confidences),
-        QualityCurve(
-            tuple(rates.tolist()),
-            tuple(quality_at(confidences, light, heavy, rates).tolist()),
-            lower_is_better,
-        ),
-    )
+    found = quality_at(confidences, light, heavy, rates)
+    return QualityCurve(tuple(rates.tolist()), tuple(found.tolist()), lower_is_better)
 
 
 def quality_at(confidences: Floats, light: Floats, heavy: Floats, rates: Floats) -> Floats:
     """Return the mean quality where these shares of the least confident images are made anew.
 
     A share that ends within an image, or among equal confidences, takes a part of each.
+
+    Args:
+        confidences: of light images, in [0, 1].
+        light: how good each of them is.
+        heavy: how good the heavy model's for the same prompt is.
     """
     ranked = np.unique(confidences)
     gains = np.array([(heavy - light)[confidences == one].sum() for one in ranked])
@@ -92,7 +84,8 @@ def quality_at(confidences: Floats, light: Floats, heavy: Floats, rates: Floats)
     return float(light.mean()) + np.interp(rates, shares, gained)
 
 
-def _deferral_curve(confidences: Floats) -> DeferralCurve:
+def deferral_curve(confidences: Floats) -> DeferralCurve:
+    """Return the share of confidences below each threshold."""
     inner = np.unique(np.quantile(confidences, np.linspace(0, 1, _KNOTS)))
     inner = inner[(inner > 0) & (inner < 1)]
     below = [float((confidences < one).mean()) for one in inner]

@@ -44,7 +44,9 @@ def discriminator_trainer(run: TrainingRun) -> Trainer:
         examples, rng = draw(index)
         shown = show(examples, rng, options)
         ids = tokenise(tokenizer, [one.caption for one in shown]).to(run.device)
-        parts, places, whole, asked = model.parts(_stacked(examples, run), ids)
+        with torch.autocast(run.device.type, torch.bfloat16):
+            found = model.parts(_stacked(examples, rng, run, options), ids)
+        parts, places, whole, asked = (one.float() for one in found)
         wanted = torch.tensor([float(one.is_right) for one in shown], device=run.device)
         right, counts = (one.to(run.device) for one in part_targets(shown))
         by_part = F.binary_cross_entropy_with_logits(parts, right, weight=counts, reduction="sum")
@@ -68,11 +70,13 @@ def real_or_generated_trainer(run: TrainingRun) -> Trainer:
     draw = _drawer(run, options, name, lambda one: one.source != "heavy")
 
     def loss(index: int) -> Tensor:
-        examples, _ = draw(index)
+        examples, rng = draw(index)
         wanted = torch.tensor(
             [float(one.source == "render") for one in examples], device=run.device
         )
-        return F.binary_cross_entropy_with_logits(model(_stacked(examples, run)), wanted)
+        with torch.autocast(run.device.type, torch.bfloat16):
+            scores = model(_stacked(examples, rng, run, options))
+        return F.binary_cross_entropy_with_logits(scores.float(), wanted)
 
     return Trainer(name, model, loss, options.optimisation)
 
@@ -99,5 +103,11 @@ def _drawer(
     return draw
 
 
-def _stacked(examples: Sequence[Example], run: TrainingRun) -> Tensor:
-    return torch.stack([one.picture for one in examples]).to(run.device)
+def _stacked(
+    examples: Sequence[Example], rng: random.Random, run: TrainingRun, options: DiscriminatorRecipe
+) -> Tensor:
+    """Return pictures [B, 3, H, W] in 0..1, their colours shifted a little."""
+    pixels = torch.stack([one.picture for one in examples])
+    generator = torch.Generator().manual_seed(rng.getrandbits(62))
+    shift = torch.rand(len(pixels), 3, 1, 1, generator=generator) * 2 - 1
+    return (pixels + shift * options.colour_shift).clamp(0, 1).to(run.device)
