@@ -71,14 +71,7 @@ class Dispatcher:
         if config is None:
             assert file is not None, "neither a file nor settings were given"
             config = await asyncio.to_thread(lambda: file.parse(file.content()))
-        core = DispatchCore(
-            limits=config.limits,
-            config=config.dispatch,
-            configured=[pool.model_name for pool in config.pools],
-            curve_of=calibrated_curve,
-            # an epoch must be new in every life of the dispatcher
-            epoch=time.time_ns(),
-        )
+        core = _new_core(config)
         self._settings = LiveSettings(arguments, config, file, core, time.monotonic)
         self._states = StateSweeper(
             await asyncio.to_thread(BlobStore, storage.states),
@@ -86,17 +79,17 @@ class Dispatcher:
             note_stored=core.note_stored,
             wall_clock=time.time,
         )
-        book = MetricsBook(_SILENCE_S)
+        book, results = MetricsBook(_SILENCE_S), await asyncio.to_thread(BlobStore, storage.results)
         self._service = DispatchService(
             core,
             config=config.dispatch,
             clock=time.monotonic,
             on_outcome=self._states.on_outcome,
-            candidates=Candidates(await asyncio.to_thread(BlobStore, storage.results)),
+            candidates=Candidates(results),
             on_metrics=lambda replica, own: book.update(replica, own, time.monotonic()),
             on_register=self._save_worker,
         )
-        self._jobs = await self._open_jobs(storage, config)
+        self._jobs = await self._open_jobs(storage, results, config)
         cell = CellService(
             self._service,
             self._jobs,
@@ -124,11 +117,13 @@ class Dispatcher:
         )
         self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
 
-    async def _open_jobs(self, storage: StorageArguments, config: ClusterConfig) -> JobService:
+    async def _open_jobs(
+        self, storage: StorageArguments, results: BlobStore, config: ClusterConfig
+    ) -> JobService:
         return JobService(
             self._service,
             await asyncio.to_thread(SqlJobStore.open, storage.jobs),
-            await asyncio.to_thread(BlobStore, storage.results),
+            results,
             InputStore(
                 await asyncio.to_thread(BlobStore, storage.inputs),
                 grace_s=storage.inputs_grace_s,
@@ -187,6 +182,17 @@ def _settings_file(arguments: FrontArguments) -> SettingsFile | None:
         return None
     folder = None if arguments.folder is None else Path(arguments.folder)
     return SettingsFile(Path(arguments.settings), folder, check_models)
+
+
+def _new_core(config: ClusterConfig) -> DispatchCore:
+    return DispatchCore(
+        limits=config.limits,
+        config=config.dispatch,
+        configured=[pool.model_name for pool in config.pools],
+        curve_of=calibrated_curve,
+        # an epoch must be new in every life of the dispatcher
+        epoch=time.time_ns(),
+    )
 
 
 def calibrated_curve(cascade: CascadeConfig) -> DeferralCurve | None:

@@ -128,7 +128,8 @@ class LiveSettings:
             found.append(f"the settings' file has what needs a redeploy: {', '.join(keys)}")
         found += [
             # calls for /readyz need no key: it names no folder of this machine
-            f"{name} is in the settings but not deployed: run 'ray-cluster settings apply FILE'"
+            f"{self._config.title(name)} is in the settings but not deployed: run 'ray-cluster "
+            "settings apply FILE'"
             for name in self._undeployed_pools()
         ]
         http = self._arguments.http
@@ -138,8 +139,8 @@ class LiveSettings:
         listed = {one.name for one in settings.pools}
         listed |= {one.name for one in settings.discriminators}
         found += [
-            f"{name} runs, but is not in the settings"
-            for name in self._workers()
+            f"{_title(one)} runs, but is not in the settings"
+            for name, one in self._workers().items()
             if name not in listed
         ]
         return tuple(found)
@@ -208,6 +209,11 @@ class LiveSettings:
                 kind = DiscriminatorArguments if registration.kind == "score" else PoolArguments
                 found[registration.pool] = kind.model_validate_json(registration.arguments)
         return found
+
+
+def _title(running: PoolArguments | DiscriminatorArguments) -> str:
+    kind = "pool" if isinstance(running, PoolArguments) else "discriminator"
+    return f"{kind} {running.name}"
 
 
 def _write_change(file: SettingsFile, text: str) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 
 from ray_cluster.api.errors import ApiError, from_unavailable
 from ray_cluster.api.event_stream import KEEP_ALIVE
-from ray_cluster.api.reply import RepliedImage, append_base64, deadline_of, details_of, size_text
+from ray_cluster.api.reply import (
+    RepliedImage,
+    append_base64,
+    deadline_of,
+    details_of,
+    quality_of,
+    size_text,
+)
 from ray_cluster.errors import Unavailable
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import ImageRequest
@@ -78,7 +85,7 @@ async def _event(
         "created_at": created_s,
         "background": "opaque",
         "output_format": request.output.image_format,
-        "quality": "auto",
+        "quality": quality_of(request),
         "size": size_text(request),
         **more,
     }

@@ -73,7 +73,7 @@ async def write_reply(
         "model": first.called_model,
         "background": "opaque",
         "output_format": first.output.image_format,
-        "quality": "auto",
+        "quality": quality_of(first),
         "size": size_text(first),
         "deadline": deadline_of(images),
     }
@@ -89,6 +89,14 @@ async def write_reply(
         parts.append(b", " + json.dumps(details_of(image)).encode()[1:])
     parts.append(b"]}")
     return b"".join(parts)
+
+
+def quality_of(request: ImageRequest) -> str:
+    """Return the quality that counted, as the API writes it: it chooses a cascade's model."""
+    use = request.cascade
+    if use is None or use.reason != "quality":
+        return "auto"
+    return "low" if use.entry == "light" else "high"
 
 
 def size_text(request: ImageRequest) -> str:

@@ -248,7 +248,10 @@ class ImagesResponse(BaseModel):
     model: str = Field(description="(extension) The model or cascade that made the images.")
     background: Literal["opaque"]
     output_format: ImageFormat
-    quality: Literal["auto"] = Field(description="The effort is the number of steps.")
+    quality: Literal["auto", "low", "high"] = Field(
+        description="`low` and `high` where it chose a cascade's model; the effort is the number "
+        "of steps."
+    )
     size: str = Field(description="WIDTHxHEIGHT")
     deadline: Deadline
     data: list[GeneratedImage]
@@ -276,7 +279,7 @@ class ImageEvent(BaseModel):
     created_at: int = Field(description="Unix time in seconds.")
     background: Literal["opaque"]
     output_format: ImageFormat
-    quality: Literal["auto"]
+    quality: Literal["auto", "low", "high"]
     size: str = Field(description="WIDTHxHEIGHT")
     b64_json: str = Field(description="The coded image in base64.")
 

@@ -94,7 +94,7 @@ class RayService:
             ServiceFailed: no other pool is left.
         """
         self.left_out[pool] = reason
-        show(pool, "not served", is_done=True)
+        show(self.config.title(pool), "not served", is_done=True)
         if self._is_deployed:
             # Serve would try again and again
             serve.delete(pool, _blocking=False)

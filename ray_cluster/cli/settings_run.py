@@ -140,7 +140,7 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
         if count not in (None, worker.replicas):
             why = option if replicas_key(worker.name) in report.front.overridden else _SCALE
             numbers = f"({count} run, the file has {worker.replicas})"
-            yield f"not changed: {worker.name} replicas {numbers}; {why}"
+            yield f"not changed: {config.title(worker.name)} replicas {numbers}; {why}"
 
 
 def capped(report: SettingsReport) -> Iterator[str]:

@@ -73,6 +73,11 @@ class ClusterConfig(Section):
             f"no discriminator {name!r}; there are {[one.name for one in self.discriminators]}"
         )
 
+    def title(self, worker: str) -> str:
+        """Return what a worker's application is, and its name, for messages."""
+        is_scorer = any(one.name == worker for one in self.discriminators)
+        return f"discriminator {worker}" if is_scorer else f"pool {worker}"
+
     @property
     def workers(self) -> tuple[PoolConfig | DiscriminatorConfig, ...]:
         """All that has an application of its own beside ``front``."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.sections import (
@@ -33,7 +34,7 @@ _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or fals
 _HEAD = "| key | default | allowed | applied | what it is |\n|---|---|---|---|---|"
 # what processes are started with; everything else is a setting
 _ARGUMENTS = (
-    *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments),
+    *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments, DiscriminatorArguments),
     *(LogsConfig, RayConfig),
 )
 # beside the arguments: a change of one starts or stops processes, and replaces none

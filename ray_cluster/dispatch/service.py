@@ -16,7 +16,14 @@ from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Returned, Shown
+from ray_cluster.protocol.leases import (
+    Finished,
+    Poll,
+    PollReply,
+    Registration,
+    ReplicaEvent,
+    Shown,
+)
 from ray_cluster.protocol.outcomes import (
     Deferred,
     ImageUpdate,
@@ -133,7 +140,7 @@ class DispatchService:
         outcomes, stale = self._core.report(replica_id, events, self._clock())
         self._settle(outcomes)
         self._polls.end(replica_id)
-        if any(isinstance(event, Returned) for event in events):
+        if any(_may_queue(event) for event in events):
             self._polls.wake()
         return stale
 
@@ -317,3 +324,8 @@ class DispatchService:
         due_s = [self._core.next_event_s(), self._clients.next_forget_s]
         wait_s = min((one - now_s for one in due_s if one is not None), default=self._core.hold_s)
         return min(self._core.hold_s, max(0.01, wait_s))
+
+
+def _may_queue(event: ReplicaEvent) -> bool:
+    """Whether a request may wait for others after an event: again, or for its next stage."""
+    return not isinstance(event, Finished) or event.small is not None

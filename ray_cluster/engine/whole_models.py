@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ray_cluster.engine.folders import pipeline_name
 from ray_cluster.errors import ConfigError, ModelUnsupported
-from ray_cluster.models.json_files import INCOMPLETE, read_object
+from ray_cluster.models.json_files import INCOMPLETE, head_of, read_object
 from ray_cluster.models.weight_files import (
     INDEX,
     T5_OF_SD3,
@@ -30,10 +30,12 @@ from ray_cluster.models.weight_files import (
     WeightFiles,
     check_files,
     components,
+    header_shapes,
     weight_files,
 )
 
 _META = torch.device("meta")
+_TRANSFORMERS = "transformers"
 _SHOWN = 4
 
 
@@ -87,6 +89,23 @@ def load_models(folder: Path, dtype: torch.dtype) -> dict[str, Any]:
             found[component.name], unmatched = _load(folder, component, files, dtype)
             _refuse(folder, component, files, unmatched)
     return found
+
+
+def load_whole(folder: Path, class_name: str, dtype: torch.dtype) -> Any:
+    """Return a model of transformers whose files lie in the folder itself, ready for inference.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`check_models`.
+    """
+    component = Component(".", _TRANSFORMERS, class_name)
+    # the class is looked for before the weights are
+    component_class(folder, component)
+    for path in (files := weight_files(folder, component)).paths:
+        head_of(path) if files.is_pickled else header_shapes(path)
+    _check_weights(folder, component)
+    model, unmatched = _load(folder, component, files, dtype)
+    _refuse(folder, component, files, unmatched)
+    return model.requires_grad_(False).eval()
 
 
 def stored_tensors(files: WeightFiles) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 # what a pool can serve
 BUILTIN_MODELS = ("shapes-sd", "shapes-sd-light", "shapes-sd3")
+# what tells whether their images are right: by prompt and image, or by the image alone
+BUILTIN_DISCRIMINATORS = ("shapes-discriminator", "shapes-real-or-generated")
 # what else may lie beside them, once it is trained, and what it is
 BUILTIN_PARTS = {
     "shapes-sd-edges": "ControlNet",
@@ -16,6 +18,7 @@ BUILTIN_PARTS = {
     "pastel": "LoRA",
     "texture": "LoRA",
     "attribute-classifier": "quality meter",
+    **dict.fromkeys(BUILTIN_DISCRIMINATORS, "discriminator"),
 }
 
 
@@ -40,6 +43,11 @@ def builtin_sampling(name: str) -> Sampling | None:
 def builtin_folder(name: str) -> Path | None:
     """Return the diffusers folder of a built-in model, or None if the name is not one."""
     return weights_folder() / name if name in BUILTIN_MODELS else None
+
+
+def discriminator_folder(name: str) -> Path | None:
+    """Return the folder of a built-in discriminator, or None if the name is not one."""
+    return weights_folder() / name if name in BUILTIN_DISCRIMINATORS else None
 
 
 def builtin_kinds() -> dict[str, str]:

@@ -15,6 +15,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL
 from ray_cluster.models.single_files import check_is_folder
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
@@ -202,11 +203,23 @@ def model_digest(folder: Path) -> str:
     Every byte counts: weights that differ in a few tensors make other images. Hashing goes on
     without the interpreter's lock, some GB/s with the files in memory.
     """
-    paths = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix in _READ and path.is_file() and _is_component(path, folder)
-    )
+    return _digest(folder, [path for path in _read(folder) if _is_component(path, folder)])
+
+
+def scorer_digest(folder: Path) -> str:
+    """Return likewise a digest of a discriminator, whose files are in the folder itself.
+
+    What it was calibrated with may lie beside them, and does not count.
+    """
+    beside = {CALIBRATION, DEFERRAL}
+    return _digest(folder, [path for path in _read(folder) if path.name not in beside])
+
+
+def _read(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in _READ and path.is_file())
+
+
+def _digest(folder: Path, paths: Sequence[Path]) -> str:
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="digest") as threads:
         digests = list(threads.map(_file_digest, paths))
     whole = hashlib.sha256()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from ray_cluster.models.picture_reader import ANCHOR_OFFSET
 from ray_cluster.quality.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -25,8 +26,6 @@ from ray_cluster.quality.scenes import (
 )
 
 RADIUS: dict[Size, float] = {"small": 0.15, "large": 0.22}
-# how far the outer positions are from the middle, as a share of that side
-ANCHOR_OFFSET = 0.24
 CELLS_PER_SIDE = 8
 # of styles: share of white in pastel colours; lengths in shorter sides of the picture
 PASTEL_WHITE = 0.45

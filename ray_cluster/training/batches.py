@@ -16,7 +16,7 @@ from ray_cluster.quality.scenes import (
     sample_training_scene,
 )
 from ray_cluster.training.captions import write_caption
-from ray_cluster.training.recipe import CaptionMix, SizeBucket
+from ray_cluster.training.recipe_parts import CaptionMix, SizeBucket
 
 _LEADS = ("a photo of", "an image of", "a picture of", "please draw", "show me", "drawing of")
 

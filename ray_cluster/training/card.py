@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ray_cluster.models.builtin import weights_folder
-from ray_cluster.training.recipe import DenoiserPhase, Recipe, SizeBucket, TextRecipe
+from ray_cluster.training.recipe import DenoiserPhase, Recipe, TextRecipe
+from ray_cluster.training.recipe_parts import SizeBucket
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.scoring import markdown_table
 from ray_cluster.training.stages import MODEL_STAGES, StageOptions

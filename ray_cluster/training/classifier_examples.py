@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.quality.classifier import Reading
 from ray_cluster.quality.render import (
     Jitter,
     Placed,
@@ -199,6 +200,21 @@ def label_scenes(scenes: Sequence[Scene], style: Style) -> Labels:
             labels.shape[row, slot] = 1 + SHAPES.index(thing.shape)
             labels.colour[row, slot] = 1 + COLOURS.index(thing.colour)
             labels.size[row, slot] = IGNORED if thing.size is None else 1 + SIZES.index(thing.size)
+    return labels
+
+
+def label_readings(readings: Sequence[Reading]) -> Labels:
+    """The labels of what was read; what could not be read of an object does not count."""
+    labels = _nothing(len(readings))
+    for row, reading in enumerate(readings):
+        ground = reading.background
+        labels.background[row] = NONE if ground is None else 1 + BACKGROUNDS.index(ground)
+        for thing in reading.objects:
+            slot = POSITIONS.index(thing.position)
+            for name, values in (("shape", SHAPES), ("colour", COLOURS), ("size", SIZES)):
+                value = getattr(thing, name)
+                index = IGNORED if value is None else 1 + values.index(value)
+                getattr(labels, name)[row, slot] = index
     return labels
 
 

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.quality.classifier import AttributeClassifier
+from ray_cluster.quality.classifier import AttributeClassifier, Logits
 from ray_cluster.training.classifier_examples import (
     IGNORED,
     Canvas,
     Examples,
+    Labels,
     blends,
     blobs,
     degrade,
@@ -66,15 +67,20 @@ def classifier_trainer(run: TrainingRun) -> Trainer:
         rng = random.Random(step_seed(recipe.seed, "classifier", index))
         examples = draw_examples(rng, options)
         logits = classifier(examples.pixels.to(run.device))
-        parts = [
-            _cross_entropy(getattr(logits, name), getattr(examples.labels, name), options)
-            for name in ("shape", "colour", "size", "background")
-        ]
         style = examples.labels.style.to(run.device)
-        parts.append(F.cross_entropy(logits.style, style, ignore_index=IGNORED))
-        return torch.stack(parts).sum()
+        styled = F.cross_entropy(logits.style, style, ignore_index=IGNORED)
+        return attribute_loss(logits, examples.labels, options) + styled
 
     return Trainer("classifier", classifier, loss, options.optimisation)
+
+
+def attribute_loss(logits: Logits, labels: Labels, recipe: ClassifierRecipe) -> Tensor:
+    """Cross-entropy of objects' attributes and backgrounds; the style's is not among them."""
+    parts = [
+        _cross_entropy(getattr(logits, name), getattr(labels, name), recipe)
+        for name in ("shape", "colour", "size", "background")
+    ]
+    return torch.stack(parts).sum()
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor, recipe: ClassifierRecipe) -> Tensor:

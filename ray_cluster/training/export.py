@@ -15,15 +15,22 @@ from diffusers import (
 from peft import get_peft_model_state_dict
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from ray_cluster.models.builtin import weights_folder
+from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS, weights_folder
+from ray_cluster.models.discriminators import (
+    Discriminator,
+    PromptDiscriminator,
+    save_discriminator,
+)
 from ray_cluster.quality.classifier import AttributeClassifier, save_classifier
 from ray_cluster.quality.scenes import STYLES
 from ray_cluster.training.auxiliary_head import TransformerWithHead
 from ray_cluster.training.denoiser import build_scheduler
+from ray_cluster.training.discriminator_figures import calibrate
+from ray_cluster.training.discriminator_recipe import DiscriminatorRecipe
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, find_stage
 from ray_cluster.training.text_encoder import trained_text_encoder
-from ray_cluster.training.tokenizer import build_tokenizer
+from ray_cluster.training.tokenizer import build_prompt_ids, build_tokenizer
 from ray_cluster.training.trainer import Trainer
 from ray_cluster.training.transformer import build_flow_scheduler
 
@@ -46,7 +53,9 @@ _CONFIG_CHANGES: dict[str, dict[str, object]] = {
 
 
 def export(model: str, run: TrainingRun, target: Path) -> Path:
-    """Write a run's newest weights to `target` in float16, in diffusers' layout, and return it.
+    """Write a run's newest weights to `target` in float16, and return it.
+
+    In diffusers' layout, but for the classifier and the discriminators.
 
     Raises:
         FileNotFoundError: if a stage has no checkpoint in the run, and there is no base.
@@ -54,6 +63,8 @@ def export(model: str, run: TrainingRun, target: Path) -> Path:
     if model == "attribute-classifier":
         trainer = _trained(model, "classifier", run)
         return save_classifier(cast(AttributeClassifier, trainer.model), target).parent
+    if model in BUILTIN_DISCRIMINATORS:
+        return _export_discriminator(model, run, target)
     if model in STYLES:
         return _export_lora(model, run, target)
     if model in CONTROLS:
@@ -65,6 +76,17 @@ def export(model: str, run: TrainingRun, target: Path) -> Path:
     pipeline.to(dtype=torch.float16)
     pipeline.save_pretrained(target, safe_serialization=True)
     _tidy_configs(target)
+    return target
+
+
+def _export_discriminator(name: str, run: TrainingRun, target: Path) -> Path:
+    """Write a discriminator with its calibration, on images that the run's folder keeps."""
+    [stage] = MODEL_STAGES[name]
+    model = cast(Discriminator, _trained(name, stage.name, run).model)
+    takes_prompts = isinstance(model, PromptDiscriminator)
+    save_discriminator(model, target, build_prompt_ids() if takes_prompts else None)
+    recipe = cast(DiscriminatorRecipe, stage.options(run.recipe))
+    calibrate(target, recipe, takes_prompts=takes_prompts, kept=run.folder.path)
     return target
 
 

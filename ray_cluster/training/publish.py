@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from ray_cluster.errors import ConfigError
+from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.quality.scenes import STYLES
 from ray_cluster.training.card import write_card, write_training
 from ray_cluster.training.classifier_figures import measure_classifier
+from ray_cluster.training.discriminator_figures import measure_discriminator
 from ray_cluster.training.evaluate import evaluate, options_for
 from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
 from ray_cluster.training.export import SHAPES_SD, WEIGHTS, export
@@ -27,7 +29,12 @@ _LEAST_RENDERS = 100
 
 
 def measure(
-    name: str, folder: Path, *, changes: Mapping[str, Any], report: Path | None = None
+    name: str,
+    folder: Path,
+    *,
+    changes: Mapping[str, Any],
+    report: Path | None = None,
+    kept: Path | None = None,
 ) -> Figures:
     """Measure a folder as the card of the built-in model or part of this name was.
 
@@ -36,10 +43,13 @@ def measure(
         folder: what to measure.
         changes: of the evaluation's options.
         report: where to write `evaluation.json` and `contact-sheet.png`; nowhere by default.
+        kept: folder that keeps the images that discriminators are measured on.
     """
     torch.set_num_threads(1)
     if name == CLASSIFIER:
         return _measure_classifier(folder, changes, report)
+    if name in BUILTIN_DISCRIMINATORS:
+        return _measure_discriminator(name, folder, changes, report, kept)
     options = replace(options_for(name), **changes)
     if name in CONTROLS:
         return evaluate_control(folder, SHAPES_SD, CONTROLS[name], options=options, report=report)
@@ -49,17 +59,32 @@ def measure(
 
 
 def _measure_classifier(folder: Path, changes: Mapping[str, Any], report: Path | None) -> Figures:
-    unused = sorted(changes.keys() - {"prompts", "seed"})
-    if unused or report is not None:
-        raise ConfigError(
-            f"{CLASSIFIER} is measured on renders: only --prompts (at least {_LEAST_RENDERS}) and "
-            "--seed change that, and there is nothing to write with --out"
-        )
+    if report is not None:
+        raise ConfigError(f"{CLASSIFIER} has nothing to write with --out; leave it out")
+    _check_changes(CLASSIFIER, changes)
     count = int(changes.get("prompts", 3000))
     if count < _LEAST_RENDERS:
         raise ConfigError(f"--prompts must be at least {_LEAST_RENDERS} here; given {count}")
     seed = int(changes.get("seed", CLASSIFIER_SEED))
     return measure_classifier(load_classifier(folder), seed=seed, count=count)
+
+
+def _measure_discriminator(
+    name: str, folder: Path, changes: Mapping[str, Any], report: Path | None, kept: Path | None
+) -> Figures:
+    _check_changes(name, changes)
+    figures = measure_discriminator(folder, **changes, kept=kept)
+    if report is not None:
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "evaluation.json").write_text(figures.as_json(), encoding="utf-8")
+    return figures
+
+
+def _check_changes(name: str, changes: Mapping[str, Any]) -> None:
+    if unused := sorted(changes.keys() - {"prompts", "seed"}):
+        raise ConfigError(
+            f"{', '.join(unused)} change nothing for {name}: give --prompts and --seed only"
+        )
 
 
 def publish(name: str, run: TrainingRun, target: Path | None = None) -> Figures:
@@ -78,7 +103,8 @@ def publish(name: str, run: TrainingRun, target: Path | None = None) -> Figures:
     with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as made:
         folder = export(name, run, Path(made) / target.name)
         write_training(name, run, folder)
-        figures = measure(name, folder, changes={}, report=None if name == CLASSIFIER else folder)
+        report = None if name == CLASSIFIER else folder
+        figures = measure(name, folder, changes={}, report=report, kept=run.folder.path)
         write_card(name, figures.tables(), folder)
         _swap(folder, target, before=Path(made) / "before")
     return figures

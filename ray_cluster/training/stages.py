@@ -21,6 +21,11 @@ from ray_cluster.training.classifier_training import classifier_trainer
 from ray_cluster.training.codec import codec_trainer
 from ray_cluster.training.control import control_trainer
 from ray_cluster.training.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
+from ray_cluster.training.discriminator_recipe import DiscriminatorRecipe
+from ray_cluster.training.discriminator_training import (
+    discriminator_trainer,
+    real_or_generated_trainer,
+)
 from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
@@ -34,7 +39,7 @@ from ray_cluster.training.text_encoder import text_trainer
 from ray_cluster.training.trainer import Trainer, run_stage, stop_on_signals
 from ray_cluster.training.transformer import new_transformer, transformer_trainer
 
-StageOptions = TextRecipe | CodecRecipe | ClassifierRecipe | DenoiserPhase
+StageOptions = TextRecipe | CodecRecipe | ClassifierRecipe | DiscriminatorRecipe | DenoiserPhase
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,10 @@ CONTROLS: dict[str, HintKind] = {"shapes-sd-edges": "edges", "shapes-sd-layout":
 # what `models train NAME` trains, stage by stage
 MODEL_STAGES: dict[str, tuple[Stage, ...]] = {
     "attribute-classifier": (Stage("classifier", "classifier", classifier_trainer),),
+    "shapes-discriminator": (Stage("discriminator", "discriminator", discriminator_trainer),),
+    "shapes-real-or-generated": (
+        Stage("real-or-generated", "real_or_generated", real_or_generated_trainer),
+    ),
     "shapes-sd": (
         Stage("text", "text", text_trainer),
         Stage("codec", "codec", lambda run: codec_trainer("codec", run, run.recipe.codec)),

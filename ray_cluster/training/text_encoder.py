@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
+from ray_cluster.models.discriminators import PromptReader
 from ray_cluster.quality.scenes import BACKGROUNDS, COLOURS, POSITIONS, SHAPES, SIZES, Scene
 from ray_cluster.training.batches import draw_captioned
 from ray_cluster.training.recipe import TextRecipe
@@ -56,16 +57,12 @@ def encode_captions(
     return cast(Tensor, encoder(ids).last_hidden_state)
 
 
-class SceneReader(nn.Module):
+class SceneReader(PromptReader):
     """Reads what a caption states from its encoding; used in training only."""
 
     def __init__(self, encoder: CLIPTextModel, heads: int) -> None:
-        super().__init__()
-        self.encoder = encoder
+        super().__init__(encoder, heads)
         width = int(encoder.config.hidden_size)
-        self.queries = nn.Parameter(torch.randn(_SLOTS + 1, width) * 0.5)
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.mix = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU())
         # absent first; sizes have "open" as well
         self.shape = nn.Linear(2 * width, 1 + len(SHAPES))
         self.colour = nn.Linear(2 * width, 1 + len(COLOURS))
@@ -74,10 +71,21 @@ class SceneReader(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits of shape, colour and size per slot [B, 10, .], and of the background [B, 7]."""
-        queries = self.queries.expand(hidden.shape[0], -1, -1)
-        read = self.mix(queries + self.attention(queries, hidden, hidden, need_weights=False)[0])
+        return self.stated(self.read(hidden))
+
+    def stated(self, read: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logits as of `forward`, of what was read."""
         slots = read[:, :_SLOTS]
         return self.shape(slots), self.colour(slots), self.size(slots), self.background(read[:, -1])
+
+
+def reading_loss(logits: Sequence[Tensor], stated: Sequence[Scene]) -> Tensor:
+    """Cross-entropy of a `SceneReader`'s logits with what captions state, a scene each."""
+    parts = [
+        F.cross_entropy(a.flatten(0, -2), b.flatten().to(a.device))
+        for a, b in zip(logits, _read_targets(stated), strict=True)
+    ]
+    return torch.stack(parts).sum()
 
 
 def _read_targets(stated: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,13 +115,7 @@ def text_trainer(run: TrainingRun) -> Trainer:
         options = recipe.text
         drawn = [draw_captioned(rng, options.captions) for _ in range(options.optimisation.batch)]
         hidden = encode_captions(reader.encoder, tokenizer, [one.caption for one in drawn])
-        logits = reader(hidden)
-        targets = _read_targets([one.stated for one in drawn])
-        parts = [
-            F.cross_entropy(a.flatten(0, -2), b.flatten().to(run.device))
-            for a, b in zip(logits, targets, strict=True)
-        ]
-        return torch.stack(parts).sum()
+        return reading_loss(reader(hidden), [one.stated for one in drawn])
 
     return Trainer("text", reader, loss, recipe.text.optimisation)
 

@@ -7,6 +7,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from ray_cluster.models.discriminators import PromptIds
 from ray_cluster.training.captions import caption_words
 
 START, END, PAD, UNKNOWN = "<start>", "<end>", "<pad>", "<unknown>"
@@ -30,6 +31,12 @@ def tokenise(tokenizer: PreTrainedTokenizerFast, captions: Sequence[str]) -> Ten
         return_tensors="pt",
     )
     return cast(Tensor, batch["input_ids"])
+
+
+def build_prompt_ids() -> PromptIds:
+    """The same tokenizer for a discriminator."""
+    core = Tokenizer.from_str(build_tokenizer().backend_tokenizer.to_str())
+    return PromptIds(core, MAX_TOKENS, vocabulary()[PAD])
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.training.recipe import Optimisation
+from ray_cluster.training.recipe_parts import Optimisation
 
 logger = logging.getLogger(__name__)
 

@@ -70,7 +70,7 @@ class FakeCell:
             path="/x.yaml",
             problem="",
             front=front_arguments(self._running, "/x.yaml", overridden=self.overridden),
-            pools={
+            workers={
                 p.name: worker_arguments(self._running, p.name).pool for p in self._running.pools
             },
             version_by_gateway={"g": self._has},

@@ -68,7 +68,7 @@ async def test_what_is_written_is_in_force_and_reported(tmp_path: Path) -> None:
     report = cell.live.report()
     assert report.version == version == cell.applied[-1].version
     assert [one.pool for one in report.replicas] == ["p"]
-    assert report.pools["p"].model == "shapes-sd"
+    assert report.workers["p"].model == "shapes-sd"
     with pytest.raises(ConfigError, match="there is no such key"):
         await cell.live.write("poolz: []")
     assert cell.live.report().version == version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import httpx
@@ -19,6 +19,8 @@ VICTIMS = {
     "gateway": "ray::ServeReplica:front:Gateway",
     "dispatcher": "ray::ServeReplica:front:Dispatcher",
     "replica": REPLICA_PROCESS,
+    "light": "ray::ServeReplica:shapes-sd-light:BaseModel",
+    "discriminator": "ray::ServeReplica:shapes-judge:Discriminator",
 }
 
 
@@ -90,13 +92,24 @@ def images_of(service: Service, job_ids: Iterable[str]) -> dict[int, bytes]:
 def wait_until_whole(service: Service) -> None:
     """Wait for what was killed: the next round shall have it to kill again."""
     deadline_s = time.monotonic() + PATIENCE_S
-    wanted = {"gateway": 2, "dispatcher": 1, "replica": 2}
+    wanted = {"gateway": 2, "dispatcher": 1, "replica": 2, "light": 1, "discriminator": 1}
     while any(len(service.processes(VICTIMS[name])) < count for name, count in wanted.items()):
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
     while look(service, "/readyz") is None:
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
+
+
+def kill_one(service: Service, victim: str) -> Callable[[], None]:
+    def kill() -> None:
+        deadline_s = time.monotonic() + 10.0
+        # Ray gives a process another name for the time of some calls
+        while not (found := service.processes(VICTIMS[victim])):
+            assert time.monotonic() < deadline_s, f"no {victim} is running"
+        random.choice(found).kill()
+
+    return kill
 
 
 class Metrics:
@@ -141,8 +154,8 @@ def scrape(service: Service) -> Metrics:
 
 
 def served_replicas(metrics: Metrics) -> int:
-    """Return how many model replicas the dispatcher knows."""
-    return len(metrics.values("free_places"))
+    """Return how many replicas of the model the dispatcher knows."""
+    return len(metrics.values("free_places", model="shapes-sd"))
 
 
 def wait_for_replicas(service: Service, count: int = 2) -> Metrics:

@@ -129,6 +129,26 @@ class Service:
                         "max_guidance_scale": 2.0,
                         "steps": [{"asked": 20, "balanced": 8, "fast": 5}],
                     },
+                },
+                {
+                    "name": "shapes-sd-light",
+                    "model": "shapes-sd-light",
+                    "num_cpus": 0.25,
+                    "min_px": 32,
+                    "max_px": 128,
+                    "defaults": {"size": "64x64", "num_inference_steps": 2, "guidance_scale": 1.0},
+                },
+            ],
+            "discriminators": [
+                {"name": "shapes-judge", "model": "shapes-discriminator", "num_cpus": 0.25}
+            ],
+            "cascades": [
+                {
+                    "name": "shapes-auto",
+                    "light": "shapes-sd-light",
+                    "heavy": "shapes-sd",
+                    "discriminator": "shapes-judge",
+                    "threshold": 0.5,
                 }
             ],
         }

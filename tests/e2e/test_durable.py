@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.jobs import VICTIMS, create, images_of, wait_until_whole
+from tests.e2e.jobs import create, images_of, kill_one, wait_until_whole
 from tests.e2e.pixels import pixels_differ
 from tests.e2e.service import HEADERS, Service, image_request
 
@@ -44,17 +44,6 @@ def kill_and_check(
     assert found.keys() == unkilled.keys()
     assert max(pixels_differ(found[seed], unkilled[seed]) for seed in found) <= 1
     return took_s
-
-
-def kill_one(service: Service, victim: str) -> Callable[[], None]:
-    def kill() -> None:
-        deadline_s = time.monotonic() + 10.0
-        # Ray gives a process another name for the time of some calls
-        while not (found := service.processes(VICTIMS[victim])):
-            assert time.monotonic() < deadline_s, f"no {victim} is running"
-        random.choice(found).kill()
-
-    return kill
 
 
 def kill_everything(service: Service) -> None:

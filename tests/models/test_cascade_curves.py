@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.models.cascade_curves import load_curves
+from ray_cluster.models.cascade_curves import CascadeCurves, load_curves, save_curves
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 
 CURVES: dict[str, Any] = {
@@ -33,7 +33,7 @@ def test_published_curves_come_with_the_package(name: str, light: float, best: f
     assert (curves.quality.score_at(0), curves.quality.best_rate) == (light, best)
     # both have the same heavy model
     assert curves.quality.score_at(1) == 18.55
-    assert "DiffServe" in curves.source
+    assert "DiffServe, cascade" in curves.source
 
 
 def test_curves_are_read_from_json_yaml_or_a_folder(tmp_path: Path) -> None:
@@ -52,11 +52,22 @@ def test_curves_are_read_from_json_yaml_or_a_folder(tmp_path: Path) -> None:
     assert (found[0].quality_name, found[0].source) == ("CLIP score", "made up for a test")
 
 
+def test_written_curves_come_back_and_may_lack_a_name_and_a_source(tmp_path: Path) -> None:
+    quality = QualityCurve((0.0, 1.0), (0.5, 0.9), lower_is_better=False)
+    deferral = DeferralCurve((0.0, 1e-7, 1.0), (0.0, 0.3, 1.0))
+    for curves in (
+        CascadeCurves(deferral, quality),
+        CascadeCurves(deferral, quality, "share right", "a test"),
+    ):
+        save_curves(curves, tmp_path / "deferral.json", {"prompts": {"easy": 3}})
+        assert load_curves(tmp_path) == curves
+
+
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
         (None, {"speed": 3}, "speed: there is no such key"),
-        (None, {"source": "me"}, "source: "),
+        (None, {"source": None}, "source: "),
         ("deferral", {"rates": [0, 0.9, 0.8, 1]}, r"deferral: .*rises from \(0, 0\) to \(1, 1\)"),
         ("deferral", {"thresholds": [0, 1]}, "deferral: .*as many values as thresholds"),
         ("quality", {"deferral_rates": [0.1, 0.5, 1]}, "quality: .*at a deferral rate of 0"),

@@ -11,14 +11,13 @@ from ray_cluster.training.recipe import (
     ControlRecipe,
     DenoiserPhase,
     LoraRecipe,
-    Optimisation,
     Recipe,
-    SizeBucket,
     TextRecipe,
     TransformerRecipe,
     UNetRecipe,
     UNetSize,
 )
+from ray_cluster.training.recipe_parts import Optimisation, SizeBucket
 from ray_cluster.training.runs import TrainingRun, open_run
 from ray_cluster.training.stages import MODEL_STAGES, find_stage, train
 
