@@ -79,7 +79,8 @@ def quality_at(confidences: Floats, light: Floats, heavy: Floats, rates: Floats)
     _, rank = np.unique(confidences, return_inverse=True)
     shares = np.cumsum(np.bincount(rank)) / len(confidences)
     gained = np.cumsum(np.bincount(rank, heavy - light)) / len(confidences)
-    return float(light.mean()) + np.interp(rates, [0, *shares], [0, *gained])
+    found: Floats = float(light.mean()) + np.interp(rates, [0, *shares], [0, *gained])
+    return found
 
 
 def deferral_curve(confidences: Floats) -> DeferralCurve:
