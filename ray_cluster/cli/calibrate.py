@@ -1,4 +1,4 @@
-"""``ray-cluster models calibrate``: measures the fidelity table of a user's own model."""
+"""``ray-cluster models calibrate`` and ``calibrate-cascade``: measure a user's own models."""
 
 from __future__ import annotations
 
@@ -96,3 +96,42 @@ def calibrate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer 
                 is_quick=quick,
             )
         )
+
+
+def calibrate_cascade(
+    config: Annotated[Path, typer.Argument(help="YAML file with the cascade.")],
+    cascade: Annotated[
+        str | None, typer.Option(help="Its name; not needed where there is one alone.")
+    ] = None,
+    prompts: _Prompts = None,
+    images: Annotated[int, typer.Option(min=1, help="Images of each model.")] = 256,
+    label: Annotated[
+        str | None,
+        typer.Option(help="Of an image classifier: the label that says an image is right."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder to write; the discriminator's `calibration`, or .runs/calibrate-NAME.",
+        ),
+    ] = None,
+) -> None:
+    """Calibrate a cascade's discriminator on images of its light and its heavy model.
+
+    Both models make an image of each prompt as calls get it by default; the discriminator scores
+    them. Its confidence becomes the chance that the light image scores at least as well as the
+    heavy one. calibration.json has that; deferral.json has the share deferred by threshold, and the
+    mean score by that share. An interrupted run goes on where it was.
+
+    [bold]Examples[/bold]
+
+      ray-cluster models calibrate-cascade configs/cascade.yaml
+
+      ray-cluster models calibrate-cascade service.yaml --cascade auto --prompts prompts.txt
+    """
+    with plain_errors():
+        from ray_cluster.cli.cascade_run import CascadeOptions, run_cascade_calibration
+
+        run_cascade_calibration(CascadeOptions(config, cascade, prompts, images, label, out))

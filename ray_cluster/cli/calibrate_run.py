@@ -16,6 +16,14 @@ import numpy as np
 import torch
 import yaml
 
+from ray_cluster.cli.calibration_folder import (
+    USUAL_PROMPTS,
+    claim,
+    device_words,
+    model_words,
+    prompts_in,
+    save_arrays,
+)
 from ray_cluster.cli.call_check import choose_pool
 from ray_cluster.cli.config_edit import with_fidelity
 from ray_cluster.cli.output import stderr, stdout
@@ -24,13 +32,11 @@ from ray_cluster.cli.progress import step_progress
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import FidelityConfig, PoolConfig
 from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.gpu import number_format_here
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.timing import make_timed
 from ray_cluster.engine.warmup import device_name, prepare_threads
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import BUILTIN_MODELS
-from ray_cluster.models.local import model_digest
 from ray_cluster.policies.fidelity import ReusedSteps, Terms
 from ray_cluster.quality.calibration import Made, Plan, Run, SizePx, Study
 from ray_cluster.quality.calibration_report import write_report
@@ -44,25 +50,6 @@ _QUICK_STEPS, _USUAL_STEPS = "6", "10,20,30,50"
 _QUICK_IMAGES = 4
 _WARM_STEPS = 2
 _SEED = 20_000
-# of no model in particular: things, people, places, light, texture and text
-_PROMPTS = (
-    "a red apple on a wooden table",
-    "a portrait of an old man with a white beard, soft window light",
-    "a mountain lake at dawn, mist over the water",
-    "a street in a rainy city at night, neon signs reflected in puddles",
-    "a cat asleep on a stack of books",
-    "an isometric drawing of a small house with a garden",
-    "a bowl of ramen with an egg, seen from above",
-    "a hand-painted sign that says open",
-    "a steam locomotive crossing a stone bridge in autumn",
-    "two children flying a kite on a beach",
-    "a close-up of a green beetle on a leaf",
-    "a flat vector logo of a fox",
-    "an empty concert hall with red velvet seats",
-    "an astronaut riding a horse in a desert",
-    "a watercolour of tulips in a glass vase",
-    "a black and white photograph of a spiral staircase",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +126,7 @@ def run_calibration(options: CalibrateOptions) -> None:
     setting = _setting(options, pool, profile, num_images)
     asked = _asked(options, profile.max_steps_by_sampler[setting.sampler])
     folder = options.out or Path(".runs") / f"calibrate-{pool.name}"
-    _claim(folder, setting, pool)
+    claim(folder, _setting_words(setting, pool))
     fewest, most = profile.outer_blocks or (0, -1)
     num_batches = -(-num_images // setting.batch_size)
     plan = Plan.of(sizes, asked, range(fewest, most + 1), num_batches, is_quick=options.is_quick)
@@ -220,13 +207,8 @@ class _Workshop:
 
     def _save(self, run: Run, made: Made) -> None:
         """Write a run; a file is there as a whole or not at all."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        part = self._file(run).with_suffix(".part")
-        with part.open("wb") as file:
-            np.savez_compressed(
-                file, images=made.images, step_s=made.step_s, is_reused=made.is_reused
-            )
-        os.replace(part, self._file(run))
+        arrays = {"images": made.images, "step_s": made.step_s, "is_reused": made.is_reused}
+        save_arrays(self._file(run), arrays)
 
     def _load(self, run: Run) -> Made:
         with np.load(self._file(run)) as file:
@@ -245,32 +227,9 @@ def _pool(options: CalibrateOptions, config: ClusterConfig) -> PoolConfig:
     return pool.model_copy(update={"fidelity": None})
 
 
-def _claim(folder: Path, setting: Setting, pool: PoolConfig) -> None:
-    """Note of which images a folder is, or check that it is of these.
-
-    Raises:
-        ConfigError: it holds images of another model or setting.
-    """
-    is_builtin = pool.model in BUILTIN_MODELS
-    given = {
-        **asdict(setting),
-        "model": pool.model if is_builtin else model_digest(resolve_folder(pool.model)),
-        "device": f"{pool.device}, {number_format_here(pool)}, {pool.num_threads} threads",
-    }
-    text = json.dumps(given, indent=2) + "\n"
-    note = folder / "setting.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not note.exists():
-            note.write_text(text, encoding="utf-8")
-        is_same = note.read_text(encoding="utf-8") == text
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: {error}") from None
-    if not is_same:
-        raise ConfigError(
-            f"--out {folder}: it holds images of another model, or made with other settings (see "
-            f"{note}); give another folder, or delete it"
-        )
+def _setting_words(setting: Setting, pool: PoolConfig) -> dict[str, Any]:
+    """Return what images depend on."""
+    return {**asdict(setting), "model": model_words(pool), "device": device_words(pool)}
 
 
 def _sizes(given: tuple[str, ...], profile: ModelProfile) -> tuple[SizePx, ...]:
@@ -324,16 +283,9 @@ def _setting(
 
 def _prompts(options: CalibrateOptions, pool: PoolConfig, num_images: int) -> tuple[str, ...]:
     if options.prompts is not None:
-        try:
-            lines = options.prompts.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompts {options.prompts}: {error}") from None
-        found = tuple(line.strip() for line in lines if line.strip())
-        if not found:
-            raise ConfigError(f"--prompts {options.prompts}: no prompt in it; write one on a line")
-        return found
+        return prompts_in(options.prompts)
     if pool.model not in BUILTIN_MODELS:
-        return _PROMPTS
+        return USUAL_PROMPTS
     # of four, two easy and two hard ones: each half has as many of either
     count = 2 * -(-num_images // 2)
     easy, hard = suite_prompts("easy", count), suite_prompts("hard", count)

@@ -46,7 +46,7 @@ def print_served(console: Console, url: str, api_key: str | None) -> None:
 
 
 def _print(console: Console, name: str, facts: str, sentence: str) -> None:
-    console.print(Text.assemble((f"{name:<21}", "bold"), f" {facts}"), soft_wrap=False)
+    console.print(Text.assemble((f"{name:<24}", "bold"), f" {facts}"), soft_wrap=False)
     console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False), soft_wrap=False)
 
 

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ray_cluster.cli.calibrate import calibrate
+from ray_cluster.cli.calibrate import calibrate, calibrate_cascade
 from ray_cluster.cli.output import fail, plain_errors, stdout
 
 models = typer.Typer(
     help="List and calibrate models; train, publish and measure the built-in ones."
 )
 models.command()(calibrate)
+models.command()(calibrate_cascade)
 
 _Name = Annotated[str, typer.Argument(help="A built-in model, such as shapes-sd.")]
 

@@ -76,12 +76,11 @@ def quality_at(confidences: Floats, light: Floats, heavy: Floats, rates: Floats)
         light: how good each of them is.
         heavy: how good the heavy model's for the same prompt is.
     """
-    ranked = np.unique(confidences)
-    gains = np.array([(heavy - light)[confidences == one].sum() for one in ranked])
-    counts = np.array([(confidences == one).sum() for one in ranked])
-    shares = np.concatenate([[0], np.cumsum(counts)]) / len(confidences)
-    gained = np.concatenate([[0], np.cumsum(gains)]) / len(confidences)
-    return float(light.mean()) + np.interp(rates, shares, gained)
+    _, rank = np.unique(confidences, return_inverse=True)
+    shares = np.cumsum(np.bincount(rank)) / len(confidences)
+    gained = np.cumsum(np.bincount(rank, heavy - light)) / len(confidences)
+    found: Floats = float(light.mean()) + np.interp(rates, [0, *shares], [0, *gained])
+    return found
 
 
 def deferral_curve(confidences: Floats) -> DeferralCurve:
@@ -93,8 +92,13 @@ def deferral_curve(confidences: Floats) -> DeferralCurve:
 
 
 def area_under_curve(scores: Floats, outcomes: Flags) -> float:
-    """Return the chance that a right image has a higher score than a wrong one; ties count half."""
+    """Return the chance that a right image has a higher score than a wrong one; ties count half.
+
+    It is a half where there are not both.
+    """
     right, wrong = scores[outcomes], np.sort(scores[~outcomes])
+    if not (len(right) and len(wrong)):
+        return 0.5
     below = np.searchsorted(wrong, right, "left") + np.searchsorted(wrong, right, "right")
     return float(below.mean() / (2 * len(wrong)))
 
@@ -102,6 +106,6 @@ def area_under_curve(scores: Floats, outcomes: Flags) -> float:
 def calibration_error(confidences: Floats, outcomes: Flags, bins: int = 10) -> float:
     """Return how far confidences are from the shares that are right, over bins of equal size."""
     order = np.argsort(confidences, kind="stable")
-    parts = np.array_split(order, bins)
+    parts = np.array_split(order, min(bins, len(order)))
     gaps = [abs(float(confidences[part].mean() - outcomes[part].mean())) for part in parts]
     return float(np.average(gaps, weights=[len(part) for part in parts]))

@@ -12,6 +12,8 @@ from diffusers import (
 )
 
 from ray_cluster.models.builtin import builtin_folder, builtin_kinds, weights_folder
+from ray_cluster.models.cascade_curves import load_calibration, load_curves
+from ray_cluster.models.discriminators import load_discriminator
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.training.card import CARD, folder_hashes, write_card
 from ray_cluster.training.evaluate import load_pipeline
@@ -29,7 +31,7 @@ def test_the_card_states_the_hashes_of_the_files(name: str) -> None:
     folder = weights_folder() / name
     assert folder_hashes(folder)
     assert card_hashes(folder) == folder_hashes(folder)
-    if KINDS[name] != "quality meter":
+    if KINDS[name] not in {"quality meter", "discriminator"}:
         text = (folder / CARD).read_text(encoding="utf-8")
         assert "none left out" in text
         assert (folder / "contact-sheet.png").is_file()
@@ -52,6 +54,12 @@ def test_it_loads_plainly_and_makes_a_picture(name: str) -> None:
     match KINDS[name]:
         case "quality meter":
             assert load_classifier(folder)(torch.zeros(1, 3, 64, 64)).shape.shape == (1, 9, 7)
+            return
+        case "discriminator":
+            scores = load_discriminator(folder, torch.device("cpu")).scores
+            assert scores(["a red circle"], torch.zeros(1, 3, 64, 64)).isfinite().all()
+            assert load_calibration(folder).scorer_sha256 == ""
+            assert load_curves(name).quality.lower_is_better is False
             return
         case "ControlNet":
             control = ControlNetModel.from_pretrained(folder)

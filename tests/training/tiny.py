@@ -5,6 +5,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ray_cluster.quality.scenes import STYLES
+from ray_cluster.training.discriminator_recipe import (
+    REAL_OR_GENERATED,
+    DiscriminatorRecipe,
+    PictureSets,
+)
 from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
@@ -58,8 +63,19 @@ def tiny_recipe() -> Recipe:
             codec=replace(codec, latent_channels=16, basis_file="basis16.safetensors"),
             **phases,
         ),
+        pictures=PictureSets(
+            sizes=((64, 64, 1), (96, 64, 1)), light=6, heavy=2, heavy_steps=2, renders=4
+        ),
+        discriminator=tiny_discriminator(DiscriminatorRecipe()),
+        real_or_generated=tiny_discriminator(REAL_OR_GENERATED),
         classifier=replace(ClassifierRecipe(), channels=8, buckets=big, optimisation=TINY_STEPS),
     )
+
+
+def tiny_discriminator(recipe: DiscriminatorRecipe) -> DiscriminatorRecipe:
+    """A discriminator of a few steps; the sizes are as they are read."""
+    counts = {"calibration_prompts": 6, "calibration_pairs": 1}
+    return replace(recipe, channels=8, width=8, **counts, **TINY)
 
 
 def tiny_phase(recipe: UNetRecipe, name: str) -> DenoiserPhase:
