@@ -22,6 +22,7 @@ from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import check_models
+from ray_cluster.models.single_files import check_is_folder
 
 _POLL_S = 0.3
 _FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
@@ -208,6 +209,7 @@ def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
         if pool.name not in names:
             continue
         try:
+            check_is_folder(pool.model)
             # a folder that is not here may be on another machine, if there is one
             must_be_here = config.ray.address is None and not is_hub_id(pool.model)
             if must_be_here or local_folder(pool.model) is not None:
