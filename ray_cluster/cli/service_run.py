@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ray_cluster.cli.output import command, stderr, stdout, warn
-from ray_cluster.cli.plans import PlannedModel, PlansInBackground
+from ray_cluster.cli.plans import PlannedModel, PlansInBackground, check_gpus
 from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.ray_messages import RayMessages
@@ -117,6 +117,8 @@ def _start(
     screen.show("models", "checking files")
     for pool in pools:
         try:
+            # before anything is downloaded
+            check_gpus(pool)
             check_files(resolve_folder(pool.model))
         except RayClusterError as error:
             service.leave_out(pool.name, str(error), screen.show)

@@ -105,7 +105,12 @@ def build_agent(
             prompt_tokenizers=tokenizers,
         ),
         make_runner=partial(
-            build_runner, model, pool, clock=clock, costs=StepCosts(step_cost), sink=states.writer
+            build_runner,
+            model,
+            pool,
+            clock=clock,
+            costs=StepCosts(step_cost, clock),
+            sink=states.writer,
         ),
         delivery=Delivery(coder, BlobStore(storage.results)),
         states=states,
