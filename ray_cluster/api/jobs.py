@@ -150,10 +150,12 @@ class JobsEndpoint:
     ) -> JobList:
         """List jobs, the newest first; `after` is the `last_id` of the page before."""
         _check_query(request)
-        query = JobQuery(client_of(request), state, limit + 1, after)
-        # behind what is no job's id there is nothing
-        is_empty = after is not None and _JOB_ID.fullmatch(after) is None
-        views = [] if is_empty else await self._client.jobs(query)
+        if after is not None and _JOB_ID.fullmatch(after) is None:
+            raise _not_found(after, "after")
+        client = client_of(request)
+        views = await self._client.jobs(JobQuery(client, state, limit + 1, after))
+        if not views and after is not None and await self._client.job(client, after) is None:
+            raise _not_found(after, "after")
         data = [self._reply(view, request) for view in views[:limit]]
         return JobList(
             data=data,
@@ -202,8 +204,9 @@ def _found(view: JobView | None, job_id: str) -> JobView:
     return view
 
 
-def _not_found(job_id: str) -> ApiError:
+def _not_found(job_id: str, param: str = "id") -> ApiError:
     return not_found(
         f"There is no job {job_id[:100]!r}; GET /v1/jobs lists yours. Old ones are forgotten.",
         "job_not_found",
+        param,
     )

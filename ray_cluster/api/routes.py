@@ -223,7 +223,7 @@ def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
         "List your jobs",
         tags=["jobs"],
         response_model=JobList,
-        responses=_errors(400, 401, 503),
+        responses=_errors(400, 401, 404, 503),
     )
     _add(
         router,

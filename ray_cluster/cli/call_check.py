@@ -86,7 +86,7 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
     raise InvalidRequest(
         f"The parameter 'model' is {model!r}; the configuration serves {', '.join(served)}, and "
         f"built-in are {', '.join(BUILTIN_MODELS)}. Give one of these, a folder, or a hub id of "
-        "the form owner/name.",
+        "the form owner/name; or with --config the configuration of the service that has it.",
         "model",
     )
 

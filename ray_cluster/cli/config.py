@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ray_cluster.models.builtin import builtin_folder
 
 if TYPE_CHECKING:
     from ray_cluster.config.loading import ClusterConfig
@@ -48,7 +51,7 @@ def config(
     """
     import yaml
 
-    from ray_cluster.cli.output import plain_errors
+    from ray_cluster.cli.output import plain_errors, warn
     from ray_cluster.config.loading import load_config
     from ray_cluster.config.reference_docs import reference
     from ray_cluster.engine.folders import check_local_files
@@ -63,9 +66,41 @@ def config(
         check_local_files(found)
         if serve_deploy:
             content = _serve_deploy(found, path, settings_path)
+            for message in _of_this_machine(found, settings_path):
+                warn(message)
         else:
             content = found.model_dump(mode="json")
     typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+
+
+def _of_this_machine(config: ClusterConfig, settings_path: Path | None) -> Iterator[str]:
+    """Yield what a deployment elsewhere would miss: paths and addresses of this machine."""
+    if config.http.is_loopback:
+        yield (
+            f"http.host is {config.http.host}: only a node itself reaches its port; set 0.0.0.0, "
+            "and http.api_keys"
+        )
+    storage = config.storage
+    places = {name: getattr(storage, name) for name in ("jobs", "results", "states", "inputs")}
+    local = {
+        name: place
+        for name, place in places.items()
+        if place.startswith(("/", "sqlite:///", "file:"))
+    }
+    if local and not storage.is_shared:
+        named = ", ".join(f"{name} ({place})" for name, place in local.items())
+        yield (
+            f"paths of one machine in storage: {named}; set postgresql:// for jobs and an object "
+            "store's URL for the others, or mount folders everywhere and set is_shared: true"
+        )
+    for pool in config.pools:
+        if builtin_folder(pool.model) is None and Path(pool.model).expanduser().exists():
+            yield (
+                f"pool {pool.name}: model {pool.model} is a folder of this machine; mount it at an "
+                "absolute path on every node, or give a hub id"
+            )
+    if settings_path is None:
+        yield "the dispatcher watches FILE at its path on this machine; give --settings-path"
 
 
 def _serve_deploy(

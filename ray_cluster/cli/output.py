@@ -100,11 +100,9 @@ def needs_extra(module: str) -> str:
         return f"needs {module}: pip install 'ray-cluster[{extra}]'"
     # a checkout: no package index has it
     near = os.path.relpath(root)
-    target, constraints = f"{near}[{extra}]", os.path.join(near, "constraints.txt")
-    install = (
-        f"pip install -e {shlex.quote(target)} -c {shlex.quote(os.path.normpath(constraints))}"
-    )
-    return f"needs {module}: {command('python')} -m {install}"
+    constraints = os.path.normpath(os.path.join(near, "constraints.txt"))
+    options = f"-e {shlex.quote(f'{near}[{extra}]')} -c {shlex.quote(constraints)}"
+    return f"needs {module}: {command('python')} -m pip install {options}"
 
 
 def command(name: str = "ray-cluster") -> str:

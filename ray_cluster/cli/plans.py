@@ -50,6 +50,7 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
         ConfigError: the model cannot be found, or the pool's sizes do not suit it.
         ModelUnsupported: it is not covered.
     """
+    _quieten()
     from ray_cluster.engine.loading import inspect_model
 
     with _one_hierarchy(pool):
@@ -88,6 +89,7 @@ def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
         ConfigError, ModelUnsupported: see :func:`profile_of`.
         MemoryRefused: there is no room for it.
     """
+    _quieten()
     from ray_cluster.engine.loading import inspect_model, plan_model
     from ray_cluster.engine.warmup import prepare_threads
 
@@ -99,6 +101,13 @@ def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
         model = inspect_model(pool)
         memory = plan_model(pool, model, card) if is_known and number_format is not None else None
     return PlannedModel(model.profile, memory, number_format, model.sampling_words)
+
+
+def _quieten() -> None:
+    """Keep from the terminal what transformers says of other packages as it is imported."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
 
 
 @contextmanager
@@ -143,6 +152,7 @@ class PlansInBackground:
         plans = PoolPlans()
         try:
             with uncollected():
+                _quieten()
                 from ray_cluster.engine import loading  # noqa: F401
             for pool in self._pools:
                 try:

@@ -217,7 +217,12 @@ class PoolArguments(Section):
     min_px: int | None = Field(
         None, ge=8, description="shortest side of an image; null takes the model's own limit"
     )
-    max_px: int | None = Field(None, ge=8, description="longest side, likewise")
+    max_px: int | None = Field(
+        None,
+        ge=8,
+        description="longest side; null takes twice the model's own size (`sample_size`), or the "
+        "positions that it has if these are fewer",
+    )
     max_num_inference_steps: int = Field(100, ge=1, description="denoising steps of a call at most")
     memory_gib: float | None = Field(
         None,

@@ -134,10 +134,16 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
     # a UNet takes sides of any number of latent pixels, its pipeline multiples of 8 px
     is_unet = "block_out_channels" in model
     multiple = math.lcm(factor, _UNET_MULTIPLE_PX) if is_unet else factor * patch_size(model)
+    own = _sample_size(model)
     if pool.defaults.size is not None:
         width, height = (int(part) for part in pool.defaults.size.split("x"))
+    elif own is not None:
+        width, height = (factor * side for side in own)
     else:
-        width, height = (factor * side for side in _sample_size(pool, model))
+        raise ConfigError(
+            f"pool {pool.name}: the model's config.json has sample_size null, so it has no size of "
+            "its own; give defaults.size, such as 512x512"
+        )
     positions = model.get("pos_embed_max_size")
     limit = None if positions is None else positions * multiple
     if limit is not None and (pool.max_px or 0) > limit:
@@ -145,7 +151,8 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
             f"pool {pool.name}: max_px is {pool.max_px}, but the model has positions for sides of "
             f"at most {limit} px; lower max_px"
         )
-    largest = 2 * max(width, height)
+    # what a model was trained for bounds what it can make; a default may lie above that
+    largest = 2 * max(width, height) if own is None else max(2 * factor * max(own), width, height)
     found = ModelSizes(
         multiple_px=multiple,
         min_px=pool.min_px or multiple,
@@ -179,16 +186,13 @@ def patch_size(transformer: Mapping[str, Any]) -> int:
     return int(transformer["patch_size"]) if "sample_size" in transformer else _FLUX_PATCH
 
 
-def _sample_size(pool: PoolConfig, model: Mapping[str, Any]) -> tuple[int, int]:
-    """Return width and height of a model's usual images in latent pixels."""
+def _sample_size(model: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return width and height of a model's usual images in latent pixels; None if it has none."""
     sample = model.get("sample_size", _FLUX_SAMPLE_SIZE)
     if sample is None and model.get("addition_embed_type") == "text_time":
         sample = _SDXL_SAMPLE_SIZE
     if sample is None:
-        raise ConfigError(
-            f"pool {pool.name}: the model's config.json has sample_size null, so it has no size of "
-            "its own; give defaults.size, such as 512x512"
-        )
+        return None
     rows, columns = (sample, sample) if isinstance(sample, int) else sample
     return columns, rows
 

@@ -250,6 +250,11 @@ async def test_pages(calls: httpx.AsyncClient, replica: Replica) -> None:
     assert rest["has_more"] is False
     none = (await calls.get("/v1/jobs", params={"state": "failed"})).json()
     assert (none["data"], none["first_id"], none["last_id"]) == ([], None, None)
+    last = (await calls.get("/v1/jobs", params={"after": ids[0]})).json()
+    assert (last["data"], last["has_more"]) == ([], False)
+    for unknown in ("unknown", ids[0][:-1] + ("0" if ids[0][-1] != "0" else "1")):
+        missing = await calls.get("/v1/jobs", params={"after": unknown})
+        check_error(missing, 404, code="job_not_found", param="after")
     for wrong in ({"limit": 0}, {"limit": 101}, {"state": "happy"}, {"status": "failed"}):
         check_error(await calls.get("/v1/jobs", params=wrong), 400, param=next(iter(wrong)))
     for limit, said in (("abc", "a whole number"), ("101", "at most 100"), ("", "a whole")):

@@ -33,6 +33,11 @@ def test_like_repeats_an_image_bit_for_bit(cli: Cli, tiny_config: Path, tmp_path
     assert repeated.exit_code == 0, repeated.output
     assert first.read_bytes() == again.read_bytes()
     assert opened(first).size == (96, 64)
+    # the model has its name in that configuration only
+    elsewhere = cli("generate", "--like", first, "-o", tmp_path / "elsewhere.png")
+    assert elsewhere.exit_code == 1
+    assert "'model' is 'tiny'" in elsewhere.stderr
+    assert "with --config the configuration of the service that has it" in elsewhere.stderr
 
 
 def test_options_override_the_recipe(cli: Cli, tiny_config: Path, tmp_path: Path) -> None:

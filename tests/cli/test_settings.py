@@ -259,8 +259,11 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     content = {"http": {"api_keys": ["very-secret"]}, "storage": storage, "pools": [A, B]}
     path.write_text(yaml.safe_dump(content))
     command = ("config", path, "--serve-deploy", "--settings-path", "/etc/my.yaml")
-    before = cli(*command).output
-    assert "very-secret" not in before
+    result = cli(*command)
+    before = result.stdout
+    assert "very-secret" not in result.output
+    for said in ("http.host is 127.0.0.1", "jobs (sqlite:////jobs.db), results (/results), "):
+        assert said in " ".join(result.stderr.split())
     applications = yaml.safe_load(before)["applications"]
     assert [one["name"] for one in applications] == ["front", "a", "b"]
     assert applications[0]["args"]["front"]["settings"] == "/etc/my.yaml"
@@ -268,8 +271,12 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     content["http"]["api_keys"] = ["another"]
     content["limits"] = {"max_queued_images": 7}
     path.write_text(yaml.safe_dump(content))
-    assert cli(*command).output == before
+    assert cli(*command).stdout == before
     assert cli("config", "--serve-deploy").exit_code == 1
+    content["http"]["host"] = "0.0.0.0"
+    content["storage"]["is_shared"] = True
+    path.write_text(yaml.safe_dump(content))
+    assert cli(*command).stderr == ""
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])

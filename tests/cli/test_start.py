@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import ray_cluster
+from ray_cluster.cli.output import needs_extra
 from tests.cli.conftest import Cli
 
 COMMANDS = [(), ("serve",), ("generate",), ("jobs",), ("models",), ("doctor",)]
@@ -42,3 +45,17 @@ def test_version_is_printed(cli: Cli, command: str) -> None:
     result = cli(command)
     assert result.exit_code == 0
     assert result.output.startswith("ray-cluster ")
+
+
+def test_a_missing_extra_is_said_with_a_command_that_installs_it_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = Path(ray_cluster.__file__).parents[1]
+    monkeypatch.chdir(root)
+    assert needs_extra("matplotlib").startswith("needs matplotlib: ")
+    assert needs_extra("matplotlib").endswith("-m pip install -e '.[plots]' -c constraints.txt")
+    monkeypatch.chdir(root / "docs")
+    assert needs_extra("sklearn").endswith("-e '..[baselines]' -c ../constraints.txt")
+    # installed, not a checkout
+    monkeypatch.setattr(ray_cluster, "__file__", str(tmp_path / "ray_cluster" / "__init__.py"))
+    assert needs_extra("cv2") == "needs cv2: pip install 'ray-cluster[training]'"

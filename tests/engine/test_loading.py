@@ -14,6 +14,7 @@ from ray_cluster.config.pools import DefaultsConfig, PoolConfig
 from ray_cluster.engine.loading import inspect_model, load_model
 from ray_cluster.engine.unet.config import check_unet_config
 from ray_cluster.errors import ConfigError, ModelUnsupported
+from ray_cluster.models.local import model_sizes, vae_scale_factor
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.harness import pixel_difference, pool, request, run_alone
@@ -144,6 +145,32 @@ def test_sizes_that_do_not_suit_the_model_are_refused(zoo: Zoo, changes: dict[st
     with pytest.raises(ConfigError, match="multiples of 8") as error:
         load_model(pool(zoo.folder("sd"), **changes))
     assert "change defaults.size, min_px or max_px" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sample_size", "size", "max_px"),
+    [
+        (16, None, 128),
+        # a default is no bound of what the model can make, but is allowed
+        (16, "32x32", 128),
+        (16, "256x64", 256),
+        ([8, 24], None, 192),
+        # of no size of its own
+        (None, "96x64", 192),
+    ],
+)
+def test_the_largest_side_follows_from_the_models_own_size(
+    zoo: Zoo, sample_size: Any, size: str | None, max_px: int
+) -> None:
+    folder = zoo.folder("sd")
+    unet, vae = (
+        json.loads((folder / part / "config.json").read_text()) for part in ("unet", "vae")
+    )
+    unet["sample_size"] = sample_size
+    given = pool(folder, max_px=None, defaults={"size": size})
+    # of image pixels for a latent one
+    assert vae_scale_factor(vae) == 4
+    assert model_sizes(given, unet, vae).max_px == max_px
 
 
 def test_the_profile_says_what_the_model_takes(zoo: Zoo) -> None:
