@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, float]] = {
     "dispatcher": ("benchmarks.dispatcher.section", 150.0),
     "service": ("benchmarks.serving.service", 160.0),
     "load": ("benchmarks.serving.load", 350.0),
+    "cascade": ("benchmarks.serving.cascade", 700.0),
 }
 
 

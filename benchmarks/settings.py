@@ -35,6 +35,8 @@ class Settings:
         dispatcher_image_s: seconds of an image in the rows at the pace of real images.
         load_clients: concurrent clients of the load section, half of them with jobs.
         load_s, load_sample_s: how long, and how often memory is read.
+        cascade_prompts: of the cascade section, each made three ways.
+        cascade_load_s: seconds of each row under load.
     """
 
     sizes_px: tuple[int, ...] = (64, 96, 128)
@@ -57,6 +59,8 @@ class Settings:
     load_clients: int = 64
     load_s: float = 300.0
     load_sample_s: float = 10.0
+    cascade_prompts: int = 300
+    cascade_load_s: float = 40.0
 
 
 def quick_settings() -> Settings:
@@ -81,4 +85,6 @@ def quick_settings() -> Settings:
         dispatcher_image_s=0.2,
         load_s=20.0,
         load_sample_s=2.0,
+        cascade_prompts=12,
+        cascade_load_s=4.0,
     )

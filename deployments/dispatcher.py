@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from ray.util import get_node_ip_address
-from ray_cluster.models.cascade_curves import load_curves
 
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.cascades import CascadeConfig
@@ -38,6 +37,7 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.policies.cascade import DeferralCurve

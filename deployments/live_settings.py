@@ -139,7 +139,7 @@ class LiveSettings:
         listed = {one.name for one in settings.pools}
         listed |= {one.name for one in settings.discriminators}
         found += [
-            f"{_title(one)} runs, but is not in the settings"
+            f"{_kind_of(one)} {name} runs, but is not in the settings"
             for name, one in self._workers().items()
             if name not in listed
         ]
@@ -211,9 +211,8 @@ class LiveSettings:
         return found
 
 
-def _title(running: PoolArguments | DiscriminatorArguments) -> str:
-    kind = "pool" if isinstance(running, PoolArguments) else "discriminator"
-    return f"{kind} {running.name}"
+def _kind_of(running: PoolArguments | DiscriminatorArguments) -> str:
+    return "pool" if isinstance(running, PoolArguments) else "discriminator"
 
 
 def _write_change(file: SettingsFile, text: str) -> None:

@@ -14,6 +14,8 @@ from ray_cluster.policies.types import RequestView, StepCost
 MAX_SURPRISE = 4.0
 # observations that the correction averages
 RESIDUAL_WINDOW = 16
+# silence after which what was observed before counts half
+HALF_LIFE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,39 @@ def observe(residual: CostResidual, *, predicted_s: float, observed_s: float) ->
     return CostResidual(
         log_factor=residual.log_factor + weight * (seen - residual.log_factor),
         num_observed=residual.num_observed + 1,
+    )
+
+
+def share_after(silent_s: float, *, half_life_s: float = HALF_LIFE_S) -> float:
+    """Return the weight that observations keep after a time without any.
+
+    Args:
+        half_life_s: of a slow process; at least ``HALF_LIFE_S`` count.
+    """
+    return float(0.5 ** (max(0.0, silent_s) / max(HALF_LIFE_S, half_life_s)))
+
+
+def faded(residual: CostResidual, silent_s: float, *, step_s: float) -> CostResidual:
+    """Return what a residual still says after a time without an observation.
+
+    Args:
+        silent_s: seconds since the last one.
+        step_s: seconds that it took.
+    """
+    share = share_after(silent_s, half_life_s=RESIDUAL_WINDOW * step_s)
+    num_observed = int(share * min(residual.num_observed, RESIDUAL_WINDOW))
+    return CostResidual(share * residual.log_factor, num_observed)
+
+
+def lesser_cost(cost: StepCost, other: StepCost) -> StepCost:
+    """Return a cost with the smaller one of each term in seconds."""
+    return replace(
+        cost,
+        fixed_s=min(cost.fixed_s, other.fixed_s),
+        per_megapixel_s=min(cost.per_megapixel_s, other.per_megapixel_s),
+        decode_per_megapixel_s=min(cost.decode_per_megapixel_s, other.decode_per_megapixel_s),
+        per_squared_megapixel_s=min(cost.per_squared_megapixel_s, other.per_squared_megapixel_s),
+        per_further_size_s=min(cost.per_further_size_s, other.per_further_size_s),
     )
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ray_cluster.policies.fluid import QueueEnds, ends_s
+from ray_cluster.policies.fluid import PoolView, QueueEnds, ends_s
 from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.load import Amounts, Floats, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
@@ -57,7 +57,7 @@ def outlook_of(group: Sequence[RequestView], queue: QueueView) -> Outlook:
         return _simulated_outlook(group, view, queue)
     slacks_s = np.array([one.deadline_s - now_s for one in group])
     counts = np.array([has_deadline(one) for one in group])
-    safety = queue.safety_factor(group[0].model, is_simulated=False)
+    safety = queue.safety_factor(group[0].model, now_s, is_simulated=False)
     own_s = safety * ends_of_group_s(group, queue)[counts] - slacks_s[counts]
     lates_s = np.concatenate([own_s, _made_late_s(group, queue, safety)])
     return Outlook(float(lates_s.max()), is_simulated=False)
@@ -67,7 +67,7 @@ def _simulated_outlook(
     group: Sequence[RequestView], view: ForecastView, queue: QueueView
 ) -> Outlook:
     """The outlook of a cell that can be simulated; later arrivals can be refused, so none count."""
-    safety = _simulated_safety_factor(group[0].model, queue)
+    safety = _simulated_safety_factor(group, queue)
     present = replace(view, later=())
     lateness = _GroupLateness(group, present, safety)
     late_s = lateness.late_s(present)
@@ -136,52 +136,65 @@ def _made_late_s(group: Sequence[RequestView], queue: QueueView, safety: float) 
 def ends_of_group_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
     """Seconds until each of the group is done, [N], with all of them at the last one's place."""
     last = max(group, key=queue_key)
-    return _ends_behind_s(group, last, amounts_of(queue.ahead_of(last)), queue)
+    return _ends_behind_s(group, last, amounts_of(queue.ahead_of(last)), queue.pool(last.model))
 
 
 def least_slo_s(group: Sequence[RequestView], queue: QueueView) -> float | None:
-    """Return the seconds that even an idle service needs for a group, if that is too late for it.
+    """Return the seconds that even an idle service needs for a group, if it is never in time.
 
-    Predicted and multiplied by the safety factor as for the group now. So an idle service that can
-    be simulated accepts the group if and only if it has this long.
+    What was observed beside other load says nothing of an idle service. So it is late for certain
+    only by the lowest costs known of its replicas, without time outside of steps, and without a
+    safety factor above 1. The seconds are those that make sure of it: with what is observed of
+    stages and the safety factor, and still by the lowest costs.
 
     Returns:
-        None if everybody with a deadline would be in time then.
+        None if everybody with a deadline might be in time.
     """
-    ends_s = _ends_alone_s(group, queue)
+    now_s, model = group[0].arrival_s, group[0].model
+    view = queue.forecast_view(group, now_s)
+    if view is None:
+        pool = queue.best_pool(model)
+        last = max(group, key=queue_key)
+        least_s = _ends_behind_s(group, last, np.zeros_like(amounts_of(load_of(last))), pool)
+        safety = queue.safety_factor(model, now_s, is_simulated=False)
+        sure_s, least_s = safety * least_s, min(1.0, safety) * least_s
+    else:
+        idle = _idle_at_best(view, group)
+        least = min(1.0, queue.safety_factor(model, now_s, is_simulated=True))
+        least_s = least * _simulated_ends_s(group, replace(idle, encode_s=0.0, rest_s=0.0))
+        sure_s = _simulated_safety_factor(group, queue) * _simulated_ends_s(group, idle)
     slacks_s = np.array([one.deadline_s - one.arrival_s for one in group])
     counts = np.array([has_deadline(one) for one in group])
-    is_late = (ends_s > slacks_s) & counts
-    return float(ends_s[counts].max()) if is_late.any() else None
+    is_late = (least_s > slacks_s) & counts
+    return float(sure_s[counts].max()) if is_late.any() else None
 
 
-def _ends_alone_s(group: Sequence[RequestView], queue: QueueView) -> Floats:
-    """Seconds to the end of each of a group on an idle service, times the safety factor, [N]."""
-    model = group[0].model
-    view = queue.forecast_view(group, group[0].arrival_s)
-    if view is None:
-        last = max(group, key=queue_key)
-        ends_s = _ends_behind_s(group, last, np.zeros_like(amounts_of(load_of(last))), queue)
-        return queue.safety_factor(model, is_simulated=False) * ends_s
-    idle = replace(
+def _idle_at_best(view: ForecastView, group: Sequence[RequestView]) -> ForecastView:
+    """The same replicas with nothing but the group to do, and as fast as is known of each."""
+    return replace(
         view,
-        replicas=[replace(one, reported_s=0.0, held=(), leased=()) for one in view.replicas],
+        replicas=[
+            replace(one, cost=one.best_cost or one.cost, reported_s=0.0, held=(), leased=())
+            for one in view.replicas
+        ],
         queue=sorted(group, key=queue_key),
         later=(),
     )
-    end_by_id = forecast_s(idle)
-    ends_s = np.array([end_by_id[one.request_id] for one in group])
-    return _simulated_safety_factor(model, queue) * ends_s
 
 
-def _simulated_safety_factor(model: str, queue: QueueView) -> float:
-    return max(LEAST_SAFETY_FACTOR, queue.safety_factor(model, is_simulated=True))
+def _simulated_ends_s(group: Sequence[RequestView], view: ForecastView) -> Floats:
+    end_by_id = forecast_s(view)
+    return np.array([end_by_id[one.request_id] for one in group])
+
+
+def _simulated_safety_factor(group: Sequence[RequestView], queue: QueueView) -> float:
+    seen = queue.safety_factor(group[0].model, group[0].arrival_s, is_simulated=True)
+    return max(LEAST_SAFETY_FACTOR, seen)
 
 
 def _ends_behind_s(
-    group: Sequence[RequestView], last: RequestView, ahead: Amounts, queue: QueueView
+    group: Sequence[RequestView], last: RequestView, ahead: Amounts, pool: PoolView | None
 ) -> Floats:
-    pool = queue.pool(last.model)
     if pool is None:
         raise ValueError(f"there is no replica of {last.model} to predict from")
     own = np.array([amounts_of(load_of(one)) for one in group]).T

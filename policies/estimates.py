@@ -7,10 +7,11 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ray_cluster.policies.cost_model import share_after
 from ray_cluster.policies.types import RequestView
 
 # completions that count for the errors
-ERROR_WINDOW = 256
+ERROR_WINDOW = 64
 # share of the requests that should be done by when they were promised
 PROMISE_QUANTILE = 0.5
 # assumed before anything was observed, with the weight of so many completions
@@ -49,6 +50,24 @@ def observe_end(error: PredictionError, *, predicted_s: float, took_s: float) ->
         del ordered[bisect_left(ordered, error.ratios[0])]
     insort(ordered, ratio)
     return PredictionError((*error.ratios[is_full:], ratio), tuple(ordered))
+
+
+def faded_error(error: PredictionError, silent_s: float, *, took_s: float) -> PredictionError:
+    """Return what an error still says after a time without a completion.
+
+    The older completions count no more, and where few are left, the prior has its weight again. So
+    a busy spell is forgotten even if all that comes after it is refused.
+
+    Args:
+        silent_s: seconds since the last completion.
+        took_s: seconds that it took; slow images are waited for.
+    """
+    num_left = math.ceil(len(error.ratios) * share_after(silent_s, half_life_s=took_s))
+    if num_left >= len(error.ratios):
+        return error
+    prior = (PRIOR_RATIO,) * max(0, _PRIOR_COUNT - num_left)
+    ratios = (*prior, *error.ratios[len(error.ratios) - num_left :])
+    return PredictionError(ratios, tuple(sorted(ratios)))
 
 
 @dataclass(frozen=True, slots=True)

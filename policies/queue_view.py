@@ -54,6 +54,9 @@ class QueueView(Protocol):
     def pool(self, model: str) -> PoolView | None:
         """The model's live replicas, or the last that there was; None if there never was one."""
 
+    def best_pool(self, model: str) -> PoolView | None:
+        """The same, each replica live and as fast as the fastest is or was at its start."""
+
     def num_free(self, model: str) -> int:
         """Free slots of the model's live replicas."""
 
@@ -63,7 +66,7 @@ class QueueView(Protocol):
     def ahead_of(self, request: RequestView) -> Load:
         """Load in progress of the request's model, and waiting before it, without itself."""
 
-    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
+    def safety_factor(self, model: str, now_s: float, *, is_simulated: bool) -> float:
         """Factor for a predicted latency so that it probably holds, by how it is predicted."""
 
     def behind(self, request: RequestView) -> WaitingLoads:

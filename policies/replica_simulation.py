@@ -41,6 +41,7 @@ class ForecastReplica:
         held: requests that it had then, with their progress.
         leased: requests that it was leased since.
         residents: ids of what is resident there, or is being fetched.
+        best_cost: the lowest known of it; None if that is the present one.
     """
 
     cost: StepCost
@@ -50,6 +51,7 @@ class ForecastReplica:
     held: Sequence[RequestView] = ()
     leased: Sequence[Leased] = ()
     residents: frozenset[str] = frozenset()
+    best_cost: StepCost | None = None
 
     @property
     def requests(self) -> tuple[RequestView, ...]:

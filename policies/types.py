@@ -209,7 +209,8 @@ class Offer:
     Attributes:
         accepted: whether all of them are queued now.
         predicted_s: seconds until the last of them is predicted to be done. With ``too_late``
-            and an infinite ``retry_after_s``: the seconds that even an idle service needs.
+            and an infinite ``retry_after_s``: the seconds that even an idle service needs, as
+            :func:`ray_cluster.policies.deadlines.least_slo_s` has it.
         retry_after_s: seconds after which the same offer is predicted to be accepted; 0 when
             nothing is known of that (the HTTP layer waits at least a second), infinity when it
             never will be.

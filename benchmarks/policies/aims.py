@@ -89,6 +89,12 @@ def _elsewhere(
     return tuple(sorted(found, key=lambda one: one[1].value, reverse=highest_first))
 
 
+def _is_variant(results: Results, head: str, name: str) -> bool:
+    """Whether an experiment is another one with something changed, but its models."""
+    models = [results[one]["experiment"].get("light_profile") for one in (head, name)]
+    return name.startswith(f"{head}-") and models[0] == models[1]
+
+
 def _judge(
     aim: Callable[..., Aim], text: str, wanted: float, found: Mean, unit: str = "points"
 ) -> Aim:
@@ -257,6 +263,6 @@ def _control_loops(results: Results) -> Iterator[Headline]:
     )
     for kind, group, aim, text, level, figure, unit in wanted:
         if kind in results:
-            variants = [name for name in results if name.startswith(f"{kind}-")]
+            variants = [name for name in results if _is_variant(results, kind, name)]
             others = _elsewhere(results, variants, figure, highest_first=aim is at_most)
             yield Headline(group, _judge(aim, text, level, figure(results[kind]), unit), others)

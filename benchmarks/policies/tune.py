@@ -22,6 +22,7 @@ import numpy as np
 from ray_cluster.policies.baselines.sp_knapsack import Clocking
 from ray_cluster.policies.baselines.sp_static import Discipline
 from ray_cluster.policies.sp_types import ROUNDING_S, DegreeMenu
+from ray_cluster.simulator.cascade import CascadeExperiment
 from ray_cluster.simulator.control_experiment import ControlExperiment, TunedSettings, run_policy
 from ray_cluster.simulator.experiment import load_choices
 from ray_cluster.simulator.experiments import read_experiment
@@ -104,10 +105,11 @@ def rank(
     def mean(figure: str) -> float:
         return float(np.mean([row.figures[figure] for row in rows]))
 
-    if experiment.kind == "cascade":
-        violations = mean("violations")
+    if isinstance(experiment, CascadeExperiment):
+        violations, files = mean("violations"), experiment.files
         is_late = violations > MOST_VIOLATIONS
-        return is_late, violations if is_late else mean("fid")
+        sign = 1 if files.curves.quality.lower_is_better else -1
+        return is_late, violations if is_late else sign * mean(files.quality.key)
     attainment = mean("attainment")
     is_low = attainment < LEAST_ATTAINMENT
     return is_low, -attainment if is_low else mean("gpu_hours")

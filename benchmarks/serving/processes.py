@@ -16,6 +16,7 @@ OWN = "benchmark (not of the service)"
 # what a process is called in tables, by a part of its command line; the first that is found
 _ROLES = (
     ("BaseModel", "model replica"),
+    ("Discriminator", "discriminator"),
     ("ServeReplica:baseline", "model replica"),
     ("Dispatcher", "dispatcher"),
     ("Gateway", "gateway"),

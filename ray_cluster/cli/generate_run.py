@@ -30,6 +30,8 @@ _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "sampler": str,
     "seed": int,
 }
+# what says how the image came about, and nothing that is needed to make it again
+_NOTES = {"cascade"}
 
 
 class Files(NamedTuple):
@@ -108,6 +110,8 @@ def _recipe(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path}: {error.message}", "image", error.code) from error
     values = {}
     for name, text in recipe.items():
+        if name in _NOTES:
+            continue
         if name not in _VALUE_BY_NAME:
             raise unusable(f"there is no parameter {name!r} in this version")
         try:

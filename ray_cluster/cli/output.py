@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import ray_cluster
 from ray_cluster.errors import InvalidRequest, RayClusterError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -93,8 +94,17 @@ def plain_errors() -> Iterator[None]:
 
 
 def needs_extra(module: str) -> str:
-    """Say which extra of ray-cluster brings a module."""
-    return f"needs {module}: pip install 'ray-cluster[{EXTRA_BY_MODULE[module]}]'"
+    """Say which extra of ray-cluster brings a module, and how to install it here."""
+    root, extra = Path(ray_cluster.__file__).parents[1], EXTRA_BY_MODULE[module]
+    if not (root / "pyproject.toml").is_file():
+        return f"needs {module}: pip install 'ray-cluster[{extra}]'"
+    # a checkout: no package index has it
+    near = os.path.relpath(root)
+    target, constraints = f"{near}[{extra}]", os.path.join(near, "constraints.txt")
+    install = (
+        f"pip install -e {shlex.quote(target)} -c {shlex.quote(os.path.normpath(constraints))}"
+    )
+    return f"needs {module}: {command('python')} -m {install}"
 
 
 def command(name: str = "ray-cluster") -> str:

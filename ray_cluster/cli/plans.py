@@ -56,6 +56,26 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
         return inspect_model(pool).profile
 
 
+def check_gpus(pool: PoolConfig) -> None:
+    """Refuse a pool whose replicas need more GPUs than this machine has.
+
+    Raises:
+        ConfigError: it says how many there are.
+    """
+    if pool.num_gpus == 0:
+        return
+    import torch
+
+    # no CUDA context is made for it
+    count = torch.cuda.device_count()
+    if pool.num_gpus > count:
+        raise ConfigError(
+            f"a replica needs {pool.num_gpus:g} GPU(s), and torch {torch.__version__} finds "
+            f"{count} on this machine: set device: cpu and num_gpus: 0, or serve it where there is "
+            "one; 'doctor' says why a GPU is not found"
+        )
+
+
 def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
     """Check a pool's model and plan its memory, as its replicas will.
 

@@ -70,11 +70,12 @@ class RunningCell:
         return {name: (free.get(name, 0.0), total.get(name, 0.0)) for name in ("CPU", "GPU")}
 
     def message_of(self, application: str) -> str:
-        """Return what Serve says of an application, or else of its deployments."""
+        """Return what Serve says of an application and of its deployments."""
         found = _applications().get(application)
         if found is None:
             return ""
-        return str(found.message) or " ".join(one.message for one in found.deployments.values())
+        messages = [found.message, *(one.message for one in found.deployments.values())]
+        return "\n".join(str(one) for one in messages if one)
 
 
 def _applications() -> dict[str, Any]:

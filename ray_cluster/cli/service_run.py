@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ray_cluster.cli.output import command, stderr, stdout, warn
-from ray_cluster.cli.plans import PlannedModel, PlansInBackground
+from ray_cluster.cli.plans import PlannedModel, PlansInBackground, check_gpus
 from ray_cluster.cli.ports import check_ports
 from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.ray_messages import RayMessages
@@ -65,7 +65,7 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
             planned = _start(service, screen, signals)
             screen.stop()
             for name, reason in service.left_out.items():
-                warn(not_served(name, reason))
+                warn(not_served(service.config.title(name), reason))
             if not quiet:
                 print_report(
                     stdout(),
@@ -101,10 +101,10 @@ def _closing(
         stopping.stop()
 
 
-def not_served(pool: str, reason: str) -> str:
-    """Say that the service runs without a pool, why, and what to do."""
+def not_served(worker: str, reason: str) -> str:
+    """Say that the service runs without a pool or a discriminator, why, and what to do."""
     return (
-        f"pool {pool} is NOT SERVED: {reason}. Mend that, then run '{command()} settings apply "
+        f"{worker} is NOT SERVED: {reason}. Mend that, then run '{command()} settings apply "
         "FILE' with this configuration"
     )
 
@@ -117,6 +117,8 @@ def _start(
     screen.show("models", "checking files")
     for pool in pools:
         try:
+            # before anything is downloaded
+            check_gpus(pool)
             check_files(resolve_folder(pool.model))
         except RayClusterError as error:
             service.leave_out(pool.name, str(error), screen.show)
@@ -136,6 +138,8 @@ def _start(
     found = plans.result()
     for name, refused in found.refused.items():
         service.leave_out(name, str(refused), screen.show)
+    if config.ray.address is None:
+        _check_discriminators(service, screen)
     screen.show("models", "can be loaded", is_done=True)
     service.deploy()
     service.wait_running(screen.show)
@@ -143,6 +147,17 @@ def _start(
     _wait_ready(config)
     screen.show("API", "ready", is_done=True)
     return found.planned
+
+
+def _check_discriminators(service: RayService, screen: StateScreen) -> None:
+    # not above: the plans have imported the model libraries by now
+    from ray_cluster.engine.scorers.loading import check_scorer
+
+    for one in service.config.discriminators:
+        try:
+            check_scorer(one.model, calibration=one.calibration)
+        except RayClusterError as error:
+            service.leave_out(one.name, str(error), screen.show)
 
 
 def _wait_ready(config: ClusterConfig) -> None:

@@ -66,13 +66,17 @@ def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The whole configuration, as YAML.")],
     address: _Address = None,
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds within which every process must apply it.")
+        float,
+        typer.Option(
+            min=1.0, help="Seconds within which every process must apply it and every pool run."
+        ),
     ] = 600.0,
 ) -> None:
     """Apply a configuration file to a running service, without replacing a process.
 
     New pools are added; removed ones are taken down once their images are made. What needs a
-    redeploy is an error, and nothing is changed. Exits with 1 unless all processes applied it.
+    redeploy is an error, and nothing is changed. Exits with 1 unless all processes applied it and
+    all pools of FILE run.
 
     [bold]Examples[/bold]
 

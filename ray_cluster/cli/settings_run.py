@@ -13,14 +13,16 @@ import yaml
 from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
+from ray_cluster.config.cascades import DiscriminatorConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, SCORER, WORKER
 from ray_cluster.deployments.live_settings import SettingsReport
-from ray_cluster.engine.folders import local_folder
+from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import check_models
+from ray_cluster.models.single_files import check_is_folder
 
 _POLL_S = 0.3
 _FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
@@ -167,7 +169,7 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
 
     Raises:
         ConfigError: the file is wrong, needs a redeploy, or cannot be written to its place.
-        NotApplied: a process does not apply it in time, or a new pool does not start.
+        NotApplied: a process does not apply it in time, or a pool of the file does not run.
     """
     deadline_s = time.monotonic() + timeout_s
     report, applications = cell.report(), cell.state_by_application()
@@ -181,6 +183,7 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
             f"nothing was changed; this needs a redeploy: {', '.join(changes.refused)}"
         )
     _check_added(config, changes.added)
+    standing = [one.name for one in config.workers if one.name not in changes.added]
     notes = list(not_changed(cell, report, config))
     version = cell.write(content.decode())
     show("settings", f"version {version} is in force")
@@ -188,7 +191,7 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
         note(text)
     if changes.added:
         cell.add(config, changes.added)
-        _wait_running(cell, config, changes.added, deadline_s, show)
+        _wait_added(cell, config, changes.added, deadline_s, show)
     for text in capped(_wait_applied(cell, version, deadline_s, show)):
         note(text)
     if changes.removed:
@@ -197,60 +200,105 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
             changes.removed,
             lambda name, state: show(f"pool {name}", state, is_done=state == "stopped"),
         )
+    _wait_standing(cell, config, standing, deadline_s, show)
 
 
 def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
     """Refuse new pools whose models cannot be loaded, as far as they are on this machine."""
-    for name in names:
-        pool = config.pool(name)
+    for pool in config.pools:
+        if pool.name not in names:
+            continue
         try:
-            if local_folder(pool.model) is not None:
+            check_is_folder(pool.model)
+            # a folder that is not here may be on another machine, if there is one
+            must_be_here = config.ray.address is None and not is_hub_id(pool.model)
+            if must_be_here or local_folder(pool.model) is not None:
                 profile_of(pool)
         except RayClusterError as error:
-            raise ConfigError(f"nothing was changed; pool {name}: {error}") from error
+            raise ConfigError(f"nothing was changed; pool {pool.name}: {error}") from error
+
+
+def _wait_added(
+    cell: Cell, config: ClusterConfig, names: Collection[str], deadline_s: float, show: Show
+) -> None:
+    """Wait until new pools run; one that fails is taken down again."""
+    failed = _wait_running(cell, config, names, deadline_s, show)
+    if failed:
+        # for the next time that the file is applied
+        cell.remove(failed, lambda name, state: show(f"pool {name}", state))
+        raise NotApplied(
+            f"a new pool does not start: {_reasons(failed)}; mend that and apply the file again; "
+            f"{_undo(failed)}"
+        )
+
+
+def _wait_standing(
+    cell: Cell, config: ClusterConfig, names: Collection[str], deadline_s: float, show: Show
+) -> None:
+    """Wait likewise for pools of the file that were there before, such as at an earlier try."""
+    states = cell.state_by_application()
+    behind = [name for name in names if states.get(name) != "RUNNING"]
+    failed = _wait_running(cell, config, behind, deadline_s, show)
+    if failed:
+        raise NotApplied(
+            f"the settings are in force, but not every pool runs: {_reasons(failed)}; mend that, "
+            f"or {_undo(failed)}"
+        )
 
 
 def _wait_running(
     cell: Cell, config: ClusterConfig, names: Collection[str], deadline_s: float, show: Show
-) -> None:
+) -> Mapping[str, str]:
+    """Wait until pools run, and say what they lack; return the reasons of those that failed."""
+    workers = {one.name: one for one in config.workers}
     while True:
         states = cell.state_by_application()
         found = {name: states.get(name, "NOT_STARTED") for name in names}
-        for name, state in found.items():
-            show(f"pool {name}", state.lower(), is_done=state == "RUNNING")
         failed = {
             name: short_reason(cell.message_of(name)) for name in names if found[name] in _FAILED
         }
-        if failed:
-            # for the next time that the file is applied
-            cell.remove(failed, lambda name, state: show(f"pool {name}", state))
-            reasons = ", ".join(f"{name}: {reason}" for name, reason in failed.items())
-            raise NotApplied(
-                f"a new pool does not start: {reasons}; mend that and apply the file again; "
-                f"{_undo(failed)}"
-            )
+        for name, state in found.items():
+            is_waiting = state != "RUNNING" and name not in failed
+            lacking = _lacking(cell, workers[name]) if is_waiting else ""
+            words = f"{state.lower()}; {lacking}" if lacking else state.lower()
+            show(f"pool {name}", words, is_done=state == "RUNNING")
         waiting = [name for name, state in found.items() if state != "RUNNING"]
-        if not waiting:
-            return
-        needs = "; ".join(_need(cell, config.pool(name)) for name in waiting)
+        if failed or not waiting:
+            return failed
+        needs = "; ".join(_need(cell, workers[name]) for name in waiting)
         late = f"pool {waiting[0]} does" if len(waiting) == 1 else f"pools {_and(waiting)} do"
         _sleep(deadline_s, f"{late} not run yet ({needs}); {_undo(waiting)}")
 
 
-def _need(cell: Cell, pool: PoolConfig) -> str:
-    """Say what a replica of a pool lacks, or else what Serve says of it."""
-    message = " ".join(cell.message_of(pool.name).split())
+def _reasons(failed: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {reason}" for name, reason in failed.items())
+
+
+def _need(cell: Cell, worker: PoolConfig | DiscriminatorConfig) -> str:
+    """Say what a replica lacks, or else what Serve says of it."""
+    return (
+        _lacking(cell, worker)
+        or _message(cell, worker.name)
+        or f"the replicas of {worker.name} are starting"
+    )
+
+
+def _message(cell: Cell, name: str) -> str:
+    return " ".join(cell.message_of(name).split())
+
+
+def _lacking(cell: Cell, worker: PoolConfig | DiscriminatorConfig) -> str:
+    """Say what a replica lacks; empty if it may be starting."""
+    message = _message(cell, worker.name)
     resources = cell.resources()
     lacking = []
-    for name, number in (("CPU", pool.num_cpus), ("GPU", pool.num_gpus)):
+    for name, number in (("CPU", worker.num_cpus), ("GPU", worker.num_gpus)):
         free, total = resources.get(name, (0.0, 0.0))
         # one that is scheduled has taken its part of what is free
         if number > (free if _NOT_SCHEDULED in message else total):
             noun = name if number == 1 else f"{name}s"
             lacking.append(f"needs {number:g} {noun}, {free:g} of {total:g} are free")
-    if lacking:
-        return f"a replica of {pool.name} {' and '.join(lacking)}"
-    return message or f"the replicas of {pool.name} are starting"
+    return f"a replica of {worker.name} {' and '.join(lacking)}" if lacking else ""
 
 
 def _undo(names: Collection[str]) -> str:

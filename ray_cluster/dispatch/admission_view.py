@@ -51,6 +51,9 @@ class AdmissionView:
     def pool(self, model: str) -> PoolView | None:
         return self._replicas.pool(model)
 
+    def best_pool(self, model: str) -> PoolView | None:
+        return self._replicas.best_pool(model)
+
     def num_free(self, model: str) -> int:
         return self._replicas.num_free(model)
 
@@ -65,8 +68,8 @@ class AdmissionView:
             return ahead
         return ahead.minus(load_of(record.view))
 
-    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
-        return self._ledger.stats.safety_factor(model, is_simulated=is_simulated)
+    def safety_factor(self, model: str, now_s: float, *, is_simulated: bool) -> float:
+        return self._ledger.stats.safety_factor(model, now_s, is_simulated=is_simulated)
 
     def forecast_view(self, group: Sequence[RequestView], now_s: float) -> ForecastView | None:
         model = group[0].model
@@ -138,4 +141,5 @@ def _forecast_replica(replica: ReplicaRecord, now_s: float, encode_s: float) -> 
         held=held,
         leased=leased,
         residents=replica.view().residents,
+        best_cost=replica.best_cost,
     )

@@ -26,7 +26,6 @@ from ray_cluster.policies.cascade import (
     CascadeEntry,
     ConfidenceWindow,
     DeferralCurve,
-    answers_with_light,
     decide_deferral,
     decide_unscored,
     deferral_rate,
@@ -128,12 +127,15 @@ class Cascades:
         self._queue = queue
         self._curve_of = curve_of
         self._cascades: dict[str, _Cascade] = {}
+        self._offered: list[str] = []
         # that are scored, or that the heavy model makes anew
         self._later: dict[str, RequestRecord] = {}
         self._deferred: list[Deferred] = []
 
     def apply(self, configs: Sequence[CascadeConfig]) -> None:
         """Apply other settings; confidences are kept. Requests keep the stages they began with."""
+        # by a removed one, requests of before are still decided
+        self._offered = [config.name for config in configs]
         for config in configs:
             known = self._cascades.get(config.name)
             if known is not None and _is_same(known.config, config):
@@ -144,8 +146,8 @@ class Cascades:
             self._cascades[config.name] = _Cascade(config, curve, window)
 
     def views(self) -> tuple[CascadeView, ...]:
-        """Return all cascades as they are now."""
-        return tuple(self._view(one) for one in self._cascades.values())
+        """Return the cascades in the settings as they are now."""
+        return tuple(self._view(self._cascades[name]) for name in self._offered)
 
     def _view(self, cascade: _Cascade) -> CascadeView:
         config, plan, window = cascade.config, cascade.plan, cascade.window
@@ -350,7 +352,7 @@ class Cascades:
         pool = self._queue.pool(record.view.model)
         if known is None or pool is None or not cascade.may_answer_light:
             return math.inf
-        if known.plan.reserve_s is None or not answers_with_light(known.plan, 0.0):
+        if known.config.reserve_s is None:
             return math.inf
         rest_s = alone_s(pool.slowest_cost, record.view)
         if record.holder is None:

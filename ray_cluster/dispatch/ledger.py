@@ -327,7 +327,7 @@ class Ledger:
         """Compare the end of the present stage with what was predicted of it."""
         began_s = record.view.arrival_s if record.cascade is None else record.cascade.entered_s
         took_s = now_s - began_s
-        self.stats.note_end(record, result.timing, took_s)
+        self.stats.note_end(record, result.timing, took_s, now_s)
         self.counters.note_ratio(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
 
     def complete(

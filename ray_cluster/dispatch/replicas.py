@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
-from ray_cluster.policies.cost_model import differs
+from ray_cluster.policies.cost_model import differs, lesser_cost
 from ray_cluster.policies.fluid import PoolView, pool_of
 from ray_cluster.policies.load import NO_LOAD, NUM_AMOUNTS, Load
 from ray_cluster.policies.placement import NOTHING, Placement, Residency
@@ -45,6 +46,8 @@ class Replicas:
         # of models without a live replica as it was, for predictions
         self._pools: dict[str, PoolView] = {}
         self._pooled_costs: dict[str, StepCost] = {}
+        # each model's pool, and the best that it can be
+        self._best_pools: dict[str, tuple[PoolView, PoolView]] = {}
         self._changed: set[str] = set()
         self._counted: dict[str, Load] = {}
         self._in_progress: dict[str, Load] = {}
@@ -119,6 +122,7 @@ class Replicas:
         if replica is None:
             return None
         model, last = replica.model, self.pool(replica.model)
+        best = self.best_pool(model)
         del self._by_id[replica_id]
         self._note_peer(replica)
         self._rows[model].remove(replica_id)
@@ -127,8 +131,9 @@ class Replicas:
         self._changed.discard(replica_id)
         replica.changed = set()
         self._pools.pop(model, None)
-        if last is not None and self.pool(model) is None:
+        if last is not None and best is not None and self.pool(model) is None:
             self._pools[model] = _starting(last, replica)
+            self._best_pools[model] = self._pools[model], best
         return replica
 
     def _note_peer(self, replica: ReplicaRecord) -> None:
@@ -149,6 +154,24 @@ class Replicas:
             self._pools[model] = pool_of([one.view() for one in live])
             self._pooled_costs |= {one.replica_id: one.step_cost for one in live}
         return self._pools[model]
+
+    def best_pool(self, model: str) -> PoolView | None:
+        """See :meth:`ray_cluster.policies.queue_view.QueueView.best_pool`."""
+        pool = self.pool(model)
+        if pool is None:
+            return None
+        known, best = self._best_pools.get(model, (None, pool))
+        if known is not pool:
+            best = self._as_fast_as_the_fastest(model, pool)
+            self._best_pools[model] = pool, best
+        return best
+
+    def _as_fast_as_the_fastest(self, model: str, pool: PoolView) -> PoolView:
+        live = [one for one in self if one.model == model]
+        if not live:
+            return replace(pool, starts_in_s=0.0)
+        cost = reduce(lesser_cost, [one.best_cost for one in live])
+        return pool_of([replace(one.view(), step_cost=cost) for one in live])
 
     def in_progress(self, model: str) -> Load:
         """Return the load of what the model's replicas hold."""

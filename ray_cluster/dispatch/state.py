@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_cluster.dispatch.cascade_record import CascadeRecord
-from ray_cluster.policies.cost_model import share_cost
+from ray_cluster.policies.cost_model import lesser_cost, share_cost
 from ray_cluster.policies.load import Load, load_s, total_load
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
@@ -197,6 +197,11 @@ class ReplicaRecord:
         self.residents = frozenset(self.registration.residents)
         self.replica_id = self.registration.replica_id
         self.model = self.registration.lane
+
+    @property
+    def best_cost(self) -> StepCost:
+        """The lowest cost known of it: of its start, before any load, or the present one."""
+        return lesser_cost(self.step_cost, self.registration.step_cost)
 
     @property
     def stale(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ray_cluster.policies.estimates import (
     Arrivals,
     PredictionError,
     StageTimes,
+    faded_error,
     observe_arrivals,
     observe_end,
     observe_stages,
@@ -34,12 +35,16 @@ class PredictionStats:
 
     def __init__(self) -> None:
         self._errors: dict[tuple[str, bool], PredictionError] = {}
+        # when the last of these requests ended, and the seconds that it took
+        self._last_ends: dict[tuple[str, bool], tuple[float, float]] = {}
         self._arrivals: dict[str, Arrivals] = {}
         self._stages: dict[str, StageTimes] = {}
 
-    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
+    def safety_factor(self, model: str, now_s: float, *, is_simulated: bool) -> float:
         """Return the factor for a predicted latency, by the way it is predicted."""
-        return self._error(model, is_simulated).safety_factor
+        error = self._error(model, is_simulated)
+        ended_s, took_s = self._last_ends.get((model, is_simulated), (now_s, 0.0))
+        return faded_error(error, now_s - ended_s, took_s=took_s).safety_factor
 
     def _error(self, model: str, is_simulated: bool) -> PredictionError:
         return self._errors.get((model, is_simulated), PredictionError())
@@ -53,7 +58,7 @@ class PredictionStats:
     def note_accepted(self, view: RequestView) -> None:
         self._arrivals[view.model] = observe_arrivals(self.arrivals(view.model), [view])
 
-    def note_end(self, record: RequestRecord, timing: Timing, took_s: float) -> None:
+    def note_end(self, record: RequestRecord, timing: Timing, took_s: float, now_s: float) -> None:
         """Compare a request's end with its prediction, and observe its stages.
 
         Args:
@@ -66,6 +71,7 @@ class PredictionStats:
         self._errors[model, is_simulated] = observe_end(
             error, predicted_s=record.predicted_s, took_s=took_s
         )
+        self._last_ends[model, is_simulated] = now_s, took_s
         if record.holder is None or record.num_leases > 1 or timing.denoise_s <= 0:
             return
         known_s = timing.queue_s + timing.encode_s + timing.denoise_s

@@ -48,7 +48,7 @@ def build_engine(
         policy: which rows step together; the production policy unless another is compared.
         layout: whether sizes share a model call; by their costs unless another is compared.
     """
-    costs = costs or StepCosts()
+    costs = costs or StepCosts(clock=clock)
     limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
 
     def choose(rows: Sequence[RowView], now_s: float) -> Sequence[str]:

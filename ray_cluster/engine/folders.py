@@ -13,7 +13,7 @@ from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import no_such_model
-from ray_cluster.models.single_files import check_is_folder
+from ray_cluster.models.single_files import check_is_folder, is_single_file
 from ray_cluster.models.weight_files import INDEX, check_files, components, lacks_weights
 
 
@@ -55,16 +55,18 @@ def check_local_files(config: ClusterConfig) -> None:
         ConfigError, ModelUnsupported: see :func:`ray_cluster.models.weight_files.check_files`.
     """
     for pool in config.pools:
-        if (folder := local_folder(pool.model)) is not None:
-            try:
+        try:
+            check_is_folder(pool.model)
+            if (folder := local_folder(pool.model)) is not None:
                 check_files(folder)
-            except RayClusterError as error:
-                raise type(error)(f"pool {pool.name}: {error}") from error
+        except RayClusterError as error:
+            raise type(error)(f"pool {pool.name}: {error}") from error
 
 
 def is_hub_id(model: str) -> bool:
     """Whether a name that is no folder of this machine may be a model's on the hub."""
-    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    is_path = model.startswith((".", "/", "~")) or is_single_file(model)
+    return model.count("/") == 1 and not is_path
 
 
 def _download(model: str) -> Path:

@@ -6,7 +6,9 @@ replica knows.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,12 +25,14 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.streams import StageStream, finish_copies
 from ray_cluster.engine.tickets import LiveTickets, Ticket
+from ray_cluster.engine.warmup import warm_up_requests
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
 
 _IDLE_WAKE_S = 0.5
+_WARM_WAKE_S = 0.01
 
 
 class EngineRunner:
@@ -110,6 +114,18 @@ class EngineRunner:
         """Start the threads."""
         for thread in self._threads:
             thread.start()
+
+    def warm_up(self, timeout_s: float = 120.0) -> None:
+        """Make images that nobody gets, so that each stage's own thread has its handles and plans.
+
+        On a GPU, cuBLAS and cuDNN keep them by thread and stream. Call it once started, from a
+        thread that may wait; those of the images that fail are left to the first real one.
+        """
+        for request in warm_up_requests(self._model):
+            self.submit(request, deadline_s=math.inf)
+        end_s = time.monotonic() + timeout_s
+        while self.num_in_flight and time.monotonic() < end_s:
+            time.sleep(_WARM_WAKE_S)
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Stop the threads at the next boundary; what is in flight is dropped without events."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ray_cluster.policies.cost_learning import StepHistory, clipped_s, observe_step, refitted_cost
 from ray_cluster.policies.cost_model import (
@@ -10,6 +12,7 @@ from ray_cluster.policies.cost_model import (
     StepWork,
     TimedStep,
     corrected,
+    faded,
     observe,
     step_s,
 )
@@ -21,17 +24,31 @@ _UNMEASURED = StepCost(fixed_s=0.01, per_megapixel_s=1.0, source="modelled")
 _EVERY = 4
 # shapes of steps, the latest ones, whose kernels and indices are assumed to exist still
 _KEPT = 256
+# seconds of silence that make a difference: between them, an idle replica's cost stays the same
+_SILENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _LastStep:
+    ended_s: float = 0.0
+    seconds: float = 0.0
 
 
 class StepCosts:
     """Estimates the cost of a step. The step thread observes; any thread may read.
 
     Args:
-        measured: as it was found before the first request.
+        measured: as it was found before the first request. An idle engine's estimate goes back to
+            its level, in minutes: nothing is known by then of other load on the machine.
+        clock: monotonic seconds; without one, no time passes between steps.
     """
 
-    def __init__(self, measured: StepCost = _UNMEASURED) -> None:
+    def __init__(
+        self, measured: StepCost = _UNMEASURED, clock: Callable[[], float] | None = None
+    ) -> None:
         self._measured = self._fitted = measured
+        self._clock = clock
+        self._last = _LastStep()
         self._history = StepHistory()
         self._residual = CostResidual()
         self._num_fitted = 0
@@ -40,7 +57,15 @@ class StepCosts:
     @property
     def current(self) -> StepCost:
         """What a step costs at present."""
-        return corrected(self._fitted, self._residual)
+        return corrected(self._fitted, self._faded())
+
+    def _faded(self, step_s: float = 0.0) -> CostResidual:
+        """Return the residual as it is after the present silence, less the step that ends it."""
+        silent_s = 0.0 if self._clock is None else self._clock() - step_s - self._last.ended_s
+        if silent_s < _SILENCE_S:
+            return self._residual
+        silent_s -= silent_s % _SILENCE_S
+        return faded(self._residual, silent_s, step_s=self._last.seconds)
 
     def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
         """Update the estimate with a step that took so many calls of the model.
@@ -49,8 +74,12 @@ class StepCosts:
         makes its kernels and indices.
         """
         self._residual = observe(
-            self._residual, predicted_s=step_s(self._fitted, work), observed_s=duration_s
+            self._faded(duration_s),
+            predicted_s=step_s(self._fitted, work),
+            observed_s=duration_s,
         )
+        if self._clock is not None:
+            self._last = _LastStep(self._clock(), duration_s)
         if self._is_first(work, num_calls):
             return
         step = TimedStep(work, clipped_s(duration_s, step_s(self.current, work)))

@@ -131,7 +131,7 @@ class StepEngine:
         self._tables = tables
         self._clock = clock
         self._limits = limits
-        self._costs = costs or StepCosts()
+        self._costs = costs or StepCosts(clock=clock)
         self._choose_layout = layout or self._by_cost
         self._sources = sources or StepSources()
         self._rows: dict[str, Held] = {}

@@ -29,9 +29,15 @@ class StageStream:
         return torch.cuda.stream(self._stream)
 
     def synchronize(self) -> None:
-        """Wait until all that is queued is done: before tensors go to another stage."""
+        """Wait until all that is queued is done: before tensors go to another stage.
+
+        The thread sleeps meanwhile. A stream's own wait would spin, on a core that other stages and
+        replicas need.
+        """
         if self._stream is not None:
-            self._stream.synchronize()
+            done = torch.cuda.Event(blocking=True)
+            done.record(self._stream)
+            done.synchronize()
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
         """Keep the memory of tensors of other streams until what is queued here is done."""

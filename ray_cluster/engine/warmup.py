@@ -14,7 +14,7 @@ from ray_cluster.engine.timing import OperationTimer, SizePx
 from ray_cluster.policies.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.process.machine import cpu_model
-from ray_cluster.requests import ModelProfile
+from ray_cluster.requests import ImageRequest, ModelProfile
 
 _REPEATS = 6
 
@@ -60,6 +60,27 @@ def measure_step_cost(
     )
     decode_s = min(timer.decodes_s(size, 1))
     return replace(cost, decode_per_megapixel_s=decode_s / (size[0] * size[1] / 1e6))
+
+
+def warm_up_requests(model: LoadedModel) -> tuple[ImageRequest, ...]:
+    """Return images of the kinds of step that a model makes: guided, and with noise of its own."""
+    profile = model.profile
+    noisy = next((name for name in ("euler_ancestral", "lcm") if name in model.tables.names), None)
+    plain = ImageRequest(
+        request_id="warm-up-plain",
+        model=profile.model,
+        prompt="a circle",
+        width_px=profile.default_width_px,
+        height_px=profile.default_height_px,
+        num_steps=2,
+        guidance_scale=1.0,
+        sampler=noisy or profile.default_sampler,
+        seed=0,
+        embeds_guidance=profile.guidance == "embedded",
+    )
+    if profile.guidance != "rows":
+        return (plain,)
+    return (plain, replace(plain, request_id="warm-up-guided", guidance_scale=2.0))
 
 
 def other_size(profile: ModelProfile) -> SizePx:

@@ -1,4 +1,11 @@
-"""What a cascade is calibrated with: a discriminator's logistic, and its curves over deferral."""
+"""What a cascade is calibrated with: a discriminator's logistic, and curves over deferral.
+
+A file of curves is YAML or JSON::
+
+    source: where the numbers are from
+    deferral: {thresholds: [0, ..., 1], rates: [0, ..., 1]}
+    quality: {name: FID, lower_is_better: true, deferral_rates: [0, ...], scores: [...]}
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,22 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ray_cluster.config.validation_errors import describe
+from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
-from ray_cluster.models.builtin import discriminator_folder
+from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS, discriminator_folder
 from ray_cluster.models.json_files import read_object
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 
 CALIBRATION = "calibration.json"
 DEFERRAL = "deferral.json"
+_SUFFIXES = (".json", ".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,59 +85,120 @@ def save_calibration(calibration: Calibration, folder: Path) -> None:
     _write(folder / CALIBRATION, asdict(calibration))
 
 
-class CascadeCurves(NamedTuple):
-    """What a discriminator's calibration measured of a cascade."""
+@dataclass(frozen=True, slots=True)
+class CascadeCurves:
+    """What was measured of a cascade.
+
+    Attributes:
+        quality_name: of what is measured, such as FID.
+        source: where the numbers are from; empty if nobody says.
+    """
 
     deferral: DeferralCurve
     quality: QualityCurve
+    quality_name: str = "quality"
+    source: str = ""
 
 
-def load_curves(source: str | Path) -> CascadeCurves:
+class DeferralPoints(BaseModel):
+    """Share of the light images below a threshold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    thresholds: tuple[float, ...] = Field(description="rising from 0 to 1")
+    rates: tuple[float, ...] = Field(description="rising from 0 to 1")
+
+    @model_validator(mode="after")
+    def _check(self) -> DeferralPoints:
+        self.curve()
+        return self
+
+    def curve(self) -> DeferralCurve:
+        """As a policy takes it; ValueError if it is none."""
+        return DeferralCurve(self.thresholds, self.rates)
+
+
+class QualityPoints(BaseModel):
+    """Quality of all images at a share that the heavy model makes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        "quality",
+        max_length=40,
+        pattern=r"^[A-Za-z][ -~]*$",
+        description="of what is measured: a letter, then plain letters, digits and signs",
+    )
+    lower_is_better: bool
+    deferral_rates: tuple[float, ...] = Field(description="rising from 0")
+    scores: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> QualityPoints:
+        self.curve()
+        return self
+
+    def curve(self) -> QualityCurve:
+        """As a policy takes it; ValueError if it is none."""
+        return QualityCurve(self.deferral_rates, self.scores, self.lower_is_better)
+
+
+class CurvesFile(BaseModel):
+    """A whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deferral: DeferralPoints
+    quality: QualityPoints
+    source: str = Field("", description="machine, date and commit; page; or formula")
+    about: dict[str, Any] = Field({}, description="what they were measured on, for readers")
+
+
+def load_curves(source: str | Path, folder: Path = Path()) -> CascadeCurves:
     """Return a cascade's curves.
 
     Args:
-        source: a file, a folder with a ``deferral.json``, or a built-in discriminator.
+        source: a file, a folder with a ``deferral.json``, a built-in discriminator, or a published
+            cascade by name.
+        folder: in which a relative path lies.
 
     Raises:
-        ConfigError: the file cannot be read, or is something else.
+        ConfigError: the file cannot be read, or says something that is not allowed; the message
+            names the key, what was given and what is allowed.
     """
-    path = discriminator_folder(str(source)) or Path(source).expanduser()
+    text, published = str(source), _published()
+    path = published.get(text) or discriminator_folder(text) or folder / Path(text).expanduser()
     if path.is_dir():
         path /= DEFERRAL
-    content = read_object(path)
+    if path.suffix not in _SUFFIXES:
+        names = ", ".join((*BUILTIN_DISCRIMINATORS, *sorted(published)))
+        raise ConfigError(
+            f"there are no curves {text!r}: give the path of a {', '.join(_SUFFIXES)} file, of a "
+            f"folder with a {DEFERRAL}, or one of {names}"
+        )
     try:
-        deferral, quality = content["deferral"], content["quality"]
-        is_lower_better = quality["lower_is_better"]
-        if not isinstance(is_lower_better, bool):
-            raise TypeError(f"lower_is_better is {is_lower_better!r}, not true or false")
-        return CascadeCurves(
-            DeferralCurve(_numbers(deferral["thresholds"]), _numbers(deferral["rates"])),
-            QualityCurve(
-                _numbers(quality["deferral_rates"]), _numbers(quality["scores"]), is_lower_better
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        wanted = (
-            "deferral with thresholds and rates, and quality with deferral_rates, scores and "
-            "lower_is_better"
-        )
-        raise _unusable(path, error, wanted) from error
+        read = CurvesFile.model_validate(read_mapping(path, "curves"))
+    except ValidationError as error:
+        raise ConfigError(f"the curves {path}: {describe(error, CurvesFile)}") from None
+    quality = read.quality
+    return CascadeCurves(read.deferral.curve(), quality.curve(), quality.name, read.source)
+
+
+def _published() -> dict[str, Path]:
+    """Return the files of published cascades, by name."""
+    folder = Path(str(resources.files("ray_cluster.models") / "curve_data"))
+    return {path.stem: path for path in folder.glob("*.yaml")}
 
 
 def save_curves(curves: CascadeCurves, path: Path, about: Mapping[str, Any]) -> None:
-    """Write a cascade's curves.
+    """Write a cascade's curves; `load_curves` gives them back.
 
     Args:
         about: what they were measured on, for readers.
     """
-    content = {"deferral": asdict(curves.deferral), "quality": asdict(curves.quality)}
-    _write(path, {"about": dict(about), **content})
-
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r} is no list of numbers")
-    return tuple(float(value) for value in values)
+    quality = {"name": curves.quality_name, **asdict(curves.quality)}
+    content = {"source": curves.source, "about": dict(about)}
+    _write(path, {**content, "deferral": asdict(curves.deferral), "quality": quality})
 
 
 def _unusable(path: Path, error: Exception, wanted: str) -> ConfigError:

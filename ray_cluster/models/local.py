@@ -16,7 +16,7 @@ from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL
-from ray_cluster.models.single_files import check_is_folder
+from ray_cluster.models.single_files import is_single_file
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
@@ -58,14 +58,16 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     """Return what a pool's model can do, as far as its files say.
 
     Returns:
-        None where its files cannot be read: it is not downloaded, or is elsewhere, or is damaged.
+        None where its files cannot be read: it is not downloaded, or is elsewhere, is damaged, or
+        is no folder.
 
     Raises:
         ConfigError: there cannot be a model of that name, or the pool's sizes or its sampler do
             not suit it.
     """
     folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
-    check_is_folder(pool.model)
+    if is_single_file(pool.model):
+        return None
     if "/" not in pool.model and not folder.is_dir():
         raise no_such_model(pool.model)
     is_flow = (folder / "transformer").is_dir()

@@ -114,15 +114,18 @@ class ProfileFile(BaseModel):
         )
 
 
-def load_profile(name_or_path: str | Path) -> LatencyProfile:
+def load_profile(name_or_path: str | Path, folder: Path = Path()) -> LatencyProfile:
     """Load a profile that comes with the package, by its name, or any other from its file.
+
+    Args:
+        folder: in which a relative path lies.
 
     Raises:
         ConfigError: there is none, or it says something that is not allowed; the message names the
             key, what was given and what is allowed.
     """
     text = str(name_or_path)
-    path = _folder() / f"{text}{_SUFFIX}" if text in builtin_profiles() else Path(text)
+    path = _folder() / f"{text}{_SUFFIX}" if text in builtin_profiles() else folder / text
     if path.suffix != _SUFFIX:
         raise ConfigError(
             f"there is no profile {text!r}: give the path of a {_SUFFIX} file, or one of "

@@ -17,6 +17,12 @@ _PIPELINE_BY_PART = {
 }
 
 
+def is_single_file(model: str) -> bool:
+    """Whether a pool's model is the name of a checkpoint in one file."""
+    path = Path(model).expanduser()
+    return path.suffix.lower() in _SUFFIXES and not path.is_dir()
+
+
 def check_is_folder(model: str) -> None:
     """Refuse a checkpoint in one file.
 
@@ -26,9 +32,9 @@ def check_is_folder(model: str) -> None:
     Raises:
         ConfigError: it shows the command that makes a folder of it.
     """
-    path = Path(model).expanduser()
-    if path.suffix.lower() not in _SUFFIXES or path.is_dir():
+    if not is_single_file(model):
         return
+    path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf":
         raise ConfigError(
             f"model {model!r} is a GGUF file: quantised weights are not covered; give a folder in "

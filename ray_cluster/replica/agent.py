@@ -110,9 +110,15 @@ class ReplicaAgent:
         self._states.start()
         self._runner.start()
         self._loops = [
-            asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
+            asyncio.create_task(self._poll_forever(), name="the polling task"),
             asyncio.create_task(self._leases.report_forever(), name="the reporting task"),
         ]
+
+    async def _poll_forever(self) -> None:
+        if self._runner.device.type == "cuda":
+            # before it registers
+            await asyncio.to_thread(self._runner.warm_up)
+        await self._polls.poll_forever()
 
     def metrics(self) -> Snapshot:
         """Return what it has measured so far."""

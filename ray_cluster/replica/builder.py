@@ -15,7 +15,11 @@ from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.engine.warmup import device_name, measure_step_cost, prepare_threads
+from ray_cluster.engine.warmup import (
+    device_name,
+    measure_step_cost,
+    prepare_threads,
+)
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.models.local import model_digest
@@ -105,7 +109,12 @@ def build_agent(
             prompt_tokenizers=tokenizers,
         ),
         make_runner=partial(
-            build_runner, model, pool, clock=clock, costs=StepCosts(step_cost), sink=states.writer
+            build_runner,
+            model,
+            pool,
+            clock=clock,
+            costs=StepCosts(step_cost, clock),
+            sink=states.writer,
         ),
         delivery=Delivery(coder, BlobStore(storage.results)),
         states=states,

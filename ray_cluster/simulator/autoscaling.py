@@ -170,20 +170,7 @@ class AutoscalingExperiment(ControlExperiment):
         ),
         ControlPolicy("clairvoyant", {"utilisation": 0.9, "surge_quantile": 0.95}, _clairvoyant),
     )
-    COLUMNS = (
-        _ATTAINMENT,
-        Column("worst", "worst service, %", 100, 2),
-        _HOURS,
-        Column("num_plan_changes", "changes", 1, 1),
-        Column("num_starts", "starts", 1, 1),
-    )
-    WORDS = (
-        "What is dropped or late is not on time. A GPU counts as long as it is held, loading or "
-        "serving. Changes are rounds that start or stop replicas, starts the replicas that they "
-        "add."
-    )
     TRADE_OFF: ClassVar[tuple[str, str]] = ("cost", "requests on time against GPU-hours")
-    AXES = (_HOURS, _ATTAINMENT)
     BARS = "how many GPUs serve, load or are broken"
     STREAM = 9
 
@@ -212,7 +199,33 @@ class AutoscalingExperiment(ControlExperiment):
                 check_day(one.low_per_s, one.high_per_s, self.duration_s)
             except ValueError as error:
                 raise ValueError(f"the workload {one.service}: {error}") from None
+        self.check_rounds()
         return self
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Figures of every run."""
+        return (
+            _ATTAINMENT,
+            Column("worst", "worst service, %", 100, 2),
+            _HOURS,
+            Column("num_plan_changes", "changes", 1, 1),
+            Column("num_starts", "starts", 1, 1),
+        )
+
+    @property
+    def words(self) -> str:
+        """What they mean."""
+        return (
+            "What is dropped or late is not on time. A GPU counts as long as it is held, loading "
+            "or serving. Changes are rounds that start or stop replicas, starts the replicas that "
+            "they add."
+        )
+
+    @property
+    def axes(self) -> tuple[Column, Column]:
+        """What the plot of all policies shows."""
+        return _HOURS, _ATTAINMENT
 
     @property
     def span_s(self) -> float:

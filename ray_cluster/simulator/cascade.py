@@ -1,38 +1,33 @@
 """Experiment files of the kind ``cascade``: a light model before a heavy one, over a day.
 
-DiffServe's setting (section 4.1): SD-Turbo and SD1.5 on 16 A100, a day of 4 to 32 requests per
-second in 350 s, deadlines of 5 s. Dropped and late requests are violations.
+Without further keys DiffServe's setting (section 4.1): SD-Turbo and SD1.5 on 16 A100, a day of 4 to
+32 requests per second in 350 s, deadlines of 5 s. Dropped and late requests are violations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from ray_cluster.models.profiles import load_profile
-from ray_cluster.policies.baselines.fixed_cascades import (
-    FixedPlanner,
-    all_heavy,
-    all_light,
-    for_the_peak,
-)
-from ray_cluster.policies.baselines.random_scaling import RandomScalingPlanner
-from ray_cluster.policies.baselines.threshold_maximising import ThresholdPlanner
-from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
+from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.latency import LatencyProfile
 from ray_cluster.policies.plan import Plan, PoolPlan
-from ray_cluster.policies.planner import AllocationPlanner, Planner
-from ray_cluster.simulator.arrivals import daily_rate, draw_arrivals
+from ray_cluster.policies.planner import Planner
+from ray_cluster.simulator.arrivals import Floats, daily_rate, draw_arrivals
 from ray_cluster.simulator.batch_tables import image_options
+from ray_cluster.simulator.cascade_files import CascadeFiles, Replay, read_files
+from ray_cluster.simulator.cascade_policies import CASCADE_POLICIES
 from ray_cluster.simulator.control_course import Course
 from ray_cluster.simulator.control_experiment import (
     Column,
     ControlExperiment,
-    ControlPolicy,
     ControlRun,
     GapCv,
     LoadSeconds,
@@ -41,105 +36,36 @@ from ray_cluster.simulator.control_experiment import (
     Seconds,
     check_day,
 )
+from ray_cluster.simulator.experiment import IN_TRACE
 from ray_cluster.simulator.reports import Line
 from ray_cluster.simulator.requests import SimulatedRequest
 
 SERVICE = "images"
-DEVICE = "A100"
 _MOST_BINS = 100_000
-# published with cascade 1: FID at a light share of 0, 0.1, ... 1
-_FID_BY_LIGHT_TENTHS = (
-    *(18.55, 17.85, 17.33, 16.98, 16.79, 16.95),
-    *(17.26, 17.95, 18.86, 20.17, 22.77),
-)
-CASCADE_FID = QualityCurve(tuple(n / 10 for n in range(11)), _FID_BY_LIGHT_TENTHS[::-1])
-# published points of the same cascade, and those at which optimal allocations are published
-CASCADE_DEFERRAL = DeferralCurve(
-    (0.0, 0.05, 0.1, 0.15, 0.2, 0.215, 0.26, 0.3, 0.485, 0.5, 1.0),
-    (0.0, 0.36, 0.449, 0.514, 0.582, 0.602, 0.722, 0.788, 0.964, 0.993, 1.0),
-)
-_SMOOTHED = {"smoothing": 0.5, "demand_factor": 1.05}
 _VIOLATIONS = Column("violations", "violations, %", 100, 2)
-_FID = Column("fid", "FID", 1, 2)
-
-
-def _cap(pool: PoolSpec, max_batch: float) -> int:
-    """A batch that is in the pool's table."""
-    return min(int(max_batch), max(one.batch for one in pool.options))
-
-
-def _all_light(fleet: Fleet, e: CascadeExperiment, *, max_batch: float) -> FixedPlanner:
-    return all_light(fleet, e.num_gpus, max_batch=_cap(fleet.pools[0], max_batch))
-
-
-def _all_heavy(fleet: Fleet, e: CascadeExperiment, *, max_batch: float) -> FixedPlanner:
-    return all_heavy(fleet, e.num_gpus, max_batch=_cap(fleet.pools[1], max_batch))
-
-
-def _static(fleet: Fleet, e: CascadeExperiment, *, peak_factor: float) -> FixedPlanner:
-    return for_the_peak(fleet, e.num_gpus, peak_per_s=peak_factor * e.high_per_s)
-
-
-def _static_threshold(
-    fleet: Fleet, _: CascadeExperiment, *, threshold: float, **smoothed: float
-) -> ThresholdPlanner:
-    return ThresholdPlanner(fleet, **smoothed, fixed_threshold=threshold)  # type: ignore[arg-type]
+_COURSE = (
+    Column("deferral", "deferred, %", 100, 1),
+    Column("kept", "kept, %", 100, 2),
+    Column("num_plan_changes", "changes", 1, 1),
+)
+# what else rows have, beside the quality
+_TAKEN = (*(one.key for one in (_VIOLATIONS, *_COURSE)), "num_requests", "policy", "settings")
+# drawn instead of replayed
+_OF_DAYS = ("low_per_s", "high_per_s", "duration_s", "cvs")
 
 
 class CascadeExperiment(ControlExperiment):
     """What is simulated.
 
     Its figures are `violations` (share of the requests that were dropped or late), `deferral` (time
-    mean of the heavy model's share of the answers), `fid` (of the table at that mean; for random
-    routing, on the line between its ends), `fid_over_time` (mean of the table's values at every
-    bin's share), `kept` (share of the answers that are light for want of time) and
-    `num_plan_changes` (rounds that started or stopped replicas).
+    mean of the heavy model's share of the answers), the quality by its name, such as `fid` (of the
+    curve at that mean; for random routing, on the line between its ends), the same over time (mean
+    of the curve's values at every bin's share), `kept` (share of the answers that are light for
+    want of time) and `num_plan_changes` (rounds that started or stopped replicas).
     """
 
-    POLICIES = (
-        ControlPolicy(
-            "allocation",
-            {"demand_quantile": 0.6, "utilisation": 0.95},
-            lambda fleet, _, **s: AllocationPlanner(fleet, **s),
-        ),
-        ControlPolicy("all-light", {"max_batch": 4.0}, _all_light),
-        ControlPolicy("all-heavy", {"max_batch": 1.0}, _all_heavy),
-        ControlPolicy("proteus", _SMOOTHED, lambda fleet, _, **s: RandomScalingPlanner(fleet, **s)),
-        ControlPolicy("static", {"peak_factor": 1.05}, _static),
-        ControlPolicy("static-threshold", {**_SMOOTHED, "threshold": 0.05}, _static_threshold),
-        ControlPolicy("diffserve", _SMOOTHED, lambda fleet, _, **s: ThresholdPlanner(fleet, **s)),
-        ControlPolicy(
-            "aimd",
-            {**_SMOOTHED, "smoothing": 0.2},
-            lambda fleet, _, **s: ThresholdPlanner(fleet, **s, adapts_batches=True),
-        ),
-        ControlPolicy(
-            "queue-2",
-            _SMOOTHED,
-            lambda fleet, _, **s: ThresholdPlanner(fleet, **s, wait_by_execution=2.0),
-        ),
-        ControlPolicy(
-            "queue-1",
-            _SMOOTHED,
-            lambda fleet, _, **s: ThresholdPlanner(fleet, **s, wait_by_execution=1.0),
-        ),
-    )
-    COLUMNS = (
-        _VIOLATIONS,
-        _FID,
-        Column("fid_over_time", "FID over time", 1, 2),
-        Column("deferral", "deferred, %", 100, 1),
-        Column("kept", "kept, %", 100, 2),
-        Column("num_plan_changes", "changes", 1, 1),
-    )
-    WORDS = (
-        "Dropped and late requests are violations. FID is the published table's at the mean "
-        "deferral, FID over time the mean of its values at the deferrals of every bin. Kept are "
-        "light answers that should have been deferred; changes are rounds that start or stop "
-        "replicas."
-    )
+    POLICIES = CASCADE_POLICIES
     TRADE_OFF: ClassVar[tuple[str, str]] = ("quality", "quality against violations")
-    AXES = (_VIOLATIONS, _FID)
     BARS = "how many GPUs have which model"
     STREAM = 3
 
@@ -162,6 +88,10 @@ class CascadeExperiment(ControlExperiment):
     )
     light_profile: str = "sd-turbo-a100"
     heavy_profile: str = "sd15-a100"
+    curves: str = Field(
+        "diffserve-1", min_length=1, description="deferral and quality, by their name or file"
+    )
+    trace: str | None = Field(None, min_length=1, description="beside the file: replayed instead")
     bin_s: float = Field(5.0, ge=0.1, le=86400, description="of the time means")
     confidence_power: float = Field(
         1.0,
@@ -173,18 +103,94 @@ class CascadeExperiment(ControlExperiment):
 
     @model_validator(mode="after")
     def _check_requests(self) -> CascadeExperiment:
+        if self.trace is not None:
+            self._refuse(_OF_DAYS, IN_TRACE)
+            return self
         check_day(self.low_per_s, self.high_per_s, self.duration_s)
-        if self.duration_s > _MOST_BINS * self.bin_s:
-            raise ValueError(
-                f"bin_s: given {self.bin_s:g}; allowed: at least duration_s over {_MOST_BINS:,}, "
-                f"{self.duration_s / _MOST_BINS:g}"
-            )
+        self._check_length()
         return self
+
+    def _check_length(self) -> None:
+        if self.arrivals_span_s > _MOST_BINS * self.bin_s:
+            raise ValueError(
+                f"bin_s: given {self.bin_s:g}; allowed: at least the seconds of arrivals over "
+                f"{_MOST_BINS:,}, {self.arrivals_span_s / _MOST_BINS:g}"
+            )
+        self.check_rounds()
+
+    def located(self, folder: Path) -> Self:
+        """Return the experiment of a file in the folder; reads a trace, to know how long it is.
+
+        Raises:
+            ConfigError: a file can't be read.
+            ValueError: the trace is too long.
+        """
+        located = super().located(folder)
+        located.__dict__.pop("files", None)
+        if located.trace is not None:
+            located._check_length()
+        return located
+
+    @cached_property
+    def files(self) -> CascadeFiles:
+        """What it names, read once; errors as of :func:`read_files`."""
+        return read_files(
+            self._folder,
+            light=self.light_profile,
+            heavy=self.heavy_profile,
+            curves=self.curves,
+            trace=self.trace,
+        )
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Figures of every run."""
+        one = self.files.quality
+        over_time = replace(one, key=f"{one.key}_over_time", title=f"{one.title} over time")
+        return (_VIOLATIONS, one, over_time, *_COURSE)
+
+    @property
+    def words(self) -> str:
+        """What they mean."""
+        name, better = self.files.quality.title, self.files.better
+        return (
+            f"Dropped and late requests are violations. {name} ({better} is better) is that of "
+            f"the curves {self.curves} at the mean deferral, {name} over time the mean of their "
+            "values at the deferrals of every bin. Kept are light answers that should have been "
+            "deferred; changes are rounds that start or stop replicas."
+        )
+
+    @property
+    def axes(self) -> tuple[Column, Column]:
+        """What the plot of all policies shows."""
+        return _VIOLATIONS, self.files.quality_axis
+
+    @property
+    def arrivals_span_s(self) -> float:
+        """Seconds from the beginning until the last arrival."""
+        return self.duration_s if self.trace is None else self._replay.duration_s
+
+    @property
+    def peak_per_s(self) -> float:
+        """The highest rate: by day, or in the busiest 24th of a trace."""
+        return self.high_per_s if self.trace is None else self._replay.peak_per_s(self.bin_s)
+
+    @property
+    def mean_per_s(self) -> float:
+        """The rate over all arrivals."""
+        if self.trace is None:
+            return (self.low_per_s + self.high_per_s) / 2
+        return self._replay.mean_per_s(self.bin_s)
+
+    @property
+    def _replay(self) -> Replay:
+        assert self.files.replay is not None, "there is no trace"
+        return self.files.replay
 
     @property
     def span_s(self) -> float:
         """Seconds from the first request until all deadlines have passed."""
-        return self.duration_s + 2 * self.slo_s
+        return self.arrivals_span_s + 2 * self.slo_s
 
     @property
     def bin_width_s(self) -> float:
@@ -194,21 +200,27 @@ class CascadeExperiment(ControlExperiment):
     @property
     def profiles(self) -> tuple[LatencyProfile, LatencyProfile]:
         """Of the light model and of the heavy one."""
-        return load_profile(self.light_profile), load_profile(self.heavy_profile)
+        return self.files.light, self.files.heavy
 
     @property
     def gpus_by_type(self) -> dict[str, int]:
         """All are of one type."""
-        return {DEVICE: self.num_gpus}
+        return {self.files.device: self.num_gpus}
 
     def fleet(self) -> Fleet:
         """Pools and the service, from the profiles.
 
         Raises:
-            ConfigError: a profile can't be read.
+            ConfigError: a file can't be read.
             ValueError: it lacks what a cascade needs, or the deadline is too short for one.
         """
         light, heavy = self.profiles
+        curves, quality = self.files.curves, self.files.quality
+        if quality.key in _TAKEN:
+            raise ValueError(
+                f"curves: given {quality.title!r} as the quality's name; allowed: any that does "
+                f"not read like one of {', '.join(_TAKEN)}"
+            )
         pools = (self._pool("light", light), self._pool("heavy", heavy))
         discriminate = light.of("discriminate")
         if not discriminate or light.model == heavy.model:
@@ -224,28 +236,28 @@ class CascadeExperiment(ControlExperiment):
             )
         cascade = CascadeSpec(
             heavy.model,
-            CASCADE_FID,
-            CASCADE_DEFERRAL,
+            curves.quality,
+            curves.deferral,
             discriminate[0].seconds,
             self.num_scorers,
         )
         service = ServiceSpec(SERVICE, light.model, self.slo_s, cascade)
-        return Fleet((DeviceSpec(DEVICE, price=0),), pools, (service,))
+        return Fleet((DeviceSpec(self.files.device, price=0),), pools, (service,))
 
     def _pool(self, name: str, profile: LatencyProfile) -> PoolSpec:
         try:
             options = image_options(profile, self.batching_gain)
         except ValueError as error:
             raise ValueError(f"{name}_profile: {error}") from None
-        return PoolSpec(name, profile.model, DEVICE, options, load_s=self.load_s)
+        return PoolSpec(name, profile.model, profile.device, options, load_s=self.load_s)
 
     def requests(self, seed: int) -> list[SimulatedRequest]:
         """The requests of a seed."""
         instants, confidences, coins = (np.random.default_rng([seed, n]) for n in range(3))
-        curve = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
-        arrivals = draw_arrivals(curve, instants, cv=self.cvs[seed % len(self.cvs)])
+        arrivals = self._arrivals(seed, instants)
         uniform = confidences.random(len(arrivals))
-        real = np.interp(uniform, CASCADE_DEFERRAL.rates, CASCADE_DEFERRAL.thresholds)
+        curve = self.files.curves.deferral
+        real = np.interp(uniform, curve.rates, curve.thresholds)
         real = real**self.confidence_power
         flips = coins.random(len(arrivals))
         return [
@@ -255,17 +267,29 @@ class CascadeExperiment(ControlExperiment):
             )
         ]
 
+    def _arrivals(self, seed: int, rng: np.random.Generator) -> Floats:
+        if self.trace is not None:
+            return self._replay.instants_s
+        curve = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
+        return draw_arrivals(curve, rng, cv=self.cvs[seed % len(self.cvs)])
+
     def initial(self, planner: Planner[Any]) -> Plan:
         """Replicas for the peak by the published sums, or those of a plan that never changes."""
         if isinstance(planner, FixedPlanner):
             return planner.fixed
+        light, heavy = self.fleet().pools
         num_light = max(1, round(self.num_gpus / 8))
         return Plan(
             (
-                PoolPlan("light", num_light, max_batch=16),
-                PoolPlan("heavy", self.num_gpus - num_light, max_batch=4),
+                PoolPlan("light", num_light, max_batch=self._first_batch(light, 16)),
+                PoolPlan("heavy", self.num_gpus - num_light, max_batch=self._first_batch(heavy, 4)),
             )
         )
+
+    def _first_batch(self, pool: PoolSpec, most: int) -> int:
+        """The largest batch of the pool's table that is in time, up to the published one."""
+        options = [one for one in pool.options if one.seconds <= self.slo_s]
+        return max(one.batch for one in options if one.batch <= max(most, options[0].batch))
 
     def figures_of(self, run: ControlRun) -> dict[str, float]:
         """See the class."""
@@ -275,14 +299,18 @@ class CascadeExperiment(ControlExperiment):
         deferral = float(shares.mean()) if len(shares) else 0.0
         plan = run.rounds[-1].report.plan
         is_random = any(one.routing == "random" for one in plan.cascades)
-        fid = _random_fid if is_random else CASCADE_FID.score_at
+        scores = [
+            self.files.score(one, is_random=is_random)
+            for one in (deferral, *(shares.tolist() or [0.0]))
+        ]
+        key = self.files.quality.key
         num_kept = sum(one.kept for one in run.outcomes)
         num_on_time = sum(one.on_time for one in run.outcomes)
         return {
             "violations": 1 - num_on_time / max(1, len(run.requests)),
             "deferral": deferral,
-            "fid": fid(deferral),
-            "fid_over_time": float(np.mean([fid(share) for share in shares.tolist() or [0.0]])),
+            key: scores[0],
+            f"{key}_over_time": float(np.mean(scores[1:])),
             "kept": num_kept / max(1, int(course.answered.sum())),
             "num_plan_changes": run.num_plan_changes,
             "num_requests": len(run.requests),
@@ -301,9 +329,3 @@ class CascadeExperiment(ControlExperiment):
             },
             "images waiting": {name: one.waiting for name, one in courses.items()},
         }
-
-
-def _random_fid(heavy_share: float) -> float:
-    """Of images that are not chosen by confidence: on the line between the two models' own."""
-    light, heavy = CASCADE_FID.score_at(0.0), CASCADE_FID.score_at(1.0)
-    return light + heavy_share * (heavy - light)

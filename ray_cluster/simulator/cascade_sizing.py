@@ -37,7 +37,9 @@ class CascadeSizingTask(CascadeExperiment):
     first_seed: int = Field(0, ge=0)
     num_seeds: int = Field(3, ge=1, le=100)
     most_violations: float = Field(0.02, gt=0, lt=1, description="share that may be late")
-    most_fid: float | None = Field(None, gt=0, description="at the mean deferral; none bounds it")
+    worst_quality: float | None = Field(
+        None, allow_inf_nan=False, description="at the mean deferral; none bounds it"
+    )
     most_gpus: int = Field(128, ge=2, le=1024, description="where to stop")
 
     @model_validator(mode="before")
@@ -62,8 +64,7 @@ class CascadeSizingTask(CascadeExperiment):
         """
         light = self.fleet().pools[0]
         image_s = min(one.seconds / one.batch for one in light.options)
-        mean_per_s = (self.low_per_s + self.high_per_s) / 2
-        return 1 + max(1, math.ceil((1 - self.most_violations) * mean_per_s * image_s))
+        return 1 + max(1, math.ceil((1 - self.most_violations) * self.mean_per_s * image_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Tried:
     """
 
     violations: Mean
-    fid: Mean
+    quality: Mean
     at_peak: Mapping[str, int]
 
     def is_in_time(self, task: CascadeSizingTask) -> bool:
@@ -84,7 +85,11 @@ class Tried:
 
     def is_good(self, task: CascadeSizingTask) -> bool:
         """Whether images are good enough."""
-        return task.most_fid is None or self.fid.value <= task.most_fid
+        if task.worst_quality is None:
+            return True
+        if task.files.curves.quality.lower_is_better:
+            return self.quality.value <= task.worst_quality
+        return self.quality.value >= task.worst_quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def size_cascade(
         rows: Sequence[ControlRow] = run(parts, f"{num_gpus} GPUs")
         tried[num_gpus] = Tried(
             mean_of([one.figures["violations"] for one in rows]),
-            mean_of([one.figures["fid"] for one in rows]),
+            mean_of([one.figures[task.files.quality.key] for one in rows]),
             _at_peak(next(one.course for one in rows if one.course is not None)),
         )
         return tried[num_gpus].is_in_time(task) and tried[num_gpus].is_good(task)
@@ -154,15 +159,18 @@ def plan_cascade(content: Mapping[str, Any], path: Path, run: Run) -> Plan:
     """
     task = validated(CascadeSizingTask, content, f"task {path}")
     try:
-        tuned = task.with_gpus(task.most_gpus).tuned(path.parent)
+        task = task.located(path.parent)
+        tuned = task.with_gpus(task.most_gpus).tuned()
     except ValueError as error:
         raise ConfigError(f"the task {path}: {error}") from None
     sizing = size_cascade(task, tuned, run)
     shown = sizing.shown
     at_peak = {} if shown is None else shown.at_peak
     tried = dict(sorted(sizing.tried.items()))
+    quality = task.files.quality
     notes = "; ".join(
-        f"{gpus}: {one.violations.as_points()} % late, FID {one.fid.value:.2f}"
+        f"{gpus}: {one.violations.as_points()} % late, {quality.title} "
+        f"{one.quality.value:.{quality.digits}f}"
         for gpus, one in tried.items()
     )
     figures = {
@@ -173,7 +181,10 @@ def plan_cascade(content: Mapping[str, Any], path: Path, run: Run) -> Plan:
         "at_peak": dict(at_peak),
         "binds": sizing.binds,
         "tried": {
-            str(gpus): {"violations": one.violations.as_figures(), "fid": one.fid.as_figures()}
+            str(gpus): {
+                "violations": one.violations.as_figures(),
+                quality.key: one.quality.as_figures(),
+            }
             for gpus, one in tried.items()
         },
     }
@@ -182,21 +193,25 @@ def plan_cascade(content: Mapping[str, Any], path: Path, run: Run) -> Plan:
         if sizing.gpus is None
         else f"{sizing.gpus} (at least {sizing.least})",
         "" if shown is None else shown.violations.as_points(),
-        "" if shown is None else f"{shown.fid.value:.2f}",
+        "" if shown is None else f"{shown.quality.value:.{quality.digits}f}",
         ", ".join(f"{number} {pool}" for pool, number in at_peak.items()),
         _BINDS[sizing.binds],
     ]
-    columns = ["GPUs", "late, %", "FID", "at the peak", "what binds"]
+    columns = ["GPUs", "late, %", quality.title, "at the peak", "what binds"]
     note = f"GPUs and what they attain (simulated): {notes}"
     return Plan(Table(_title(task), columns, [row]), [note], figures)
 
 
 def _title(task: CascadeSizingTask) -> str:
     wanted = f"at most {task.most_violations:.1%} late"
-    if task.most_fid is not None:
-        wanted += f", FID at most {task.most_fid:g}"
+    if task.worst_quality is not None:
+        bound = "most" if task.files.curves.quality.lower_is_better else "least"
+        wanted += f", {task.files.quality.title} at {bound} {task.worst_quality:g}"
+    rates = f"{task.low_per_s:g} to {task.high_per_s:g}"
+    if task.trace is not None:
+        rates = f"{task.mean_per_s:.3g} on average of {task.trace}"
     kinds = ", ".join(dict.fromkeys(kind for one in task.profiles for kind in one.kinds))
     return (
-        f"{task.name}: {task.low_per_s:g} to {task.high_per_s:g} requests a second within "
-        f"{task.slo_s:g} s, {wanted}, policy {task.policies[0]} (simulated, {kinds} times)"
+        f"{task.name}: {rates} requests a second within {task.slo_s:g} s, {wanted}, policy "
+        f"{task.policies[0]} (simulated, {kinds} times)"
     )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.add_ons import MixName
 from ray_cluster.simulator.cell_policies import cell_policy
-from ray_cluster.simulator.experiment import MOST_REQUESTS, Experiment, PrintedName
+from ray_cluster.simulator.experiment import IN_TRACE, MOST_REQUESTS, Experiment, PrintedName
 
 # with fewer expected a seed may have none at all
 _FEWEST_REQUESTS = 5
@@ -136,7 +136,7 @@ class CellExperiment(Requests, Experiment):
     @model_validator(mode="after")
     def _check_together(self) -> CellExperiment:
         if self.trace is not None:
-            self._refuse(_OF_DRAWN, "a trace says that itself: leave it out, or the trace")
+            self._refuse(_OF_DRAWN, IN_TRACE)
         else:
             self._refuse(_OF_TRACES, "allowed only with a trace")
             for name in ("sizes", "rates_per_s"):
@@ -170,12 +170,6 @@ class CellExperiment(Requests, Experiment):
                     f"fewest_steps must be at most steps, {steps} of {one.name}; given "
                     f"{self.fewest_steps}"
                 )
-
-    def _refuse(self, names: tuple[str, ...], why: str) -> None:
-        for name in names:
-            if name in self.model_fields_set:
-                given = self.model_dump(mode="json")[name]
-                raise ValueError(f"{name}: given {given!r:.60}; {why}")
 
     @property
     def loads(self) -> tuple[float, ...]:

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr
 
 from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.policies.cluster_state import ClusterState
@@ -115,19 +115,13 @@ class ControlExperiment(Experiment):
 
     Attributes:
         POLICIES: that can be compared.
-        COLUMNS: figures of every run.
-        WORDS: what they mean.
         TRADE_OFF: name and title of the plot of all policies.
-        AXES: the two columns that it shows.
         BARS: what the timeline's bars stand for.
         STREAM: of a seed, the stream of random numbers of the cluster.
     """
 
     POLICIES: ClassVar[tuple[ControlPolicy, ...]]
-    COLUMNS: ClassVar[tuple[Column, ...]]
-    WORDS: ClassVar[str]
     TRADE_OFF: ClassVar[tuple[str, str]]
-    AXES: ClassVar[tuple[Column, Column]]
     BARS: ClassVar[str]
     STREAM: ClassVar[int]
 
@@ -141,16 +135,36 @@ class ControlExperiment(Experiment):
     batching_gain: float = Field(
         1.0, gt=0, le=10, description="factor on what a batch saves against its images one by one"
     )
+    _folder: Path = PrivateAttr(Path())
 
-    @model_validator(mode="after")
-    def _check_rounds(self) -> ControlExperiment:
+    def located(self, folder: Path) -> Self:
+        """Return the experiment of a file in the folder, where the files that it names lie too."""
+        located = self.model_copy()
+        located._folder = folder
+        return located
+
+    def check_rounds(self) -> None:
+        """Refuse too many rounds; ValueError."""
         if self.span_s > _MOST_ROUNDS * self.period_s:
             raise ValueError(
-                f"duration_s {self.duration_s:g}, with its last deadlines, and period_s "
-                f"{self.period_s:g} are more than {_MOST_ROUNDS:,} rounds: shorten the day or plan "
-                "less often"
+                f"{self.span_s:g} s, with the last deadlines, and period_s {self.period_s:g} are "
+                f"more than {_MOST_ROUNDS:,} rounds: shorten the day or plan less often"
             )
-        return self
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """Figures of every run."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What they mean."""
+
+    @property
+    @abstractmethod
+    def axes(self) -> tuple[Column, Column]:
+        """What the plot of all policies shows."""
 
     @property
     @abstractmethod
@@ -219,8 +233,8 @@ class ControlExperiment(Experiment):
         known = ", ".join(one.name for one in self.POLICIES)
         raise ValueError(f"policies: there is no policy {name!r}; there are {known}")
 
-    def tuned(self, folder: Path) -> list[TunedSettings]:
-        """Return the settings of the experiment's policies; its file of choices is in the folder.
+    def tuned(self) -> list[TunedSettings]:
+        """Return the settings of the experiment's policies.
 
         Raises:
             ConfigError: a profile or the file of choices can't be read.
@@ -228,7 +242,7 @@ class ControlExperiment(Experiment):
         """
         read: list[TunedSettings] = []
         if self.choices is not None:
-            read = load_choices(folder / self.choices, TunedSettings, command=COMMAND)
+            read = load_choices(self._folder / self.choices, TunedSettings, command=COMMAND)
         fleet = self.fleet()
         found = []
         for name in self.policies:

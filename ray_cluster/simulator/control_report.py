@@ -27,8 +27,9 @@ BROKEN = "broken"
 
 
 def prepare_control(experiment: ControlExperiment, folder: Path) -> ExperimentTask:
-    """Return an experiment's simulations; errors as of :meth:`ControlExperiment.tuned`."""
-    tuned = experiment.tuned(folder)
+    """Return the simulations of a file in the folder; errors as of ``ControlExperiment.tuned``."""
+    experiment = experiment.located(folder)
+    tuned = experiment.tuned()
     return ExperimentTask(
         experiment.name,
         control_parts(experiment, tuned),
@@ -69,7 +70,7 @@ def report_control(
     )
     return Report(
         name,
-        f"{_preface(experiment, rows)} {experiment.WORDS}",
+        f"{_preface(experiment, rows)} {experiment.words}",
         _tables(experiment, rows, tuned),
         [_trade_off(experiment, rows), over_time],
         timeline,
@@ -102,7 +103,7 @@ def _tables(
         ]
         return Table(title, ["policy", *(column.title for column in columns)], body)
 
-    columns = experiment.COLUMNS
+    columns = experiment.columns
     tables = [table("Means (simulated)", experiment.policies, rows.mean)]
     if others:
         title = f"{first} minus others, paired by seed (simulated)"
@@ -124,7 +125,7 @@ def _cell(column: Column, mean: Mean) -> str:
 
 def _trade_off(experiment: ControlExperiment, rows: Rows) -> Plot:
     """A point for each policy, with the intervals of both figures."""
-    x, y = experiment.AXES
+    x, y = experiment.axes
     lines = {}
     for policy in experiment.policies:
         at, high = (rows.mean(one.key, policy).times(one.factor) for one in (x, y))
@@ -139,7 +140,7 @@ def _figures(
     experiment: ControlExperiment, rows: Rows, tuned: Sequence[TunedSettings]
 ) -> dict[str, Any]:
     """Everything for the JSON file: a sample for every seed, in their order."""
-    keys = [one.key for one in experiment.COLUMNS]
+    keys = [one.key for one in experiment.columns]
     first = experiment.policies[0]
 
     def sampled(policy: str, key: str) -> dict[str, Any]:

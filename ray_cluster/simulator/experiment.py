@@ -28,6 +28,7 @@ PrintedName = Annotated[
     str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")
 ]
 """A name as tables show it: without control characters."""
+IN_TRACE = "a trace says that itself: leave it out, or the trace"
 # a simulation of so many takes some minutes
 MOST_REQUESTS = 2_000_000
 
@@ -68,6 +69,13 @@ class Experiment(BaseModel):
         if repeated:
             raise ValueError(f"each is allowed once; given twice: {', '.join(repeated)}")
         return values
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuse keys that the file has, for a reason; ValueError."""
+        for name in names:
+            if name in self.model_fields_set:
+                given = self.model_dump(mode="json")[name]
+                raise ValueError(f"{name}: given {given!r:.60}; {why}")
 
     @property
     def seeds(self) -> range:

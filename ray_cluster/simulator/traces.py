@@ -1,7 +1,7 @@
 """Workloads in files: one request per line, as CSV with a header or as JSON lines.
 
-Columns are those of :class:`TraceRow`. In CSV an empty cell means the default, and several names
-stand in one cell with ``|`` between them.
+Columns are those of :class:`TraceRow`; who needs instants alone reads :class:`ArrivalRow`. In CSV
+an empty cell means the default, and several names stand in one cell with ``|`` between them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -41,14 +41,21 @@ Names = Annotated[tuple[_Name, ...], BeforeValidator(_split)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class TraceRow(BaseModel):
-    """One request of a trace."""
+class ArrivalRow(BaseModel):
+    """When a request of a trace comes; other columns count nothing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     arrival_s: _Finite = Field(
         ge=0, le=MOST_SPAN_S, description="seconds from the trace's beginning, no date"
     )
+
+
+class TraceRow(ArrivalRow):
+    """One request of a trace."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     model: PrintedName
     width: int = Field(ge=8, le=16384, description="pixels")
     height: int = Field(ge=8, le=16384, description="pixels")
@@ -85,27 +92,40 @@ class TraceRow(BaseModel):
         return cls(**content)
 
 
+_R = TypeVar("_R", bound=ArrivalRow)
+
+
 def read_trace(path: Path) -> list[Arrival]:
     """Read a trace, in the order of arrival.
 
     Raises:
         ConfigError: the file can't be read; the message has the line and what is wrong with it.
     """
+    arrivals = [row.arrival() for row in _read_rows(path, TraceRow)]
+    return sorted(arrivals, key=lambda one: one.arrival_s)
+
+
+def read_instants(path: Path) -> list[float]:
+    """Read the arrivals of a trace, rising; errors as of :func:`read_trace`."""
+    return sorted(row.arrival_s for row in _read_rows(path, ArrivalRow))
+
+
+def _read_rows(path: Path, kind: type[_R]) -> list[_R]:
     is_csv = _is_csv(path)
-    arrivals = []
+    rows = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for line, fields in _csv_rows(file) if is_csv else _json_rows(file):
                 try:
-                    arrivals.append(TraceRow.model_validate(fields).arrival())
+                    rows.append(kind.model_validate(fields))
                 except ValidationError as error:
-                    problem = describe(error, TraceRow)
+                    problem = describe(error, kind)
                     raise ConfigError(f"{path}, line {line}: {problem}") from None
     except (OSError, UnicodeDecodeError, csv.Error, _BadLine) as error:
         raise ConfigError(f"cannot read the trace {path}: {error}") from None
-    if not arrivals:
+    if not rows:
         raise ConfigError(f"the trace {path} has no requests; a line holds one each")
-    return sorted(arrivals, key=lambda one: one.arrival_s)
+    return rows
 
 
 def write_trace(path: Path, arrivals: Iterable[Arrival]) -> None:

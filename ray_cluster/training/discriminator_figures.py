@@ -143,7 +143,10 @@ def calibrate(
     save_calibration(calibration, folder)
     confidences = _confidences(calibration, scores)
     curves = CascadeCurves(
-        deferral_curve(confidences), quality_curve(confidences[trial.is_pair], *trial.pairs)
+        deferral_curve(confidences),
+        quality_curve(confidences[trial.is_pair], *trial.pairs),
+        quality_name="share right",
+        source=f"{LIGHT} before {HEAVY}, {2 * count} prompts of the suite from seed {seed}",
     )
     about = {
         "light": LIGHT,

@@ -180,8 +180,11 @@ def test_planned_clusters_stand_beside_what_is_asked_of_them() -> None:
         "cascade": planned("cascade", violations=0.001, fid=16.9),
         "cascade-noise": planned("cascade-noise", violations=0.06, fid=17.1),
         "cascade-loads": planned("cascade-loads", violations=0.002, fid=17.2),
+        # of other models: no variant
+        "cascade-2": planned("cascade-2", violations=0.5, fid=99.0),
         "autoscaling": planned("autoscaling", attainment=0.99, gpu_hours=-3, num_plan_changes=2),
     }
+    results["cascade-2"]["experiment"]["light_profile"] = "sdxs-a100"
     violations, fid, on_time, hours, changes = headlines(results)
     assert [name for name, _ in violations.others] == ["cascade-noise", "cascade-loads"]
     assert [name for name, _ in fid.others] == ["cascade-loads", "cascade-noise"]

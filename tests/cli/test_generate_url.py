@@ -17,7 +17,7 @@ import pytest
 from ray_cluster.cli.remote_service import RemoteService
 from ray_cluster.config.loading import load_config
 from ray_cluster.imaging.encoder import encode_image
-from ray_cluster.requests import OutputSpec
+from ray_cluster.requests import CascadeUse, OutputSpec
 from tests.cli.conftest import Cli
 from tests.cli.served import PATIENCE_S, Served, subprocess_of
 from tests.fakes import image_request
@@ -59,7 +59,11 @@ def test_every_parameter_reaches_the_service(cli: Cli, served: Served, tmp_path:
 
 
 def test_like_repeats_the_recipe_of_a_png(cli: Cli, served: Served, tmp_path: Path) -> None:
-    recipe = image_request(model="shapes", seed=5, num_steps=4, prompt="grün").recipe()
+    # which cascade it came through is no part of how it is made
+    request = image_request(
+        model="shapes", seed=5, num_steps=4, prompt="grün", cascade=CascadeUse("auto")
+    )
+    recipe = request.recipe()
     png = encode_image(np.zeros((64, 64, 3), np.uint8), OutputSpec(), recipe)
     (tmp_path / "like.png").write_bytes(png)
     arguments = ("--like", tmp_path / "like.png", "--steps", 3, "-o", tmp_path / "a.png")

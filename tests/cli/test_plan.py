@@ -97,7 +97,7 @@ CASCADE = {
 
 def test_a_cascade_is_sized_for_deadlines_and_quality(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "cascade.yaml"
-    path.write_text(yaml.safe_dump({**CASCADE, "most_fid": 18.5}))
+    path.write_text(yaml.safe_dump({**CASCADE, "worst_quality": 18.5}))
     result = cli("plan", path, "--processes", 1)
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from ray_cluster.cli.output import command
@@ -88,6 +89,35 @@ def test_a_taken_port_ends_the_program_with_a_code(tiny_config: Path, taken_port
     assert answer.returncode == 1
     assert answer.stderr.startswith("error: the API cannot listen")
     assert "Traceback" not in answer.stderr
+
+
+def test_pools_that_cannot_be_served_are_left_out_before_anything_is_downloaded(
+    tiny_config: Path, tmp_path: Path
+) -> None:
+    content = yaml.safe_load(tiny_config.read_text())
+    checkpoint = tmp_path / "lone.safetensors"
+    checkpoint.write_bytes(b"")
+    content["pools"] = [
+        {"name": "lone", "model": str(checkpoint)},
+        {"name": "far", "model": "owner/name", "device": "cuda", "num_gpus": 1},
+    ]
+    tiny_config.write_text(yaml.safe_dump(content))
+    answer = subprocess.run(
+        [sys.executable, "-m", "ray_cluster.cli", "serve", str(tiny_config)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert answer.returncode == 1
+    # each on its own: a service with a third pool would run
+    assert "pool lone: not served" in answer.stderr
+    assert "pool far: not served" in answer.stderr
+    assert "is a single file; a folder in diffusers' layout is needed" in answer.stderr
+    assert "far: a replica needs 1 GPU(s)" in answer.stderr
+    assert "finds 0 on this machine: set device: cpu" in answer.stderr
+    assert "cannot be downloaded" not in answer.stderr
 
 
 def test_one_port_for_two_purposes_is_refused(

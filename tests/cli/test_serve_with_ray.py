@@ -114,11 +114,12 @@ def test_serve_makes_images_and_stops_cleanly(
 ) -> None:
     content = yaml.safe_load(tiny_config.read_text())
     content["ray"] |= {"temp_dir": str(ray_folder), "num_cpus": 2}
-    # the service makes images of the one pool, whatever is wrong with the other
+    # the service makes images of the one pool, whatever is wrong with the others
     broken = Path(shutil.copytree(tiny_model, tmp_path / "broken"))
     weights = broken / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_text("version https://git-lfs.github.com/spec/v1\n")
     content["pools"].append(content["pools"][0] | {"name": "broken", "model": str(broken)})
+    content["pools"].append({"name": "lone", "model": str(weights)})
     tiny_config.write_text(yaml.safe_dump(content))
     url = f"http://127.0.0.1:{content['http']['port']}"
     served = Served(tiny_config, tmp_path)
@@ -133,7 +134,9 @@ def test_serve_makes_images_and_stops_cleanly(
         assert result.exit_code == 0, result.output
         assert here.read_bytes() == image.read_bytes(), "the service and this process differ"
         _check_report(served.out, url, tmp_path)
-        [warning] = [line for line in served.err.splitlines() if "NOT SERVED" in line]
+        [warning, other] = [line for line in served.err.splitlines() if "NOT SERVED" in line]
+        assert "pool lone is NOT SERVED" in other
+        assert "is a single file" in other
         assert "pool broken is NOT SERVED" in warning
         assert f"{weights} is a Git LFS pointer" in warning
         assert served.err.count("Git LFS pointer") == 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,129 +10,18 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from ray_cluster.cli import settings_run
-from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.cli.settings_run import NotApplied, apply_file, changes_of, settings_text
-from ray_cluster.config.arguments import front_arguments, worker_arguments
-from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.settings import settings_of
-from ray_cluster.deployments.live_settings import ReplicaReport, SettingsReport
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
-
-A = {"name": "a", "model": "shapes-sd"}
-B = {"name": "b", "model": "shapes-sd-light"}
-
-
-def config_of(*pools: dict[str, Any], **sections: Any) -> ClusterConfig:
-    return load_config({"pools": list(pools), **sections})
-
-
-class FakeCell:
-    """A service whose processes go by new settings two looks later.
-
-    Attributes:
-        done: what was asked of it, in order.
-        num_left: images left of the model that is removed, by look.
-        counts: replicas by application and deployment.
-        max_batch: of every replica.
-        overridden: as of the front's arguments.
-    """
-
-    def __init__(self, config: ClusterConfig) -> None:
-        self.done: list[str] = []
-        self.num_left = [0]
-        self.obstacle = ""
-        self.message = "no such model"
-        self.counts = {"front/Gateway": 1, "a/BaseModel": 1, "b/BaseModel": 1}
-        self.max_batch = 8
-        self.overridden: tuple[str, ...] = ()
-        self.states = {"front": "RUNNING"} | {pool.name: "RUNNING" for pool in config.pools}
-        self._running = config
-        self._config = config
-        self._has = settings_of(config).version
-        self._num_looks = 0
-
-    def report(self) -> SettingsReport:
-        settings = settings_of(self._config)
-        self._num_looks += 1
-        if self._num_looks > 2:
-            self._has = settings.version
-        left = self.num_left.pop(0) if len(self.num_left) > 1 else self.num_left[0]
-        return SettingsReport(
-            version=settings.version,
-            settings=settings,
-            path="/x.yaml",
-            problem="",
-            front=front_arguments(self._running, "/x.yaml", overridden=self.overridden),
-            workers={
-                p.name: worker_arguments(self._running, p.name).pool for p in self._running.pools
-            },
-            version_by_gateway={"g": self._has},
-            replicas=tuple(
-                ReplicaReport(f"r-{p.name}", p.name, self._has, self.max_batch, 16)
-                for p in self._running.pools
-            ),
-            num_images_by_model={"b": left} if left else {},
-        )
-
-    def write(self, text: str) -> str:
-        if self.obstacle:
-            raise ConfigError(self.obstacle)
-        self._config = load_config(yaml.safe_load(text))
-        self._num_looks = 0
-        self.done.append("write")
-        return settings_of(self._config).version
-
-    def state_by_application(self) -> dict[str, str]:
-        found = dict(self.states)
-        self.states = {
-            name: "RUNNING" if state == "DEPLOYING" else state for name, state in found.items()
-        }
-        return found
-
-    def message_of(self, application: str) -> str:
-        return self.message
-
-    def num_replicas(self, application: str, deployment: str) -> int | None:
-        return self.counts.get(f"{application}/{deployment}")
-
-    def resources(self) -> dict[str, tuple[float, float]]:
-        return {"CPU": (0.5, 2.0), "GPU": (0.0, 0.0)}
-
-    def add(self, config: ClusterConfig, names: Collection[str]) -> None:
-        self.done.append(f"add {', '.join(names)}")
-        self.states.update(dict.fromkeys(names, self.states.pop("next", "DEPLOYING")))
-
-    def remove(self, names: Collection[str], on_change: Callable[[str, str], None]) -> None:
-        self.done.append(f"remove {', '.join(names)}")
-        for name in names:
-            # as at every look
-            for state in ("stopping", "stopping", "stopping", "stopped"):
-                on_change(name, state)
+from tests.cli.fake_cell import A, B, FakeCell, applied, config_of
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_run, "_POLL_S", 0.001)
-
-
-def applied(
-    cell: FakeCell, folder: Path, *pools: dict[str, Any], timeout_s: float = 10, **sections: Any
-) -> str:
-    path = folder / "wanted.yaml"
-    path.write_text(yaml.safe_dump({"pools": list(pools), **sections}))
-    text = io.StringIO()
-    console = Console(file=text, soft_wrap=True)
-    with StateScreen(console) as screen:
-        apply_file(cell, path, timeout_s=timeout_s, show=screen.show, note=console.print)
-    # without the seconds in front
-    return "\n".join(
-        line.split("  ", maxsplit=2)[-1].strip() for line in text.getvalue().splitlines()
-    )
 
 
 def test_a_setting_is_written_and_waited_for(tmp_path: Path) -> None:
@@ -228,7 +115,14 @@ def test_a_new_pool_that_cannot_be_loaded_changes_nothing(tmp_path: Path) -> Non
     cell = FakeCell(config_of(A))
     with pytest.raises(ConfigError, match=r"nothing was changed; pool b: .*safetensors is empty"):
         applied(cell, tmp_path, A, B | {"model": str(broken)})
+    absent = B | {"model": str(tmp_path / "absent")}
+    with pytest.raises(ConfigError, match=r"pool b: model .*absent' is neither a built-in name"):
+        applied(cell, tmp_path, A, absent)
     assert cell.done == []
+    # on a cluster, another machine may have it
+    there = FakeCell(config_of(A, ray={"address": "10.0.0.1:6379"}))
+    applied(there, tmp_path, A, absent, ray={"address": "10.0.0.1:6379"})
+    assert there.done == ["write", "add b"]
 
 
 SCHEDULED = "1 replicas that have taken more than 30s to be scheduled"
@@ -257,6 +151,36 @@ def test_a_pool_that_does_not_run_in_time_is_said_with_what_it_needs(
         applied(cell, tmp_path, A, B | {"num_cpus": num_cpus}, timeout_s=0.01)
     assert said in str(error.value)
     assert str(error.value).endswith("to undo it, remove it from the file and apply that again")
+
+
+def test_what_a_pool_lacks_is_said_at_once_and_by_every_apply_until_it_runs(tmp_path: Path) -> None:
+    cell, huge = FakeCell(config_of(A)), B | {"num_cpus": 8}
+    cell.message, cell.states["next"] = "", "NOT_YET"
+    lines: list[tuple[str, str]] = []
+
+    def show(name: str, state: str, *, is_done: bool = False) -> None:
+        lines.append((name, state))
+
+    path = tmp_path / "wanted.yaml"
+    path.write_text(yaml.safe_dump({"pools": [A, huge]}))
+    lacking = "a replica of b needs 8 CPUs, 0.5 of 2 are free"
+    for actions in (["write", "add b"], ["write"]):
+        cell.done.clear()
+        with pytest.raises(NotApplied, match=rf"pool b does not run yet \({lacking}\)"):
+            apply_file(cell, path, timeout_s=0.05, show=show, note=print)
+        assert cell.done == actions
+        assert next(state for name, state in lines if name == "pool b") == f"not_yet; {lacking}"
+        lines.clear()
+    cell.states["b"] = "RUNNING"
+    apply_file(cell, path, timeout_s=10, show=show, note=print)
+
+
+def test_a_pool_of_the_file_that_fails_later_is_said_and_stays(tmp_path: Path) -> None:
+    cell = FakeCell(config_of(A, B))
+    cell.states["b"] = "UNHEALTHY"
+    with pytest.raises(NotApplied, match="in force, but not every pool runs: b: no such model"):
+        applied(cell, tmp_path, A, B, limits={"max_queued_images": 7})
+    assert cell.done == ["write"]
 
 
 def test_several_pools_that_do_not_run_are_several(tmp_path: Path) -> None:

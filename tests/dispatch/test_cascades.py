@@ -33,7 +33,14 @@ from tests.dispatch.cascade_core import (
     up_to_score,
 )
 from tests.dispatch.virtual_service import held, now
-from tests.fakes import failed, image_request, poll_of, registration, run_virtually
+from tests.fakes import (
+    failed,
+    image_request,
+    poll_of,
+    registration,
+    run_virtually,
+    some_settings,
+)
 
 
 def test_a_confident_image_is_published_as_the_light_model_made_it() -> None:
@@ -323,6 +330,16 @@ def test_a_wanted_deferral_rate_follows_the_latest_confidences() -> None:
     assert view.deferral_rate == pytest.approx(0.25)
     # all are above 0.8, of which a fifth was expected there
     assert view.drift == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_cascade_that_is_removed_still_decides_over_what_it_began() -> None:
+    core = make_core()
+    score = up_to_score(core, routed())
+    core.apply(some_settings(), 1.0)
+    assert core.snapshot(1.0).cascades == ()
+    answer = only(core.report("s0", [scored(score, 0.9)], 1.5)[0]).cascade
+    assert answer is not None
+    assert (answer.reason, answer.threshold) == ("confident", 0.6)
 
 
 def test_deferred_images_count_as_arrivals_of_the_heavy_model() -> None:

@@ -49,7 +49,8 @@ def succeeds(url: str, key: str) -> None:
     assert [image.size for image in images] == [(96, 64)] * 2
     assert images[0].tobytes() != images[1].tobytes()
     assert images[0].info, "a png carries its recipe"
-    assert [model.id for model in client(url, key).models.list()] == ["shapes-sd"]
+    served = [model.id for model in client(url, key).models.list()]
+    assert served == ["shapes-sd", "shapes-sd-light", "shapes-auto"]
 
 
 def streams(url: str, key: str) -> None:

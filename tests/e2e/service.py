@@ -29,6 +29,27 @@ POISONED_WORD = "zebra"
 # at which Ray's processes hand on their metrics; ten seconds unless told otherwise
 RAY_METRICS_S = 2.0
 
+LIGHT_POOL = {
+    "name": "shapes-sd-light",
+    "model": "shapes-sd-light",
+    "num_cpus": 0.25,
+    "min_px": 32,
+    "max_px": 128,
+    "defaults": {"size": "64x64", "num_inference_steps": 2, "guidance_scale": 1.0},
+}
+CASCADE = {
+    "discriminators": [{"name": "shapes-judge", "model": "shapes-discriminator", "num_cpus": 0.25}],
+    "cascades": [
+        {
+            "name": "shapes-auto",
+            "light": "shapes-sd-light",
+            "heavy": "shapes-sd",
+            "discriminator": "shapes-judge",
+            "threshold": 0.5,
+        }
+    ],
+}
+
 
 def free_ports(count: int) -> list[int]:
     """Return TCP ports that nothing listens on."""
@@ -130,27 +151,9 @@ class Service:
                         "steps": [{"asked": 20, "balanced": 8, "fast": 5}],
                     },
                 },
-                {
-                    "name": "shapes-sd-light",
-                    "model": "shapes-sd-light",
-                    "num_cpus": 0.25,
-                    "min_px": 32,
-                    "max_px": 128,
-                    "defaults": {"size": "64x64", "num_inference_steps": 2, "guidance_scale": 1.0},
-                },
+                LIGHT_POOL,
             ],
-            "discriminators": [
-                {"name": "shapes-judge", "model": "shapes-discriminator", "num_cpus": 0.25}
-            ],
-            "cascades": [
-                {
-                    "name": "shapes-auto",
-                    "light": "shapes-sd-light",
-                    "heavy": "shapes-sd",
-                    "discriminator": "shapes-judge",
-                    "threshold": 0.5,
-                }
-            ],
+            **CASCADE,
         }
 
     def start(self, timeout_s: float = 300.0) -> None:

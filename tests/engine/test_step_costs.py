@@ -134,3 +134,22 @@ def test_what_was_not_taken_for_long_is_made_anew() -> None:
             costs.observe(work, step_s(REAL, work))
     ratio = costs.current.per_further_size_s / costs.current.fixed_s
     assert ratio == pytest.approx(before.per_further_size_s / before.fixed_s, rel=0.05)
+
+
+def test_an_idle_engine_forgets_how_slow_a_busy_machine_was() -> None:
+    now_s = [0.0]
+    costs, work = StepCosts(REAL, lambda: now_s[0]), work_of([64])
+    for _ in range(50):
+        now_s[0] += 10 * step_s(REAL, work)
+        costs.observe(work, 10 * step_s(REAL, work))
+    slow_s = step_s(costs.current, work)
+    assert slow_s > 3 * step_s(REAL, work)
+    now_s[0] += 5.0
+    assert step_s(costs.current, work) == slow_s
+    now_s[0] += 600.0
+    assert step_s(costs.current, work) == pytest.approx(step_s(REAL, work), rel=0.01)
+    # and as soon as it steps, what it observes counts
+    for _ in range(4):
+        now_s[0] += 3 * step_s(REAL, work)
+        costs.observe(work, 3 * step_s(REAL, work))
+    assert step_s(costs.current, work) > 2 * step_s(REAL, work)

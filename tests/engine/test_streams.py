@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.dit.rotary import Rotary
+from ray_cluster.engine.events import Decoded, RunnerEvent, Stepped
+from ray_cluster.engine.streams import StageStream
 from tests.engine.conftest import Zoo
-from tests.engine.harness import request, start
+from tests.engine.harness import pool, request, start
 from tests.engine.staged import Running, StagedModel
 
 
@@ -64,6 +68,47 @@ def test_every_stage_has_a_stream_and_waits_before_it_hands_over(
     # latents, estimate and the embeddings of both prompts
     assert by_thread["denoise"].calls == [("adopt", "denoise", 4)] * 2
     assert by_thread["decode"].calls == [("adopt", "decode", 1)] * 2
+
+
+def test_warming_up_runs_every_stage_in_its_own_thread(zoo: Zoo) -> None:
+    model = zoo.model("sd")
+    found: list[tuple[str, RunnerEvent]] = []
+    runner = build_runner(
+        model,
+        pool("unused"),
+        lambda event: found.append((threading.current_thread().name, event)),
+        clock=time.monotonic,
+    )
+    runner.start()
+    try:
+        runner.warm_up()
+    finally:
+        runner.stop()
+    made = {(thread, one.request) for thread, one in found if isinstance(one, Decoded)}
+    assert {thread for thread, _ in made} == {"decode"}
+    assert {request.uses_guidance for _, request in made} == {True, False}
+    assert {request.sampler for _, request in made} == {"euler_ancestral"}
+    assert {thread for thread, one in found if isinstance(one, Stepped)} == {"denoise"}
+    assert runner.num_in_flight == 0
+
+
+def test_a_wait_for_a_stream_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            calls.append(("event", blocking))
+
+        def record(self, stream: Any) -> None:
+            calls.append(("record", stream))
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: (device.index, priority))
+    StageStream(torch.device("cuda:1"), is_urgent=True).synchronize()
+    assert calls == [("event", True), ("record", (1, -1)), "synchronize"]
 
 
 def test_an_estimate_is_turned_alike_whatever_it_is_turned_in() -> None:

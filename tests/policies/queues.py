@@ -46,6 +46,9 @@ class ListQueue:
         mine = [one for one in self.replicas if one.model == model]
         return pool_of(mine) if mine else None
 
+    def best_pool(self, model: str) -> PoolView | None:
+        return self.pool(model)
+
     def num_free(self, model: str) -> int:
         return sum(one.room for one in self.replicas if one.model == model)
 
@@ -58,7 +61,7 @@ class ListQueue:
         before = [one for one in self.waits if queue_key(one) < key]
         return total_load(one for one in (*running, *before) if one.model == request.model)
 
-    def safety_factor(self, model: str, *, is_simulated: bool) -> float:
+    def safety_factor(self, model: str, now_s: float, *, is_simulated: bool) -> float:
         return self.stretch
 
     def behind(self, request: RequestView) -> WaitingLoads:

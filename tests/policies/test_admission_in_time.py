@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import admit, predict_s
+from ray_cluster.policies.deadlines import LEAST_SAFETY_FACTOR
 from ray_cluster.policies.types import Offer, RequestView
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import BATCH_S, SHARE_S, ListQueue, queue_of
@@ -60,7 +61,14 @@ def test_what_is_said_to_be_promised_with_nothing_else_there_is_promised_then(
         return admit([replace(one, deadline_s=deadline_s) for one in group], idle)
 
     assert given(1 + 1e-9).accepted
-    assert given(1 - 1e-9).retry_after_s == math.inf
+    assert given(1 - 1e-9).reason == "too_late"
+    # for ever only without a safety factor above 1
+    safety = max(LEAST_SAFETY_FACTOR, stretch) if is_simulated else stretch
+    least = min(1.0, stretch) / safety
+    assert given(least * (1 - 1e-9)).retry_after_s == math.inf
+    if least < 1:
+        # those who would be late are stepped in another order: the bound moves with the deadline
+        assert given(1.05 * least).retry_after_s < math.inf
 
 
 def test_who_would_be_late_alone_is_told_that_no_wait_helps() -> None:

@@ -12,6 +12,7 @@ from ray_cluster.policies.cost_model import (
     StepWork,
     TimedStep,
     corrected,
+    faded,
     fitted_cost,
     further_size_s,
     observe,
@@ -172,3 +173,16 @@ def test_the_correction_stays_within_the_largest_surprise(
 def test_durations_that_are_not_positive_say_nothing(predicted_s: float, observed_s: float) -> None:
     residual = CostResidual(0.3, 5)
     assert observe(residual, predicted_s=predicted_s, observed_s=observed_s) == residual
+
+
+def test_a_silence_brings_a_correction_back_and_makes_the_next_observations_count_more() -> None:
+    residual = CostResidual()
+    for _ in range(50):
+        residual = observe(residual, predicted_s=1.0, observed_s=4.0)
+    assert faded(residual, 60.0, step_s=0.1).factor == pytest.approx(2.0)
+    assert faded(residual, 0.0, step_s=0.1).factor == pytest.approx(4.0)
+    later = faded(residual, 240.0, step_s=0.1)
+    assert later.factor == pytest.approx(4.0 ** (1 / 16))
+    assert observe(later, predicted_s=1.0, observed_s=2.0).factor > 1.4
+    # slow steps are waited for
+    assert faded(residual, 60.0, step_s=60.0).factor > 3.7

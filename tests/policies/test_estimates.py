@@ -14,6 +14,7 @@ from ray_cluster.policies.estimates import (
     Arrivals,
     PredictionError,
     StageTimes,
+    faded_error,
     observe_arrivals,
     observe_end,
     observe_stages,
@@ -41,6 +42,21 @@ def test_the_allowance_is_the_quantile_of_the_latest_ratios(ratios: list[float])
         latest = sorted(ratios[-ERROR_WINDOW:])
         assert error.ordered == pytest.approx(latest)
         assert error.safety_factor == error.ordered[int(PROMISE_QUANTILE * (ERROR_WINDOW - 1))]
+
+
+def test_a_spell_is_forgotten_by_later_completions_and_by_silence() -> None:
+    spell = after([30.0] * ERROR_WINDOW)
+    silences_s = [0.0, 30.0, 60.0, 120.0, 240.0, 3600.0]
+    left = [faded_error(spell, silent_s, took_s=1.0) for silent_s in silences_s]
+    assert [one.ratios.count(30.0) for one in left] == [64, 46, 32, 16, 4, 1]
+    assert [one.safety_factor for one in left] == [30.0] * 4 + [PRIOR_RATIO] * 2
+    # the latest ones are left
+    mended = after([30.0] * ERROR_WINDOW + [1.0] * 10)
+    assert mended.safety_factor == 30.0
+    assert faded_error(mended, 120.0, took_s=1.0).safety_factor == 1.0
+    # images that take an hour come once an hour
+    assert faded_error(spell, 3600.0, took_s=3600.0).safety_factor == 30.0
+    assert faded_error(PredictionError(), 3600.0, took_s=1.0) == PredictionError()
 
 
 def test_what_is_no_duration_says_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,19 +43,19 @@ def sized(
         seen = ControlRow("allocation", 0, figures, course=course(num))
         return [seen, ControlRow("allocation", 1, figures)]
 
-    return size_cascade(task, task.tuned(Path()), run)
+    return size_cascade(task, task.tuned(), run)
 
 
 def test_deadlines_or_quality_bind_and_the_number_below_says_which() -> None:
-    late = sized(task(most_fid=17), lambda n: 0.2 / n, lambda _: 16.9)
+    late = sized(task(worst_quality=17), lambda n: 0.2 / n, lambda _: 16.9)
     assert (late.gpus, late.binds) == (10, "deadlines")
     assert 9 in late.tried
     assert late.shown is not None
     assert late.shown.at_peak == {"light": 1, "heavy": 9}
-    poor = sized(task(most_fid=17), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
+    poor = sized(task(worst_quality=17), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
     assert (poor.gpus, poor.binds) == (10, "quality")
     assert poor.shown is not None
-    assert poor.shown.fid.value == pytest.approx(17)
+    assert poor.shown.quality.value == pytest.approx(17)
     content = sized(task(), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
     assert content.gpus == 5
 

@@ -279,7 +279,7 @@ def test_the_headline_files_compare_every_policy() -> None:
         content = yaml.safe_load((FOLDER / f"{kind}.yaml").read_text())
         assert set(content["policies"]) == {one.name for one in experiment.POLICIES}
         assert content["policies"][0] == "allocation"
-    assert len(FILES) == 7 + 6
+    assert len(FILES) == 8 + 6
 
 
 def test_days_of_variants_are_the_headlines() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.traces import read_trace, write_trace
+from ray_cluster.simulator.traces import read_instants, read_trace, write_trace
 from ray_cluster.simulator.workload import Arrival
 
 names = st.text("abcXYZ-_0 ,\"'ä", min_size=1, max_size=6).filter(lambda s: s.strip() == s)
@@ -51,6 +51,7 @@ def test_a_plain_table_is_enough(tmp_path: Path) -> None:
     assert first == Arrival(0.0, "sdxl", 512, 512, 20, slo_s=4.0)
     assert (second.uses_guidance, second.loras) == (False, ("style", "detail"))
     assert second.slo_s == math.inf
+    assert read_instants(path) == [0.0, 2.5]
 
 
 HEADER = "arrival_s,model,width,height,steps"

@@ -9,6 +9,7 @@ from benchmarks.policies.costs.problems import LARGEST, LOST_SHARE, draw_problem
 from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import CostSettings
 from benchmarks.settings import Report
+from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.allocation import allocate
 from ray_cluster.policies.allocation_problem import AllocationProblem, Service
 from ray_cluster.policies.cluster_state import (
@@ -20,13 +21,13 @@ from ray_cluster.policies.cluster_state import (
 )
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.planner import AllocationPlanner
-from ray_cluster.simulator.cascade import CASCADE_DEFERRAL
 
 AIM_MS = 50.0
 # seconds for which a plan is made, and between two of them
 _WINDOW_S, _PERIOD_S = 120.0, 10.0
 # confidences of a cascade that come in between two rounds, at most
 _NUM_CONFIDENCES = 600
+_CURVES = load_curves("diffserve-1")
 
 
 def measure_allocation(settings: CostSettings, report: Report) -> Iterator[DecisionCost]:
@@ -79,7 +80,7 @@ def _spec(service: Service) -> ServiceSpec:
     cascade = None
     if service.heavy is not None and service.quality is not None:
         heavy, quality = service.heavy.model, service.quality
-        cascade = CascadeSpec(heavy, quality, CASCADE_DEFERRAL, service.overhead_s)
+        cascade = CascadeSpec(heavy, quality, _CURVES.deferral, service.overhead_s)
     return ServiceSpec(service.name, service.first.model, service.slo_s, cascade)
 
 

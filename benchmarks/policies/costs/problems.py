@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from benchmarks.policies.costs.settings import ClusterSize
+from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.allocation_problem import (
     AllocationProblem,
     BatchOption,
@@ -13,13 +14,13 @@ from ray_cluster.policies.allocation_problem import (
     Stage,
     Supply,
 )
-from ray_cluster.simulator.cascade import CASCADE_FID
 
 LARGEST = ClusterSize(1024, 5, 5)
 # type, its GPUs of the largest cluster, the price of one, and how slow it is
 _DEVICES = (("A100", 512, 3, 1.0), ("H100", 256, 7, 0.6), ("L40S", 256, 2, 1.6))
 _BATCHES = (1, 2, 4, 8, 16)
 LOST_SHARE = 0.3
+_CURVES = load_curves("diffserve-1")
 
 
 def draw_problem(
@@ -96,6 +97,6 @@ def _service(model: str, heavy: str | None, load: float, rng: random.Random) -> 
         first=Stage(model, queue),
         surge_per_s=demand * rng.uniform(1.05, 1.5),
         heavy=Stage(heavy, queue // 2) if heavy else None,
-        quality=CASCADE_FID if heavy else None,
+        quality=_CURVES.quality if heavy else None,
         overhead_s=0.01,
     )

@@ -12,10 +12,12 @@ from ray_cluster.cli.checks import Finding, ok, problem, warning
 from ray_cluster.cli.plans import PlannedModel, plan_pool
 from ray_cluster.cli.ports import port_problem, running_ports, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
+from ray_cluster.config.cascades import DiscriminatorConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import RayClusterError
+from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.gpu_shares import Card, GpuTenants, fullest_card, replica_bytes
 
@@ -54,6 +56,7 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
         yield finding
         if plan is not None:
             plans.append((pool, plan))
+    yield from map(_check_discriminator, config.discriminators)
     if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
         yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
@@ -76,6 +79,21 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
         return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
     return ok(subject, found), plan
+
+
+def _check_discriminator(given: DiscriminatorConfig) -> Finding:
+    # here: it takes seconds to import
+    from ray_cluster.engine.scorers.loading import check_scorer
+
+    subject = f"discriminator {given.name}"
+    is_here = discriminator_folder(given.model) or Path(given.model).expanduser().is_dir()
+    if not is_here and is_hub_id(given.model):
+        return warning(subject, f"{given.model} is not checked before it is downloaded")
+    try:
+        check_scorer(given.model, calibration=given.calibration)
+    except RayClusterError as error:
+        return problem(subject, str(error))
+    return ok(subject, f"{given.replicas} x {given.model} on {given.device}, calibrated")
 
 
 def _on_this_machine(pool: PoolConfig) -> PoolConfig | None:
@@ -113,8 +131,8 @@ def _processors(config: ClusterConfig) -> Finding:
     """Compare what Ray will reserve, and what threads will really run, with what there is."""
     cores = os.cpu_count() or 1
     offered = config.ray.num_cpus or cores
-    reserved = sum(pool.num_cpus * pool.replicas for pool in config.pools)
-    threads = sum(pool.num_threads * pool.replicas for pool in config.pools)
+    reserved = sum(one.num_cpus * one.replicas for one in config.workers)
+    threads = sum(one.num_threads * one.replicas for one in config.workers)
     found = f"{cores}; replicas reserve {reserved:g} of {offered} and run {threads} thread(s)"
     if reserved > offered:
         return problem(

@@ -16,7 +16,7 @@ from ray_cluster.engine.scorers.shapes import ShapesScorer
 from ray_cluster.engine.whole_models import load_whole
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS, discriminator_folder
-from ray_cluster.models.cascade_curves import CALIBRATION, load_calibration
+from ray_cluster.models.cascade_curves import CALIBRATION, Calibration, load_calibration
 from ray_cluster.models.discriminators import load_discriminator
 from ray_cluster.models.json_files import INCOMPLETE, head_of, read_object
 from ray_cluster.models.local import scorer_digest
@@ -52,6 +52,15 @@ def load_scorer(
         ConfigError: there is no such model, a file is missing or damaged, or it is not calibrated.
         ModelUnsupported: it is neither a CLIP-type model nor an image classifier.
     """
+    found = check_scorer(model, calibration=calibration)
+    return CalibratedScorer(load_uncalibrated(model, device, label=found.label).raw, found)
+
+
+def check_scorer(model: str, *, calibration: str | None = None) -> Calibration:
+    """Return the calibration of a discriminator, without loading its weights.
+
+    Arguments and errors as of :func:`load_scorer`.
+    """
     folder = resolve_scorer(model)
     place = folder if calibration is None else Path(calibration).expanduser()
     if not (place / CALIBRATION).is_file():
@@ -60,13 +69,12 @@ def load_scorer(
             "it with: ray-cluster models calibrate-cascade CONFIG"
         )
     found = load_calibration(place)
-    raw, sha256 = load_uncalibrated(model, device, label=found.label)
-    if found.scorer_sha256 not in {"", sha256}:
+    if found.scorer_sha256 not in {"", scorer_digest(folder)}:
         raise ConfigError(
             f"{place / CALIBRATION} was made for other files than those of {model!r}; make it anew "
             "with: ray-cluster models calibrate-cascade CONFIG"
         )
-    return CalibratedScorer(raw, found)
+    return found
 
 
 def load_uncalibrated(
