@@ -22,6 +22,7 @@ from ray_cluster.policies.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 
 EAGER, COMPILED, OURS, GRAPHS = "diffusers", "diffusers compiled", "ours", "ours on CUDA graphs"
+CHANNELS_LAST = "diffusers, channels last"
 ONE_BY_ONE, STATIC, GROUPED = "diffusers one by one", "diffusers by size", "ours by size"
 Ways = dict[str, Callable[[], object]]
 # of mixes around 512 px, over diffusers one by one
@@ -91,6 +92,8 @@ def measure_steps(
 
 def _equal_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
     ways: Ways = {EAGER: contest.pipeline_steps(sizes), OURS: contest.engine_steps(sizes)}
+    if contest.family.is_unet:
+        ways[CHANNELS_LAST] = contest.channels_last().pipeline_steps(sizes)
     return ways | (_graphed(contest, sizes) if graphs else {})
 
 

@@ -6,7 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,11 @@ class Contest:
     def device(self) -> torch.device:
         """Where both are."""
         return self.denoiser.device
+
+    def channels_last(self) -> Contest:
+        """Return it with diffusers' convolutions in the memory format that tensor cores take."""
+        model = copy.deepcopy(self.denoiser.model).to(memory_format=torch.channels_last)
+        return replace(self, denoiser=Denoiser(self.family, model))
 
     def pipeline_steps(self, sizes: Sequence[SizePx]) -> PipelineSteps:
         """Return diffusers' steps of images that have one size."""

@@ -333,6 +333,7 @@ class JobService:
     async def _write_end(self, open_job: OpenJob) -> None:
         """Write the end of a job; nobody sees it before it is written."""
         ended = open_job.ended(self._wall_clock())
+        await self._sweeper.delete_candidates(ended)
         if ended.state != "completed":
             await self._sweeper.delete_images([ended])
             self._spawn(self._sweeper.delete_late_images(ended))

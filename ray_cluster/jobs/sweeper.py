@@ -14,7 +14,7 @@ from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import LATE_WRITE_S
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import ImageRequest, candidate_name
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore, input_names
 
@@ -90,9 +90,18 @@ class JobSweeper(Sweeper):
 
     async def delete_images(self, jobs: Iterable[Job]) -> None:
         """Delete what there is of these jobs' images, as far as the result store can be reached."""
-        names = [name for job in jobs for request in job.requests for name in request.file_ids]
+        await self._delete(name for job in jobs for one in job.requests for name in one.file_ids)
+
+    async def delete_candidates(self, job: Job) -> None:
+        """Delete light images that were not published: a dispatcher may have died before it did."""
+        await self._delete(candidate_name(one.request_id) for one in job.requests if one.light)
+
+    async def _delete(self, names: Iterable[str]) -> None:
+        found = list(names)
+        if not found:
+            return
         try:
-            await asyncio.to_thread(self._results.delete, names)
+            await asyncio.to_thread(self._results.delete, found)
         except BlobStoreError as error:
             logger.warning("images of jobs that ended are left to the sweep: %s", error)
 

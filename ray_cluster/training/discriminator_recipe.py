@@ -75,6 +75,6 @@ class DiscriminatorRecipe:
 
 REAL_OR_GENERATED = DiscriminatorRecipe(
     optimisation=Optimisation(
-        steps=4000, batch=64, rate=1e-3, warmup_steps=100, decay_steps=2000, ema=0.99
+        steps=2450, batch=64, rate=1e-3, warmup_steps=100, decay_steps=1000, ema=0.99
     )
 )

@@ -138,6 +138,18 @@ async def test_a_later_dispatcher_begins_anew_before_the_decision(tmp_path: Path
         assert names(later) == {"a.png"}
 
 
+async def test_what_a_dead_dispatcher_has_not_deleted_is_deleted(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        await Workers.of(cell)
+        await cell.create_job(cascade_job())
+        # the heavy image is there, and the light one still
+        cell.results.put("a.png", b"heavy")
+        cell.results.put("a.candidate", b"light")
+    async with JobsCell(tmp_path, epoch=2) as later:
+        assert (await ended(later)).job.state == "completed"
+        assert names(later) == {"a.png"}
+
+
 async def test_a_store_that_does_not_publish_fails_the_job_after_several_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
