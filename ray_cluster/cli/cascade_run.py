@@ -119,7 +119,6 @@ def run_cascade_calibration(options: CascadeOptions) -> None:
         "light": cascade.light,
         "heavy": cascade.heavy,
         "discriminator": judge.model,
-        "quality": "mean score by the discriminator",
         "prompts": len(prompts),
         "pairs": options.num_images,
     }
@@ -196,7 +195,10 @@ def fit_cascade(
     calibration = Calibration(scale, shift, scorer.sha256, label)
     confidences = np.array([calibration.confidence(one) for one in scores["light"].tolist()])
     curves = CascadeCurves(
-        deferral_curve(confidences), quality_curve(confidences, scores["light"], scores["heavy"])
+        deferral_curve(confidences),
+        quality_curve(confidences, scores["light"], scores["heavy"]),
+        quality_name="mean score",
+        source=f"models calibrate-cascade, {len(prompts)} images of each model",
     )
     return CascadeFit(calibration, curves, area_under_curve(confidences, is_as_good))
 

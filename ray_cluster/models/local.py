@@ -28,6 +28,7 @@ _UNET_MULTIPLE_PX = 8
 _SDXL_SAMPLE_SIZE = 128
 # what diffusers and transformers read of a folder
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}
+_BESIDE = {CALIBRATION, DEFERRAL, "training.json", "evaluation.json"}
 _NUM_THREADS = 4
 
 
@@ -215,10 +216,9 @@ def model_digest(folder: Path) -> str:
 def scorer_digest(folder: Path) -> str:
     """Return likewise a digest of a discriminator, whose files are in the folder itself.
 
-    What it was calibrated with may lie beside them, and does not count.
+    What it was calibrated with, and what is said of it, may lie beside them and does not count.
     """
-    beside = {CALIBRATION, DEFERRAL}
-    return _digest(folder, [path for path in _read(folder) if path.name not in beside])
+    return _digest(folder, [path for path in _read(folder) if path.name not in _BESIDE])
 
 
 def _read(folder: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,14 @@ Flags = npt.NDArray[np.bool_]
 USUAL_PROMPTS, USUAL_PAIRS = 500, 300
 _KINDS: tuple[Kind, ...] = ("easy", "hard")
 _SIDE_PX = 64
+# other images of the light model: kinds of prompts, width and height
+_ELSEWHERE: tuple[tuple[str, tuple[Kind, ...], int, int], ...] = (
+    ("128 x 128", _KINDS, 128, 128),
+    ("96 x 64", _KINDS, 96, 64),
+    ("64 x 128", _KINDS, 64, 128),
+    ("bare prompts", ("bare",), _SIDE_PX, _SIDE_PX),
+)
+_MOST_ELSEWHERE = 150
 _BATCH = 64
 RATES = tuple(round(0.1 * tenth, 1) for tenth in range(11))
 _MEASURE = "share of images that are all right"
@@ -74,13 +82,7 @@ class Trial:
 
     def scores(self, discriminator: LoadedDiscriminator) -> Floats:
         """Return raw scores of the light images."""
-        parts = [
-            discriminator.scores(self.captions[start : start + _BATCH], part.float() / 255)
-            for start, part in zip(
-                range(0, len(self.images), _BATCH), self.images.split(_BATCH), strict=True
-            )
-        ]
-        return torch.cat(parts).double().numpy()
+        return _scores(discriminator, self.captions, self.images)
 
     def quality(self, confidences: Floats, rates: Floats) -> Floats:
         """Return the share of pairs that is all right where these shares are made anew."""
@@ -91,6 +93,15 @@ class Trial:
         """Which of the pairs are right, of the light and of the heavy model: 0 or 1."""
         light = self.light_right[self.is_pair]
         return light.astype(np.float64), self.heavy_right.astype(np.float64)
+
+
+def _scores(discriminator: LoadedDiscriminator, captions: Sequence[str], images: Tensor) -> Floats:
+    """Return raw scores of images [N, 3, H, W], uint8."""
+    parts = [
+        discriminator.scores(captions[start : start + _BATCH], part.float() / 255)
+        for start, part in zip(range(0, len(images), _BATCH), images.split(_BATCH), strict=True)
+    ]
+    return torch.cat(parts).double().numpy()
 
 
 def make_trial(count: int, seed: int, pairs: int, folder: Path | None = None) -> Trial:
@@ -190,12 +201,14 @@ class DiscriminatorFigures(Figures):
         area: under the receiver operating characteristic, by kind.
         error: mean distance of confidences to the shares that are right, by kind.
         deferrals: at each tenth.
+        elsewhere: area at other sizes, and of prompts that name shape and colour only.
     """
 
     images: int
     area: dict[str, float]
     error: dict[str, float]
     deferrals: tuple[Deferral, ...]
+    elsewhere: dict[str, float]
 
     def as_json(self) -> str:
         """The figures as JSON."""
@@ -204,6 +217,7 @@ class DiscriminatorFigures(Figures):
     def all_rows(self) -> list[Rows]:
         """See :class:`Figures`."""
         kinds = [[name, f"{self.area[name]:.3f}", f"{self.error[name]:.3f}"] for name in self.area]
+        kinds += [[name, f"{area:.3f}", ""] for name, area in self.elsewhere.items()]
         deferrals = [
             [
                 f"{one.calibrated:.0%}",
@@ -231,9 +245,24 @@ def measure_discriminator(
         kept: folder of the images; see :func:`make_trial`.
     """
     trial = make_trial(prompts, seed, USUAL_PAIRS, kept)
-    scores = trial.scores(load_discriminator(folder, torch.device("cpu")))
-    confidences = _confidences(load_calibration(folder), scores)
-    return figures_of(trial, confidences, load_curves(folder).deferral.threshold_for)
+    discriminator = load_discriminator(folder, torch.device("cpu"))
+    confidences = _confidences(load_calibration(folder), trial.scores(discriminator))
+    found = figures_of(trial, confidences, load_curves(folder).deferral.threshold_for)
+    elsewhere = _areas_elsewhere(discriminator, min(prompts, _MOST_ELSEWHERE), seed)
+    return replace(found, elsewhere=elsewhere)
+
+
+def _areas_elsewhere(discriminator: LoadedDiscriminator, count: int, seed: int) -> dict[str, float]:
+    """Return areas under the curve, by what the images are; `count` of each kind of prompts."""
+    painter = Painter(load_pipeline(weights_folder() / LIGHT), options_for(LIGHT))
+    areas = {}
+    for name, kinds, width, height in _ELSEWHERE:
+        prompts = [one for kind in kinds for one in suite_prompts(kind, count, seed=seed)]
+        drawn = painter.draw(prompts, width=width, height=height)
+        images = to_bytes(torch.stack([one.pixels for one in drawn]))
+        scores = _scores(discriminator, [one.caption for one in prompts], images)
+        areas[name] = area_under_curve(scores, np.array([one.all_right for one in drawn]))
+    return areas
 
 
 def figures_of(
@@ -260,4 +289,4 @@ def figures_of(
                 random=float((1 - share) * light.mean() + share * heavy.mean()),
             )
         )
-    return DiscriminatorFigures(int(trial.is_easy.sum()), area, error, tuple(deferrals))
+    return DiscriminatorFigures(int(trial.is_easy.sum()), area, error, tuple(deferrals), {})

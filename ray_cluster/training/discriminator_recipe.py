@@ -75,6 +75,6 @@ class DiscriminatorRecipe:
 
 REAL_OR_GENERATED = DiscriminatorRecipe(
     optimisation=Optimisation(
-        steps=1500, batch=64, rate=1e-3, warmup_steps=100, decay_steps=750, ema=0.99
+        steps=2450, batch=64, rate=1e-3, warmup_steps=100, decay_steps=1000, ema=0.99
     )
 )

@@ -1,6 +1,5 @@
 """What a cascade is run by follows from its images as it should."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -83,33 +82,6 @@ def test_curves_are_read_as_they_were_written(tmp_path: Path) -> None:
         )
     ends = curves.quality.score_at(0), curves.quality.score_at(1)
     assert ends == pytest.approx((light.mean(), heavy.mean()))
-
-
-def curves_text(thresholds: object, scores: object, lower_is_better: object = False) -> str:
-    deferral = {"thresholds": thresholds, "rates": [0, 1]}
-    quality = {"deferral_rates": [0, 1], "scores": scores, "lower_is_better": lower_is_better}
-    return json.dumps({"deferral": deferral, "quality": quality})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{}", "it lacks 'deferral'"),
-        ("[]", "not an object"),
-        (curves_text([0, 0.9], [1, 2]), "rises from"),
-        (curves_text([0, 1], "12"), "no list of numbers"),
-        (curves_text([0, 1], [1, 2], "no"), "not true or false"),
-    ],
-)
-def test_a_file_of_something_else_is_refused(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "curves.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        load_curves(path)
-    assert said in str(refused.value)
-    assert str(path) in str(refused.value)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_curves(tmp_path / "none.json")
 
 
 def test_the_area_and_the_error_are_what_they_are_by_hand() -> None:
