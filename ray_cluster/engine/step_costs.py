@@ -42,6 +42,10 @@ class StepCosts:
         """What a step costs at present."""
         return corrected(self._fitted, self._residual)
 
+    def begin(self, measured: StepCost) -> None:
+        """Begin anew from a cost that was measured; before the first step."""
+        self._measured = self._fitted = measured
+
     def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
         """Update the estimate with a step that took so many calls of the model.
 
