@@ -62,7 +62,6 @@ def _by_runner(subject: Subject, count: int) -> None:
     runner = EngineRunner(
         subject.model,
         build_engine(subject.model, max_batch=CLIENTS, clock=time.monotonic),
-        on_event,
         clock=time.monotonic,
         max_batch=CLIENTS,
     )
@@ -73,7 +72,7 @@ def _by_runner(subject: Subject, count: int) -> None:
         if request is not None:
             runner.submit(request, deadline_s=time.monotonic() + 600)
 
-    runner.start()
+    runner.start(on_event)
     try:
         for _ in range(CLIENTS):
             submit_next()

@@ -73,10 +73,10 @@ def _generate(
     total = sum(request.num_steps for request in requests)
     progress.update(task, description="denoising", total=total)
     events: queue.SimpleQueue[RunnerEvent] = queue.SimpleQueue()
-    runner = build_runner(model, pool, events.put, clock=time.monotonic)
+    runner = build_runner(model, pool, clock=time.monotonic)
     first, started_s = requests[0], time.monotonic()
     decoded: dict[str, Decoded] = {}
-    runner.start()
+    runner.start(events.put)
     try:
         for request in requests:
             runner.submit(request, deadline_s=started_s + (first.slo_s or default_slo_s))

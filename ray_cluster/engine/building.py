@@ -10,7 +10,6 @@ from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.cuda_graphs import GraphedExecutor
-from ray_cluster.engine.events import RunnerEvent
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
 from ray_cluster.engine.reuse_steps import ActivationStore
@@ -70,7 +69,6 @@ def build_engine(
 def build_runner(
     model: LoadedModel,
     pool: PoolConfig,
-    on_event: Callable[[RunnerEvent], None],
     *,
     clock: Callable[[], float],
     costs: StepCosts | None = None,
@@ -91,7 +89,6 @@ def build_runner(
             policy=_POLICIES[pool.batches],
             layout=None if pool.layout == "auto" else partial(_always, pool.layout),
         ),
-        on_event,
         clock=clock,
         num_threads=pool.num_threads,
         max_batch=limit,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.device_errors import is_out_of_memory
+from ray_cluster.engine.streams import finish_queued
 from ray_cluster.models.local import vae_scale_factor
 
 logger = logging.getLogger(__name__)
@@ -112,11 +113,15 @@ class ImageDecoder:
         else:
             batch = batch / self._scale + self._shift
         images = self._vae.decode(batch.to(self._dtype), return_dict=False)[0].float()
-        if not bool(torch.isfinite(images).all()):
-            raise ArithmeticError("the autoencoder returned NaN or infinite pixels")
+        is_finite = torch.isfinite(images).all()
         images = ((images / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+        images = images.permute(0, 2, 3, 1).contiguous()
+        # the host asks once all is queued, and sleeps until it is done
+        finish_queued(self._device)
+        if not bool(is_finite):
+            raise ArithmeticError("the autoencoder returned NaN or infinite pixels")
         # a quarter of the bytes crosses to the host
-        return list(images.permute(0, 2, 3, 1).contiguous().cpu().numpy())
+        return list(images.cpu().numpy())
 
 
 def decode_batch(num_latent_pixels: int, num_images: int, device: torch.device) -> int:

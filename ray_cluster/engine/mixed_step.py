@@ -15,6 +15,7 @@ from ray_cluster.engine.residuals import NoResiduals, ResidualSource, StepPart
 from ray_cluster.engine.reuse_steps import ActivationStore, Turn, turn_of
 from ray_cluster.engine.sampler_schedules import SamplerTable, add_past
 from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.streams import sent
 from ray_cluster.engine.token_layout import (
     Composition,
     TokenLayout,
@@ -201,11 +202,9 @@ class _Call:
     ) -> None:
         packed = torch.stack([start.row.table.packed[start.step_index] for start in starts])
         scales = torch.tensor([[start.row.state.request.guidance_scale] for start in starts])
-        timesteps, input_scale, self.coefficients, scales = (
-            torch.cat([packed, scales], dim=1)
-            .to(executor.device)
-            .split([1, 1, NUM_COEFFICIENTS, 1], dim=1)
-        )
+        timesteps, input_scale, self.coefficients, scales = sent(
+            torch.cat([packed, scales], dim=1), executor.device
+        ).split([1, 1, NUM_COEFFICIENTS, 1], dim=1)
         self.executor = executor
         self.rows = [start.row for start in starts]
         self.owner = layout.request_of_token(executor.device)
@@ -320,11 +319,11 @@ def _noise(rows: Sequence[Held], device: torch.device) -> Tensor | None:
     """Draw each row's noise from its own generator, as the request alone would draw it."""
     if not any(row.draws_noise for row in rows):
         return None
-    return _flat(
-        [
-            torch.randn((1, *row.state.latents.shape), generator=row.state.generator)[0]
-            if row.draws_noise
-            else torch.zeros(row.state.latents.shape)
-            for row in rows
-        ]
-    ).to(device)
+    drawn = [
+        torch.randn((1, *row.state.latents.shape), generator=row.state.generator)[0]
+        if row.draws_noise
+        else torch.zeros(row.state.latents.shape)
+        for row in rows
+    ]
+    # the model call of the same step is still running
+    return sent(_flat(drawn), device)

@@ -6,12 +6,11 @@ replica knows.
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
@@ -21,32 +20,30 @@ from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSin
 from ray_cluster.engine.decode_stage import DecodeStage
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.loading import LoadedModel, start_states
+from ray_cluster.engine.stage_thread import StageThread
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
-from ray_cluster.engine.streams import StageStream, finish_copies
+from ray_cluster.engine.streams import StageStream, finish_queued
 from ray_cluster.engine.tickets import LiveTickets, Ticket
-from ray_cluster.engine.warmup import warm_up_requests
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
 
+T = TypeVar("T")
 _IDLE_WAKE_S = 0.5
-_WARM_WAKE_S = 0.01
 
 
 class EngineRunner:
     """Runs one model: requests in, pixels out.
 
     Every request passes encode, denoise and decode; an abort is effective in all of them, in the
-    step thread at the next step boundary. Events are called from the runner's threads and must
-    return quickly.
+    step thread at the next step boundary.
 
     Args:
         model: the loaded stages.
         engine: a step engine over ``model.executor``; from :meth:`start` on only the step thread
             touches it.
-        on_event: called for every event.
         clock: monotonic seconds.
         num_threads: torch threads of each stage.
         max_batch: most prompts encoded or images decoded together, and the engine's limit if it
@@ -58,7 +55,6 @@ class EngineRunner:
         self,
         model: LoadedModel,
         engine: StepEngine,
-        on_event: Callable[[RunnerEvent], None],
         *,
         clock: Callable[[], float],
         num_threads: int = 1,
@@ -66,11 +62,10 @@ class EngineRunner:
         sink: StateSink | None = None,
         interval: ExportInterval = steps_between_exports,
     ) -> None:
-        self._model = model
+        self.model = model
         self._engine = engine
-        self._on_event = on_event
+        self._on_event: Callable[[RunnerEvent], None] = _to_nobody
         self._clock = clock
-        self._num_threads = num_threads
         self._limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
         self._live = LiveTickets()
         encoding, decoding = (StageStream(self.device, is_urgent=False) for _ in range(2))
@@ -94,38 +89,37 @@ class EngineRunner:
         self._decode = DecodeStage(
             self._live,
             model.decoder,
-            on_decoded=on_event,
-            on_previewed=on_event,
+            on_decoded=self._tell,
+            on_previewed=self._tell,
             on_error=lambda ticket, error: self._break(ticket, error, "decode"),
             max_batch=self._limit,
             clock=clock,
             stream=decoding,
         )
-        self._threads = [
-            threading.Thread(target=self._run, args=(loop, stream), name=name, daemon=True)
-            for name, loop, stream in (
-                ("encode", self._encode.run, encoding),
-                ("denoise", self._step_loop, self._stepping),
-                ("decode", self._decode.run, decoding),
-            )
-        ]
+        loops: tuple[tuple[Stage, Callable[[], None], StageStream], ...] = (
+            ("encode", self._encode.run, encoding),
+            ("denoise", self._step_loop, self._stepping),
+            ("decode", self._decode.run, decoding),
+        )
+        self._threads: dict[Stage, StageThread] = {
+            name: StageThread(name, loop, stream, on_error=self._die, num_threads=num_threads)
+            for name, loop, stream in loops
+        }
 
-    def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
+    def call(self, stage: Stage, work: Callable[[], T]) -> T:
+        """Run something in the thread of a stage before :meth:`start`; return what it returns."""
+        return self._threads[stage].call(work)
 
-    def warm_up(self, timeout_s: float = 120.0) -> None:
-        """Make images that nobody gets, so that each stage's own thread has its handles and plans.
+    def start(self, on_event: Callable[[RunnerEvent], None]) -> None:
+        """Start the work on requests.
 
-        On a GPU, cuBLAS and cuDNN keep them by thread and stream. Call it once started, from a
-        thread that may wait; those of the images that fail are left to the first real one.
+        Args:
+            on_event: called for every event, from the runner's threads; must return quickly.
         """
-        for request in warm_up_requests(self._model):
-            self.submit(request, deadline_s=math.inf)
-        end_s = time.monotonic() + timeout_s
-        while self.num_in_flight and time.monotonic() < end_s:
-            time.sleep(_WARM_WAKE_S)
+        self._on_event = on_event
+        self._heartbeat_s = self._clock()
+        for thread in self._threads.values():
+            thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Stop the threads at the next boundary; what is in flight is dropped without events."""
@@ -134,13 +128,13 @@ class EngineRunner:
         self._encode.close()
         self._decode.close()
         self._commands.put(lambda: None)
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.join(timeout_s)
 
     @property
     def device(self) -> torch.device:
         """Where the latents of imported states must be."""
-        return self._model.executor.device
+        return self.model.executor.device
 
     @property
     def num_in_flight(self) -> int:
@@ -176,8 +170,8 @@ class EngineRunner:
             self._clock() - self._heartbeat_s,
             self._decode.silence_s,
         )
-        for thread, silence_s in zip(self._threads, silences_s, strict=True):
-            if not thread.is_alive():
+        for thread, silence_s in zip(self._threads.values(), silences_s, strict=True):
+            if not thread.is_alive:
                 raise RuntimeError(f"the {thread.name} thread has died")
             if silence_s > max_silence_s:
                 raise RuntimeError(f"the {thread.name} thread is silent for {silence_s:.1f} s")
@@ -203,7 +197,8 @@ class EngineRunner:
         if state is None:
             self._encode.put(ticket)
         else:
-            finish_copies(self.device)
+            # its copies may be under way still
+            finish_queued(self.device)
             self._enter_engine(ticket, state)
 
     def abort(self, request_id: str) -> bool:
@@ -254,20 +249,16 @@ class EngineRunner:
     def _is_denoised(self, ticket: Ticket) -> bool:
         return ticket.state is not None and self._engine.is_done(ticket.state)
 
-    def _run(self, loop: Callable[[], None], stream: StageStream) -> None:
-        # all three settings are per thread
-        torch.set_num_threads(self._num_threads)
-        try:
-            with torch.inference_mode(), stream.running():
-                loop()
-        except Exception as error:
-            self._on_event(Died(threading.current_thread().name, error))
-            raise
+    def _tell(self, event: RunnerEvent) -> None:
+        self._on_event(event)
+
+    def _die(self, thread: str, error: Exception) -> None:
+        self._tell(Died(thread, error))
 
     def _encoded(self, tickets: Sequence[Ticket], stream: StageStream) -> list[RequestState]:
         """Encode prompts, and wait for them: the next stage reads them in a stream of its own."""
         requests = [ticket.request for ticket in tickets]
-        states = start_states(self._model, requests, now_s=self._clock())
+        states = start_states(self.model, requests, now_s=self._clock())
         stream.synchronize()
         return states
 
@@ -275,7 +266,7 @@ class EngineRunner:
         if not isinstance(error, RequestFailed | InvalidRequest):
             error = RequestFailed(f"{type(error).__name__}: {error}", stage)
         if self._live.leave(ticket):
-            self._on_event(Broken(ticket.request, error))
+            self._tell(Broken(ticket.request, error))
 
     def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:
         now_s = self._clock()
@@ -307,7 +298,7 @@ class EngineRunner:
     def _step(self) -> None:
         report = self._engine.step()
         self._hand_on(report)
-        self._on_event(Stepped(report))
+        self._tell(Stepped(report))
         if self._checkpoints is not None:
             self._checkpoints.after_step(report)
 
@@ -330,6 +321,10 @@ class EngineRunner:
         if ticket.state is not None and self._engine.holds(ticket.state):
             self._engine.abort(ticket.request.request_id)
             ticket.state.denoise_s += self._clock() - ticket.entered_s
+
+
+def _to_nobody(_event: RunnerEvent) -> None:
+    """Drop an event of a runner that has not been started."""
 
 
 class _Commands:

@@ -67,6 +67,10 @@ class StepCosts:
         silent_s -= silent_s % _SILENCE_S
         return faded(self._residual, silent_s, step_s=self._last.seconds)
 
+    def begin(self, measured: StepCost) -> None:
+        """Begin anew from a cost that was measured; before the first step."""
+        self._measured = self._fitted = measured
+
     def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
         """Update the estimate with a step that took so many calls of the model.
 

@@ -21,8 +21,10 @@ class StageStream:
 
     def __init__(self, device: torch.device, *, is_urgent: bool) -> None:
         self._stream: torch.cuda.Stream | None = None
+        self._done: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device, priority=_URGENT if is_urgent else 0)
+            self._done = torch.cuda.Event(blocking=True)
 
     def running(self) -> AbstractContextManager[object]:
         """Have all that the calling thread queues meanwhile go to this stream."""
@@ -31,13 +33,12 @@ class StageStream:
     def synchronize(self) -> None:
         """Wait until all that is queued is done: before tensors go to another stage.
 
-        The thread sleeps meanwhile. A stream's own wait would spin, on a core that other stages and
-        replicas need.
+        The thread sleeps meanwhile. Synchronising a stream would have it poll: that takes a core
+        from the other stages.
         """
-        if self._stream is not None:
-            done = torch.cuda.Event(blocking=True)
-            done.record(self._stream)
-            done.synchronize()
+        if self._stream is not None and self._done is not None:
+            self._done.record(self._stream)
+            self._done.synchronize()
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
         """Keep the memory of tensors of other streams until what is queued here is done."""
@@ -46,10 +47,19 @@ class StageStream:
                 tensor.record_stream(self._stream)
 
 
-def finish_copies(device: torch.device) -> None:
-    """Wait for what the calling thread has queued outside of any stage, such as a state's copies.
-
-    A copy from the host's pageable memory may be under way when its call returns.
-    """
+def finish_queued(device: torch.device) -> None:
+    """Wait until all that the calling thread has queued is done, asleep meanwhile."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(device))
+        done.synchronize()
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device, without waiting for what is queued there.
+
+    A copy from pageable memory waits for everything before it.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

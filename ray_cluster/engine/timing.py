@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,70 +12,112 @@ import torch
 
 from ray_cluster.engine.loading import LoadedModel, start_states
 from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.requests import ImageRequest
+from ray_cluster.errors import Stage
+from ray_cluster.requests import ImageRequest, SamplerName
 
+T = TypeVar("T")
 SizePx = tuple[int, int]
+
+
+class StageCall(Protocol):
+    """Runs something as a stage does, and returns what it returns."""
+
+    def __call__(self, stage: Stage, work: Callable[[], T], /) -> T: ...
+
+
+@torch.inference_mode()
+def call_here(_stage: Stage, work: Callable[[], T]) -> T:
+    """Run something of a stage in the calling thread."""
+    return work()
 
 
 class OperationTimer:
     """Times operations of one model again and again; the first of each kind is not counted.
 
     Args:
-        model: what is timed; only the calling thread works.
+        model: what is timed.
         clock: monotonic seconds.
         repeats: how often each operation is counted.
+        call: where the work of a stage is done; in the calling thread unless given.
     """
 
-    def __init__(self, model: LoadedModel, clock: Callable[[], float], repeats: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        clock: Callable[[], float],
+        repeats: int,
+        call: StageCall = call_here,
+    ) -> None:
         self._model = model
         self._clock = clock
         self._repeats = repeats
+        self._call = call
 
-    def steps_s(self, sizes: Sequence[SizePx], *, guidance_scale: float = 1.0) -> list[float]:
-        """Return the seconds of steps of a batch of images of these sizes, one of each entry."""
+    def steps_s(
+        self,
+        sizes: Sequence[SizePx],
+        *,
+        guidance_scale: float = 1.0,
+        samplers: Sequence[SamplerName] = (),
+    ) -> list[float]:
+        """Return the seconds of steps of a batch of images of these sizes, one of each entry.
+
+        Args:
+            samplers: that the images take in turn; the model's first one unless given.
+        """
         engine = StepEngine(
             self._model.executor,
             lambda rows, _now_s: [row.request.request_id for row in rows],
             self._model.tables,
             self._clock,
         )
-        with torch.inference_mode():
-            requests = self._requests(sizes, guidance_scale)
-            for state in start_states(self._model, requests, now_s=self._clock()):
-                engine.add(state)
-            # a step has looked at its result when it is done, so it has waited for the device
-            return [engine.step().duration_s for _ in range(1 + self._repeats)][1:]
+        requests = self._requests(sizes, guidance_scale, samplers)
+        states = self._call(
+            "encode", lambda: start_states(self._model, requests, now_s=self._clock())
+        )
+        for state in states:
+            engine.add(state)
+        # a step has looked at its result when it is done, so it has waited for the device
+        durations_s = self._call(
+            "denoise", lambda: [engine.step().duration_s for _ in range(1 + self._repeats)]
+        )
+        return durations_s[1:]
 
     def encodes_s(self, batch: int, *, guidance_scale: float = 1.0) -> list[float]:
         """Return the seconds of encoding the prompts of so many images together."""
         profile = self._model.profile
         size = (profile.default_width_px, profile.default_height_px)
-        requests = self._requests([size] * batch, guidance_scale)
+        requests = self._requests([size] * batch, guidance_scale, ())
 
         def encode() -> None:
             self._model.encoder.encode(requests)
             if self._model.executor.device.type == "cuda":
                 torch.cuda.synchronize(self._model.executor.device)
 
-        return self._times_s(encode)
+        return self._times_s("encode", encode)
 
     def decodes_s(self, size: SizePx, batch: int) -> list[float]:
         """Return the seconds of decoding so many images of a size together."""
         executor = self._model.executor
         latents = [torch.zeros(executor.latent_shape(*size), device=executor.device)] * batch
         # its pixels are on the host: it has waited for the device
-        return self._times_s(lambda: self._model.decoder.decode(latents))
+        return self._times_s("decode", lambda: self._model.decoder.decode(latents))
 
-    def _times_s(self, operation: Callable[[], object]) -> list[float]:
-        durations_s = []
-        with torch.inference_mode():
+    def _times_s(self, stage: Stage, operation: Callable[[], object]) -> list[float]:
+        def durations_s() -> list[float]:
+            found_s = []
             for _ in range(1 + self._repeats):
                 started_s = self._clock()
                 operation()
-                durations_s.append(self._clock() - started_s)
-        return durations_s[1:]
+                found_s.append(self._clock() - started_s)
+            return found_s[1:]
 
-    def _requests(self, sizes: Sequence[SizePx], guidance_scale: float) -> list[ImageRequest]:
+        return self._call(stage, durations_s)
+
+    def _requests(
+        self, sizes: Sequence[SizePx], guidance_scale: float, samplers: Sequence[SamplerName]
+    ) -> list[ImageRequest]:
+        samplers = samplers or self._model.tables.names[:1]
         return [
             ImageRequest(
                 request_id=f"timed-{index}",
@@ -85,7 +128,7 @@ class OperationTimer:
                 # one is left over: the last step of an image does less
                 num_steps=2 + self._repeats,
                 guidance_scale=guidance_scale,
-                sampler=self._model.tables.names[0],
+                sampler=samplers[index % len(samplers)],
                 seed=index,
             )
             for index, (width, height) in enumerate(sizes)

@@ -10,13 +10,16 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.timing import OperationTimer, SizePx
+from ray_cluster.engine.timing import OperationTimer, SizePx, StageCall, call_here
 from ray_cluster.policies.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.process.machine import cpu_model
-from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.requests import ModelProfile
 
 _REPEATS = 6
+_GUIDED = 3.0
+# enough for a table of its schedule
+_NUM_STEPS = 4
 
 
 def prepare_threads(num_threads: int) -> None:
@@ -33,19 +36,49 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
 
 
+def warm_up(
+    model: LoadedModel, *, max_batch: int, clock: Callable[[], float], call: StageCall
+) -> StepCost:
+    """Run what requests will run, in the threads that will run it; return what a step costs.
+
+    Beside what is measured, a step with guidance of which one image draws noise; on a GPU its
+    kernels, plans and workspaces are there when the first request comes.
+
+    Args:
+        call: does the work of a stage in that stage's thread.
+    """
+    cost = measure_step_cost(model, max_batch=max_batch, clock=clock, call=call)
+    profile, tables = model.profile, model.tables
+    size = (profile.default_width_px, profile.default_height_px)
+    noisy = [name for name in tables.names if any(tables.table(name, _NUM_STEPS, size).takes_noise)]
+    OperationTimer(model, clock, 1, call).steps_s(
+        [size] * min(2, model.max_batch_by_size[size]),
+        guidance_scale=_GUIDED if profile.guidance == "rows" else 1.0,
+        samplers=[*noisy[:1], profile.default_sampler],
+    )
+    return cost
+
+
 def measure_step_cost(
-    model: LoadedModel, *, max_batch: int, clock: Callable[[], float]
+    model: LoadedModel,
+    *,
+    max_batch: int,
+    clock: Callable[[], float],
+    call: StageCall = call_here,
 ) -> StepCost:
     """Run a few real steps and fit the cost of a step through the fastest of each kind.
 
     Alone and in a full batch of the default size, and of two sizes together, all without guidance;
     the first step of each batch is not counted, nor is the first image that is decoded. What else
     the machine does only ever makes them slower; the steps of requests correct the figure later.
+
+    Args:
+        call: does the work of a stage; in the calling thread unless given.
     """
     profile = model.profile
     size = (profile.default_width_px, profile.default_height_px)
     largest = max(2, min(max_batch, model.max_batch_by_size[size]))
-    timer = OperationTimer(model, clock, _REPEATS)
+    timer = OperationTimer(model, clock, _REPEATS, call)
 
     def fastest_s(sizes: Sequence[SizePx]) -> float:
         return min(timer.steps_s(sizes))
@@ -60,27 +93,6 @@ def measure_step_cost(
     )
     decode_s = min(timer.decodes_s(size, 1))
     return replace(cost, decode_per_megapixel_s=decode_s / (size[0] * size[1] / 1e6))
-
-
-def warm_up_requests(model: LoadedModel) -> tuple[ImageRequest, ...]:
-    """Return images of the kinds of step that a model makes: guided, and with noise of its own."""
-    profile = model.profile
-    noisy = next((name for name in ("euler_ancestral", "lcm") if name in model.tables.names), None)
-    plain = ImageRequest(
-        request_id="warm-up-plain",
-        model=profile.model,
-        prompt="a circle",
-        width_px=profile.default_width_px,
-        height_px=profile.default_height_px,
-        num_steps=2,
-        guidance_scale=1.0,
-        sampler=noisy or profile.default_sampler,
-        seed=0,
-        embeds_guidance=profile.guidance == "embedded",
-    )
-    if profile.guidance != "rows":
-        return (plain,)
-    return (plain, replace(plain, request_id="warm-up-guided", guidance_scale=2.0))
 
 
 def other_size(profile: ModelProfile) -> SizePx:

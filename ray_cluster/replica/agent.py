@@ -51,7 +51,7 @@ class ReplicaAgent:
 
     Args:
         registration: sent to each dispatcher; its step cost is corrected by observation.
-        make_runner: builds the runner around the callback for its events.
+        runner: of the model; :meth:`start` starts it.
         delivery: encodes finished images and puts them where they belong.
         states: of unfinished requests; the runner exports to its writer.
         link: the dispatcher.
@@ -64,7 +64,7 @@ class ReplicaAgent:
         self,
         registration: Registration,
         *,
-        make_runner: Callable[[Callable[[RunnerEvent], None]], EngineRunner],
+        runner: EngineRunner,
         delivery: Delivery,
         states: StateTransfer,
         link: DispatcherLink,
@@ -75,7 +75,7 @@ class ReplicaAgent:
         self._registration = registration
         self._capacity = Capacity(registration.max_in_flight, registration.max_batch)
         self._settings_version = "" if settings is None else settings.version
-        self._runner = make_runner(self.on_runner_event)
+        self._runner = runner
         self._delivery = delivery
         self._states = states
         self._link = link
@@ -108,17 +108,11 @@ class ReplicaAgent:
         """Start the runner's threads and the polling and reporting tasks on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._states.start()
-        self._runner.start()
+        self._runner.start(self.on_runner_event)
         self._loops = [
-            asyncio.create_task(self._poll_forever(), name="the polling task"),
+            asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
             asyncio.create_task(self._leases.report_forever(), name="the reporting task"),
         ]
-
-    async def _poll_forever(self) -> None:
-        if self._runner.device.type == "cuda":
-            # before it registers
-            await asyncio.to_thread(self._runner.warm_up)
-        await self._polls.poll_forever()
 
     def metrics(self) -> Snapshot:
         """Return what it has measured so far."""

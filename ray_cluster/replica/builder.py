@@ -1,4 +1,4 @@
-"""From a pool's configuration to a replica's agent: model loaded, step measured, parts joined."""
+"""From a pool's configuration to a replica's agent: model loaded and warmed up, parts joined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 
 from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.pools import DefaultsConfig, PoolConfig, PoolTuning
@@ -15,11 +14,7 @@ from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.engine.warmup import (
-    device_name,
-    measure_step_cost,
-    prepare_threads,
-)
+from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.encoder import ImageCoder
 from ray_cluster.models.local import model_digest
@@ -75,7 +70,7 @@ def build_agent(
     link: DispatcherLink,
     clock: Callable[[], float],
 ) -> ReplicaAgent:
-    """Load the model of a pool, measure its steps, and return the agent, not yet started.
+    """Load the model of a pool, warm it up, and return the agent, not yet started.
 
     Args:
         settings: what it starts with; None for the defaults.
@@ -90,9 +85,12 @@ def build_agent(
     model = load_model(pool)
     tokenizers = model.encoder.tokenizers
     digest = model_digest(resolve_folder(pool.model))
-    step_cost = measure_step_cost(model, max_batch=pool.max_batch, clock=clock)
-    logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
+    costs = StepCosts(clock=clock)
+    runner = build_runner(model, pool, clock=clock, costs=costs, sink=states.writer)
+    step_cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
+    costs.begin(step_cost)
+    logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(
         Registration(
             replica_id=replica_id,
@@ -108,14 +106,7 @@ def build_agent(
             arguments=arguments.pool.model_dump_json(),
             prompt_tokenizers=tokenizers,
         ),
-        make_runner=partial(
-            build_runner,
-            model,
-            pool,
-            clock=clock,
-            costs=StepCosts(step_cost, clock),
-            sink=states.writer,
-        ),
+        runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results)),
         states=states,
         link=link,

@@ -220,7 +220,7 @@ class Running:
     ) -> None:
         self.events = Events()
         self.runner: EngineRunner = build_runner(
-            model, pool("unused", max_batch=max_batch), self.events, clock=clock
+            model, pool("unused", max_batch=max_batch), clock=clock
         )
 
     def submit(self, *requests: ImageRequest) -> None:
@@ -228,7 +228,7 @@ class Running:
             self.runner.submit(one, deadline_s=1e12)
 
     def __enter__(self) -> Running:
-        self.runner.start()
+        self.runner.start(self.events)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -45,11 +45,11 @@ def test_sizes_share_a_step_or_a_model_call_as_configured(
             steps.append((event.report.work.num_sizes, num_calls))
         events(event)
 
-    runner = build_runner(model.loaded, pool("unused", **changes), note, clock=time.monotonic)
+    runner = build_runner(model.loaded, pool("unused", **changes), clock=time.monotonic)
     # all are there before the first step
     for one in REQUESTS:
         runner.submit(one, deadline_s=time.monotonic() + 60)
-    runner.start()
+    runner.start(note)
     until(lambda: len(events.ends) == len(REQUESTS), "all images")
     runner.stop()
     assert max(sizes for sizes, _ in steps) == sizes_of_a_step
@@ -72,8 +72,8 @@ def test_a_batch_is_as_large_as_allowed_now_and_never_larger_than_planned(zoo: Z
             sizes.append(len(event.report.stepped))
         events(event)
 
-    runner = build_runner(model.loaded, pool("unused", max_batch=3), note, clock=time.monotonic)
-    runner.start()
+    runner = build_runner(model.loaded, pool("unused", max_batch=3), clock=time.monotonic)
+    runner.start(note)
 
     def largest(allowed: int, name: str) -> int:
         sizes.clear()

@@ -102,7 +102,6 @@ class Exporting(Running):
         self.runner = build_runner(
             model,
             pool("unused"),
-            self.events,
             clock=time.monotonic,
             sink=sink,
             interval=interval,

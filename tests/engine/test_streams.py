@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.dit.rotary import Rotary
-from ray_cluster.engine.events import Decoded, RunnerEvent, Stepped
-from ray_cluster.engine.streams import StageStream
+from ray_cluster.engine.streams import StageStream, finish_queued, sent
+from ray_cluster.engine.warmup import measure_step_cost, warm_up
+from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import Zoo
-from tests.engine.harness import pool, request, start
+from tests.engine.harness import request, start
 from tests.engine.staged import Running, StagedModel
 
 
@@ -70,45 +70,123 @@ def test_every_stage_has_a_stream_and_waits_before_it_hands_over(
     assert by_thread["decode"].calls == [("adopt", "decode", 1)] * 2
 
 
-def test_warming_up_runs_every_stage_in_its_own_thread(zoo: Zoo) -> None:
-    model = zoo.model("sd")
-    found: list[tuple[str, RunnerEvent]] = []
-    runner = build_runner(
-        model,
-        pool("unused"),
-        lambda event: found.append((threading.current_thread().name, event)),
-        clock=time.monotonic,
+def ticking() -> Callable[[], float]:
+    """A clock that goes on by one each time it is read."""
+    return itertools.count().__next__
+
+
+def test_requests_are_served_by_the_threads_and_streams_that_were_warmed_up(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recorded.made = []
+    monkeypatch.setattr("ray_cluster.engine.runner.StageStream", Recorded)
+    model = StagedModel(zoo.model("sd"))
+    threads: dict[str, set[int]] = {}
+    encoded: list[ImageRequest] = []
+    encode = model.encode
+
+    def noted(requests: Sequence[ImageRequest]) -> Any:
+        encoded.extend(requests)
+        return encode(requests)
+
+    monkeypatch.setattr(model, "encode", noted)
+    model.before.append(
+        lambda stage, _ids: threads.setdefault(stage, set()).add(threading.get_ident())
     )
-    runner.start()
-    try:
-        runner.warm_up()
-    finally:
-        runner.stop()
-    made = {(thread, one.request) for thread, one in found if isinstance(one, Decoded)}
-    assert {thread for thread, _ in made} == {"decode"}
-    assert {request.uses_guidance for _, request in made} == {True, False}
-    assert {request.sampler for _, request in made} == {"euler_ancestral"}
-    assert {thread for thread, one in found if isinstance(one, Stepped)} == {"denoise"}
-    assert runner.num_in_flight == 0
+    running = Running(model.loaded)
+    given = running.runner.model
+    cost = warm_up(given, max_batch=3, clock=ticking(), call=running.runner.call)
+    assert {name: len(found) for name, found in threads.items()} == {
+        "encode": 1,
+        "denoise": 1,
+        "decode": 1,
+    }
+    # what each of them has queued is done before another reads it
+    waits = [(call, thread) for one in Recorded.made for call, thread, _ in one.calls]
+    assert set(waits) == {("synchronize", name) for name in threads}
+    last = encoded[-2:]
+    assert all(one.guidance_scale > 1 for one in last)
+    assert "euler_ancestral" in {one.sampler for one in last}
+    with running:
+        running.submit(request("real"))
+        running.events.pixels_of("real")
+    assert all(len(found) == 1 for found in threads.values())
+    # the same sizes and the same fit as in one thread
+    assert cost == measure_step_cost(zoo.model("sd"), max_batch=3, clock=ticking())
 
 
-def test_a_wait_for_a_stream_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_warm_up_raises_reaches_who_asked_for_it(zoo: Zoo) -> None:
+    running = Running(zoo.model("sd"))
+
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        running.runner.call("denoise", fail)
+    assert running.runner.call("denoise", torch.is_inference_mode_enabled)
+    running.runner.stop()
+    assert not running.events.all
+
+
+class FakeCuda:
+    """What waits are made of, as torch.cuda has it; notes what is asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        note = self.calls.append
+
+        class Stream:
+            def __init__(self, _device: Any = None, priority: int = 0) -> None:
+                note(("stream", priority))
+
+            def synchronize(self) -> None:
+                raise AssertionError("the thread polls until the stream is done")
+
+        class Event:
+            def __init__(self, *, blocking: bool = False) -> None:
+                self.blocking = blocking
+
+            def record(self, stream: Any) -> None:
+                assert isinstance(stream, Stream)
+                note(("record",))
+
+            def synchronize(self) -> None:
+                note(("wait", self.blocking))
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+
+
+def test_a_stage_sleeps_while_it_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    stream = StageStream(torch.device("cuda"), is_urgent=True)
+    stream.synchronize()
+    stream.synchronize()
+    finish_queued(torch.device("cuda"))
+    waits = [call for call in cuda.calls if call[0] != "stream"]
+    assert waits == [("record",), ("wait", True)] * 3
+    finish_queued(torch.device("cpu"))
+    assert len(cuda.calls) == 2 + len(waits)
+
+
+def test_what_a_step_sends_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Host:
+        def pin_memory(self) -> Host:
+            calls.append("pinned")
+            return self
+
+        def to(self, device: torch.device, *, non_blocking: bool = False) -> Host:
+            calls.append((device.type, non_blocking))
+            return self
+
     calls: list[Any] = []
-
-    class Event:
-        def __init__(self, *, blocking: bool) -> None:
-            calls.append(("event", blocking))
-
-        def record(self, stream: Any) -> None:
-            calls.append(("record", stream))
-
-        def synchronize(self) -> None:
-            calls.append("synchronize")
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: (device.index, priority))
-    StageStream(torch.device("cuda:1"), is_urgent=True).synchronize()
-    assert calls == [("event", True), ("record", (1, -1)), "synchronize"]
+    host: Any = Host()
+    sent(host, torch.device("cuda:0"))
+    assert calls == ["pinned", ("cuda", True)]
+    calls.clear()
+    sent(host, torch.device("cpu"))
+    assert calls == [("cpu", False)]
 
 
 def test_an_estimate_is_turned_alike_whatever_it_is_turned_in() -> None:

@@ -7,7 +7,6 @@ import io
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,8 +139,7 @@ def new_agent(
     states = StateTransfer(MemoryBlobs() if blobs is None else blobs)
     return ReplicaAgent(
         Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1), pool="p"),
-        make_runner=partial(
-            build_runner,
+        runner=build_runner(
             model.loaded,
             pool("unused", max_batch=4),
             clock=time.monotonic,

@@ -180,9 +180,9 @@ async def test_an_urgent_call_is_made_at_once_between_the_steps_of_a_long_image(
 async def test_an_export_that_was_given_up_takes_nothing_out(model: StagedModel) -> None:
     """Whoever asks for one and waits no more leaves the image where it is."""
     events: list[Any] = []
-    runner = build_runner(model.loaded, pool("unused"), events.append, clock=time.monotonic)
+    runner = build_runner(model.loaded, pool("unused"), clock=time.monotonic)
     gate = model.gate("denoise", LONG.request_id, call=1)
-    runner.start()
+    runner.start(events.append)
     runner.submit(LONG, deadline_s=time.monotonic() + 60)
     await asyncio.to_thread(gate.await_reached)
     given_up = runner.export(LONG.request_id)
