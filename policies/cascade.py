@@ -11,16 +11,11 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
 from ray_cluster.policies.plan import CascadePlan
-
-CascadeEntry = Literal["light", "heavy"]
-CascadeReason = Literal["confident", "deferred", "no_time", "scorer_away", "random_routing"]
-EntryReason = Literal["routed", "quality", "add_ons", "size", "prompt", "negative_prompt"]
-"""Why a request is routed by confidence, or goes to one model alone."""
+from ray_cluster.policies.types import CascadeEntry, CascadeReason
 
 
 @dataclass(frozen=True, slots=True)

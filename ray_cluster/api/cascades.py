@@ -11,7 +11,8 @@ from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.policies.cascade import CascadeEntry, EntryReason, entry_for_quality
+from ray_cluster.policies.cascade import entry_for_quality
+from ray_cluster.policies.types import CascadeEntry, EntryReason
 from ray_cluster.protocol.settings import CascadeModel
 from ray_cluster.requests import CascadeUse, ImageRequest, LightStage
 

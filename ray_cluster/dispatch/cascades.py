@@ -23,7 +23,6 @@ from ray_cluster.observability.logs import LogFields
 from ray_cluster.policies.admission import predict_s
 from ray_cluster.policies.cascade import (
     CascadeDecision,
-    CascadeEntry,
     ConfidenceWindow,
     DeferralCurve,
     decide_deferral,
@@ -38,7 +37,7 @@ from ray_cluster.policies.cascade import (
 )
 from ray_cluster.policies.cost_model import alone_s
 from ray_cluster.policies.plan import CascadePlan
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import CascadeEntry, RequestView
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import Deferred, Preview
 from ray_cluster.requests import ImageRequest

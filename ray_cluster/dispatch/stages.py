@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ray_cluster.policies.cascade import CascadeDecision, CascadeReason
+from ray_cluster.policies.cascade import CascadeDecision
+from ray_cluster.policies.types import CascadeReason
 
 StageKind = Literal["denoise", "score"]
 RouteKind = Literal["single", "cascade", "direct"]

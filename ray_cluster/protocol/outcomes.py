@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ray_cluster.policies.cascade import CascadeReason, EntryReason
-from ray_cluster.policies.types import Offer
+from ray_cluster.policies.types import CascadeReason, EntryReason, Offer
 from ray_cluster.requests import Failure, ImageResult
 
 CascadeStage = Literal["light", "score", "heavy"]

@@ -25,7 +25,8 @@ from ray_cluster.dispatch.stages import (
     finish_image,
     single_route,
 )
-from ray_cluster.policies.cascade import CascadeDecision, CascadeReason
+from ray_cluster.policies.cascade import CascadeDecision
+from ray_cluster.policies.types import CascadeReason
 
 CASCADE, SINGLE, DIRECT = cascade_route("l", "s", "h"), single_route("m"), direct_route("h")
 DEFERRED = CascadeDecision(is_deferred=True, reason="deferred")

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.cascade import (
-    CascadeEntry,
     ConfidenceWindow,
     DeferralCurve,
     HeavyOutlook,
@@ -26,6 +25,7 @@ from ray_cluster.policies.cascade import (
     window_from,
 )
 from ray_cluster.policies.plan import CascadePlan
+from ray_cluster.policies.types import CascadeEntry
 from tests.policies.cascades import DEFERRALS, FID
 
 shares = st.floats(0, 1)
