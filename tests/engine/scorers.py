@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import (
     CLIPConfig,
@@ -15,7 +14,9 @@ from transformers import (
 )
 
 from ray_cluster.imaging.small_images import small_image
+from ray_cluster.quality.render import render
 from ray_cluster.requests import SmallImage
+from ray_cluster.training.suite import suite_prompts
 from ray_cluster.training.tokenizer import build_tokenizer
 from tests.engine.random_models import text_config
 
@@ -53,11 +54,12 @@ def save_scorer(folder: Path, kind: str) -> Path:
     return folder
 
 
-def random_images(count: int) -> list[SmallImage]:
-    """Return images of three sizes in turn."""
-    rng = np.random.default_rng(5)
-    sizes = ((64, 64), (128, 128), (64, 96))
-    return [
-        small_image(rng.integers(0, 256, (*sizes[index % 3], 3), dtype=np.uint8))
-        for index in range(count)
-    ]
+def rendered_images(count: int) -> list[SmallImage]:
+    """Return images of scenes, of three sizes in turn."""
+    sizes = ((64, 64), (128, 128), (96, 64))
+    found = []
+    for index, prompt in enumerate(suite_prompts("easy", count)):
+        width, height = sizes[index % 3]
+        [pixels] = render([prompt.scene], width=width, height=height)
+        found.append(small_image((pixels * 255).byte().permute(1, 2, 0).contiguous().numpy()))
+    return found

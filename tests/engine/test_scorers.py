@@ -16,11 +16,14 @@ from ray_cluster.imaging.small_images import pixels_of
 from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS
 from ray_cluster.models.cascade_curves import Calibration, save_calibration
 from ray_cluster.models.local import scorer_digest
+from ray_cluster.training.suite import suite_prompts
 from ray_cluster.training.tokenizer import build_tokenizer, tokenise
-from tests.engine.scorers import KINDS, random_images, save_scorer
+from tests.engine.scorers import KINDS, rendered_images, save_scorer
 
 CPU = torch.device("cpu")
-PROMPTS = [f"a {colour} circle" for colour in ("red", "green", "blue", "pink", "cyan", "orange")]
+# the first three are the images' own
+PROMPTS = [one.caption for one in suite_prompts("easy", 3)]
+PROMPTS += [f"a {colour} circle" for colour in ("red", "green", "blue")]
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +43,21 @@ def test_an_image_has_the_same_confidence_alone_and_with_others(
     kind: str, folders: dict[str, Path]
 ) -> None:
     scorer = load_scorer(str(folders.get(kind, kind)), CPU)
-    images = random_images(len(PROMPTS))
+    images = rendered_images(len(PROMPTS))
     together = scorer.score(PROMPTS, images)
     alone = [scorer.score([one], [image])[0] for one, image in zip(PROMPTS, images, strict=True)]
     assert together == pytest.approx(alone, abs=1e-5)
+    raw = scorer.raw.raw_scores
+    # also of images that are right or wrong beyond doubt
+    apart = [raw([one], [image])[0] for one, image in zip(PROMPTS, images, strict=True)]
+    assert raw(PROMPTS, images) == pytest.approx(apart, rel=1e-4, abs=1e-5)
     assert all(0 < one < 1 for one in together)
     assert len(set(together)) == len(together)
 
 
 def test_a_clip_score_is_the_cosine_of_its_librarys_embeddings(folders: dict[str, Path]) -> None:
     folder = folders["CLIPModel"]
-    images = random_images(3)
+    images = rendered_images(3)
     scores = load_uncalibrated(str(folder), CPU).raw.raw_scores(PROMPTS[:3], images)
     model, process = (kind.from_pretrained(folder) for kind in (CLIPModel, AutoImageProcessor))
     pictures = [Image.fromarray(np.array(pixels_of(one))) for one in images]
@@ -64,7 +71,7 @@ def test_a_clip_score_is_the_cosine_of_its_librarys_embeddings(folders: dict[str
 
 def test_a_classifiers_confidence_is_its_labels_probability(folders: dict[str, Path]) -> None:
     folder = folders["ViTForImageClassification"]
-    images = random_images(3)
+    images = rendered_images(3)
     real, generated = (
         load_uncalibrated(str(folder), CPU, label=label).raw.raw_scores(PROMPTS[:3], images)
         for label in ("real", "generated")
