@@ -134,15 +134,14 @@ def decode_batch(num_latent_pixels: int, num_images: int, device: torch.device) 
 def in_decoders_format(vae: ModuleT, device: torch.device) -> ModuleT:
     """Convert an autoencoder in place to the memory format that is fastest; return it.
 
-    That is channels last on a CPU, where the built-in models' takes 0.6 to 0.85 of its time and
-    Stable Diffusion's 0.92, and in half precision on a GPU, whose tensor cores take it: otherwise
-    every convolution turns its inputs around and back.
+    On a CPU that is channels last: the built-in models' takes 0.6 to 0.85 of its time, and Stable
+    Diffusion's 0.92 of it at 512 px. On a GPU it is too where numbers have 16 bits: tensor cores
+    take them in that order, and cuDNN would reorder every weight in every call.
     """
-    is_half = next(vae.parameters()).dtype in (torch.float16, torch.bfloat16)
-    if device.type == "cpu" or is_half:
-        for part in vae.modules():
-            if isinstance(part, torch.nn.Conv2d):
+    for part in vae.modules():
+        if isinstance(part, torch.nn.Conv2d):
+            weight = part.weight.data
+            if device.type == "cpu" or weight.dtype.itemsize == 2:
                 # not Module.to: that refuses the fake tensors by which memory is planned
-                weight = part.weight.data
                 part.weight.data = weight.contiguous(memory_format=torch.channels_last)
     return vae

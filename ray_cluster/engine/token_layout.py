@@ -101,6 +101,20 @@ class Level:
 
     segments: tuple[Segment, ...]
     num_tokens: int
+    _bounds: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def bounds(self, device: torch.device) -> Tensor:
+        """Return where each image begins in the matrix, and its number of rows, ``[R + 1]``.
+
+        Made once and kept: in a CUDA graph nothing may come from the host.
+        """
+        if device not in self._bounds:
+            starts = [
+                segment.tokens.start + segment.bounds(device)[:-1] for segment in self.segments
+            ]
+            end = torch.full((1,), self.num_tokens, dtype=torch.int32, device=device)
+            self._bounds[device] = torch.cat([*starts, end])
+        return self._bounds[device]
 
     @property
     def image_tokens(self) -> tuple[int, ...]:

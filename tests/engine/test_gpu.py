@@ -10,6 +10,7 @@ import torch
 
 from ray_cluster.engine import loading
 from ray_cluster.engine.gpu import number_format_here, worker_device
+from ray_cluster.engine.image_decoder import in_decoders_format
 from ray_cluster.engine.loading import load_model
 from ray_cluster.policies.gpu_shares import CUDA_CONTEXT_BYTES
 from tests.engine.conftest import Zoo
@@ -97,3 +98,22 @@ def test_what_the_executor_replaces_is_given_back_to_the_gpu(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
     load_model(pool(zoo.folder("sdxl")))
     assert order == ["weights in another order", "given back"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "is_last"),
+    [
+        ("cpu", torch.float32, True),
+        ("cuda", torch.float32, False),
+        ("cuda", torch.float16, True),
+        ("cuda", torch.bfloat16, True),
+    ],
+)
+def test_convolutions_of_16_bits_take_channels_last_on_a_gpu(
+    device: str, dtype: torch.dtype, is_last: bool
+) -> None:
+    vae = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.GroupNorm(2, 8)).to(dtype)
+    before = vae[0].weight.detach().clone()
+    [weight, *_] = in_decoders_format(vae, torch.device(device)).parameters()
+    assert weight.is_contiguous(memory_format=torch.channels_last) == is_last
+    assert torch.equal(weight, before)

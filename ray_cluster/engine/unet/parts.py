@@ -70,17 +70,19 @@ class Normalise:
             self._float = (norm.weight.detach().float(), norm.bias.detach().float())
 
     def of_rows(self, flat: Tensor, grid: Grid) -> Tensor:
-        """Return the flat matrix of whole images normalised."""
+        """Return the flat matrix of whole images normalised; on CUDA all sizes in one call."""
+        if self._of_rows:
+            # without the rows to spare
+            rows = flat[: grid.level.num_tokens]
+            return grid.stacked([self._by_kernel(rows, grid.level.bounds(flat.device))])
         return per_size(grid, lambda segment: self(segment.as_images(flat), segment))
 
     def __call__(self, images: Tensor, segment: Segment) -> Tensor:
         """Return ``[n, C, h, w]`` normalised; the segment says where each image's rows are."""
         if self._of_rows:
             # a view of a single image with its channels first would have its columns far apart
-            norm, rows = self._norm, as_rows(images).contiguous()
-            bounds = segment.bounds(rows.device)
-            settings = (norm.num_groups, norm.weight, norm.bias, norm.eps)
-            flat = group_norm_silu(rows, bounds, *settings, silu=self._activates)
+            rows = as_rows(images).contiguous()
+            flat = self._by_kernel(rows, segment.bounds(rows.device))
             return flat.view(len(images), *images.shape[2:], -1).permute(0, 3, 1, 2)
         if self._float is None:
             normed: Tensor = self._norm(images)
@@ -90,6 +92,11 @@ class Normalise:
         if self._activates:
             normed = F.silu(normed, inplace=True)
         return normed.to(images.dtype)
+
+    def _by_kernel(self, rows: Tensor, bounds: Tensor) -> Tensor:
+        norm = self._norm
+        settings = (norm.num_groups, norm.weight, norm.bias, norm.eps)
+        return group_norm_silu(rows, bounds, *settings, silu=self._activates)
 
 
 class Resnet:
