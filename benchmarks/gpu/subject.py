@@ -6,7 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,11 +36,20 @@ class Contest:
     Attributes:
         denoiser: diffusers'.
         executor: ours, with weights of its own.
+        channels_last: diffusers' with its convolutions in that memory format, if it has any.
     """
 
     family: Family
     denoiser: Denoiser
     executor: Any
+    channels_last: Denoiser | None = None
+
+    def with_channels_last(self) -> Contest:
+        """Return the contest with a copy of diffusers' model in that memory format."""
+        if not self.family.is_unet:
+            return self
+        model = copy.deepcopy(self.denoiser.model).to(memory_format=torch.channels_last)
+        return replace(self, channels_last=Denoiser(self.family, model))
 
     @property
     def device(self) -> torch.device:
