@@ -1,4 +1,4 @@
-"""The sections of each part of the suite: of the kernels, and of a family."""
+"""The sections of each part of the suite: of the kernels, a family, and whole pipelines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from benchmarks.gpu.record import Record
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.steps import measure_compiled, measure_mixes, measure_steps
 from benchmarks.gpu.subject import Contest, free_memory
+from benchmarks.gpu.whole import run_whole
 
 
 def run_part(name: str, settings: Settings, record: Record) -> None:
     """Run one part into its record."""
     if name == "kernels":
         measure_kernels(settings, record)
+    elif name == "whole":
+        run_whole(settings, record)
     else:
         _run_family(name, settings, record)
 

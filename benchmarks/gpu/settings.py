@@ -31,6 +31,8 @@ class Settings:
         kernel_rounds: samples of every implementation of an op.
         attention: heads, channels of a head and tokens of prompts, by model.
         attention_px: sides of the images in them.
+        wholes: families whose whole pipelines are loaded; of the first the stages are measured.
+        is_tiny: whether the models are.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cuda"))
@@ -52,6 +54,8 @@ class Settings:
         default_factory=lambda: {"sd3": (24, 64, 333), "flux": (24, 128, 512)}
     )
     attention_px: tuple[int, ...] = (512,) * 3 + (768,) * 3 + (1024,) * 2
+    wholes: tuple[str, ...] = ("sdxl", "flux")
+    is_tiny: bool = False
     sampling: Sampling = field(default_factory=lambda: Sampling(0.03, 20, 3, 15))
 
     def family(self, name: str) -> Family:
@@ -90,5 +94,6 @@ def tiny_settings(compile_kind: CompileKind, device: str) -> Settings:
         kernel_rounds=2,
         attention={"sd3": (2, 16, 7), "flux": (2, 32, 9)},
         attention_px=(64, 64, 96),
+        is_tiny=True,
         sampling=Sampling(1e-3, most_calls=20, fewest_rounds=2, most_rounds=2),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,6 +82,7 @@ def measure_steps(
 ) -> None:
     """Measure every size and batch; small ones first, so that time runs out for the largest."""
     section.found |= {"what": _WHAT, "guided": contest.family.is_guided}
+    contest = contest.with_channels_last()
     table = section.table("steps of one size")
     todo = [(side, batch) for side in settings.sides_px for batch in settings.batches]
     for index, (side, batch) in enumerate(todo):
@@ -92,8 +94,9 @@ def measure_steps(
 
 def _equal_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:
     ways: Ways = {EAGER: contest.pipeline_steps(sizes), OURS: contest.engine_steps(sizes)}
-    if contest.family.is_unet:
-        ways[CHANNELS_LAST] = contest.channels_last().pipeline_steps(sizes)
+    if contest.channels_last is not None:
+        other = replace(contest, denoiser=contest.channels_last)
+        ways[CHANNELS_LAST] = other.pipeline_steps(sizes)
     return ways | (_graphed(contest, sizes) if graphs else {})
 
 

@@ -36,21 +36,25 @@ class Contest:
     Attributes:
         denoiser: diffusers'.
         executor: ours, with weights of its own.
+        channels_last: diffusers' with its convolutions in that memory format, if it has any.
     """
 
     family: Family
     denoiser: Denoiser
     executor: Any
+    channels_last: Denoiser | None = None
+
+    def with_channels_last(self) -> Contest:
+        """Return the contest with a copy of diffusers' model in that memory format."""
+        if not self.family.is_unet:
+            return self
+        model = copy.deepcopy(self.denoiser.model).to(memory_format=torch.channels_last)
+        return replace(self, channels_last=Denoiser(self.family, model))
 
     @property
     def device(self) -> torch.device:
         """Where both are."""
         return self.denoiser.device
-
-    def channels_last(self) -> Contest:
-        """Return it with diffusers' convolutions in the memory format that tensor cores take."""
-        model = copy.deepcopy(self.denoiser.model).to(memory_format=torch.channels_last)
-        return replace(self, denoiser=Denoiser(self.family, model))
 
     def pipeline_steps(self, sizes: Sequence[SizePx]) -> PipelineSteps:
         """Return diffusers' steps of images that have one size."""

@@ -60,13 +60,14 @@ def run_suite(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Path) -> None:
     # the other family runs in the tests below
     done = run_suite(
-        *("--device", "cpu", "--tiny", "--compile", "none", "--only", "kernels,sdxl,flux"),
+        *("--device", "cpu", "--tiny", "--compile", "none"),
+        *("--only", "kernels,sdxl,flux,whole"),
         *("--budget-s", "1000", "--out", str(tmp_path)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [path] = tmp_path.glob("tiny-cpu-*.json")
     result = json.loads(path.read_text())
-    assert list(result["parts"]) == ["kernels", "sdxl", "flux"]
+    assert list(result["parts"]) == ["kernels", "sdxl", "flux", "whole"]
     left_out = [
         note
         for part in result["parts"].values()
@@ -74,7 +75,8 @@ def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Pa
         for note in section.get("notes", ())
     ]
     assert {note.partition(" (")[0].removeprefix("left out: ") for note in left_out} == {
-        *("attention at once", "CUDA graphs", "diffusers compiled")
+        *("attention at once", "CUDA graphs", "diffusers compiled"),
+        "whole pipelines",
     }
     kernels = result["parts"]["kernels"]
     assert {row["op"] for row in kernels["ops"]["tables"]["ops"]} >= {"geglu", "group_norm_silu"}
@@ -82,8 +84,8 @@ def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Pa
     for family in families:
         part = result["parts"][family.name]
         rows = part["steps"]["tables"]["steps of one size"]
-        ways = {OURS, EAGER} | ({CHANNELS_LAST} if family.is_unet else set())
-        assert {row["by"] for row in rows} == ways
+        last = {CHANNELS_LAST} if family.is_unet else set()
+        assert {row["by"] for row in rows} == {OURS, EAGER, *last}
         assert all(row["speed_up"]["median"] == 1 for row in rows if row["by"] == EAGER)
         assert len(part["mixes"]["tables"]["layouts"]) == 2
     assert "--profiles-of" in done.stdout
@@ -96,6 +98,25 @@ def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Pa
         assert {row.key.batch for row in steps if not row.key.beside} == {1, 2}
         assert {row.key.num_images for row in steps if row.key.beside} == {2, 3}
         assert {row.key.uses_guidance for row in profile.rows} == {not family.embeds_guidance}
+
+
+def test_whole_pipelines_are_planned_run_and_timed(settings: Settings, tmp_path: Path) -> None:
+    record = Record(tmp_path / "part.json", 1000.0)
+    parts.run_part("whole", settings, record)
+    found = record.sections
+    assert {name: one.get("problems") for name, one in found.items()} == dict.fromkeys(
+        ("sdxl, memory", "sdxl, stages at once", "sdxl, decoding", "flux, memory")
+    )
+    for name in settings.wholes:
+        [memory] = found[f"{name}, memory"]["tables"]["memory"]
+        assert 0 < memory["planned_weights_gib"] < memory["planned_peak_gib"]
+    stages = found["sdxl, stages at once"]["tables"]
+    assert {one["batch"] for one in stages["steps"]} == {settings.batches[-1]}
+    assert all(one["ms"]["n"] >= 4 for one in stages["steps"]), stages
+    assert stages["inflation"][0]["step_over_alone"] > 0
+    assert {one["when"] for one in stages["to the end of the first step"]} == {"idle", "busy"}
+    decoding = found["sdxl, decoding"]["tables"]["decoding"]
+    assert [row["by"] for row in decoding] == ["channels first", "as it is loaded"]
 
 
 @pytest.mark.timeout(600)

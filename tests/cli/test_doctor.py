@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.gpu.families import published
+from benchmarks.gpu.folders import save_whole
 from ray_cluster.cli.checks import Finding
 from ray_cluster.cli.checks.machine import check_gpus, check_machine, check_processor
 from ray_cluster.cli.checks.service import check_service
@@ -23,7 +25,6 @@ from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.memory import model_need
 from ray_cluster.policies.gpu_shares import Card
 from tests.cli.conftest import Cli
-from tests.engine.full_size import save_flux_headers, save_sdxl_headers
 
 
 def test_a_sound_configuration_has_no_problem(cli: Cli, tiny_config: Path) -> None:
@@ -195,8 +196,9 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """SDXL's and FLUX.1-dev's folders at their published sizes, headers alone."""
     place = tmp_path_factory.mktemp("published")
     return {
-        "sdxl": save_sdxl_headers(place / "sdxl"),
-        "flux": save_flux_headers(place / "flux"),
+        one.name: save_whole(place / one.name, one, is_tiny=False)
+        for one in published()
+        if one.name in {"sdxl", "flux"}
     }
 
 
