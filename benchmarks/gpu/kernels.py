@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -74,9 +75,10 @@ def _attention(settings: Settings, section: Section) -> None:
     else:
         section.leave_out("attention at once", f"PyTorch has none on {settings.device}")
     table = section.table("attention of packed sequences")
-    for index, (model, shape) in enumerate(settings.attention.items()):
+    todo = list(itertools.product(settings.attention.items(), settings.attention_px))
+    for index, ((model, shape), sides_px) in enumerate(todo):
         heads, width, num_prompt = shape
-        spans = _spans(settings.attention_px, num_prompt)
+        spans = _spans(sides_px, num_prompt)
         generator = torch.Generator(settings.device).manual_seed(0)
         size = (3, spans[-1].rows.stop, heads, width)
         drawn = torch.randn(size, device=settings.device, generator=generator)
@@ -86,9 +88,9 @@ def _attention(settings: Settings, section: Section) -> None:
         found, _ = time_cell(
             settings,
             section,
-            {"model": model, "sides_px": list(settings.attention_px)},
+            {"model": model, "sides_px": list(sides_px)},
             lambda calls=calls: dict(calls),
-            num_left=len(settings.attention) - index,
+            num_left=len(todo) - index,
             is_exact=True,
         )
         for row in found:

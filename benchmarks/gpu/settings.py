@@ -30,7 +30,7 @@ class Settings:
         copy_bytes: of the copy that bandwidth is measured with.
         kernel_rounds: samples of every implementation of an op.
         attention: heads, channels of a head and tokens of prompts, by model.
-        attention_px: sides of the images in them.
+        attention_px: batches of them, by the sides of their images: of one size, and of several.
         wholes: families whose whole pipelines are loaded; of the first the stages are measured.
         is_tiny: whether the models are.
     """
@@ -53,7 +53,11 @@ class Settings:
     attention: Mapping[str, tuple[int, int, int]] = field(
         default_factory=lambda: {"sd3": (24, 64, 333), "flux": (24, 128, 512)}
     )
-    attention_px: tuple[int, ...] = (512,) * 3 + (768,) * 3 + (1024,) * 2
+    attention_px: tuple[tuple[int, ...], ...] = (
+        (512,) * 8,
+        (1024,) * 4,
+        (512,) * 3 + (768,) * 3 + (1024,) * 2,
+    )
     wholes: tuple[str, ...] = ("sdxl", "flux")
     is_tiny: bool = False
     sampling: Sampling = field(default_factory=lambda: Sampling(0.03, 20, 3, 15))
@@ -93,7 +97,7 @@ def tiny_settings(compile_kind: CompileKind, device: str) -> Settings:
         kernel_sizes=cpu_sizes() if device == "cpu" else gpu_sizes(torch.bfloat16),
         kernel_rounds=2,
         attention={"sd3": (2, 16, 7), "flux": (2, 32, 9)},
-        attention_px=(64, 64, 96),
+        attention_px=((64, 64), (64, 64, 96)),
         is_tiny=True,
         sampling=Sampling(1e-3, most_calls=20, fewest_rounds=2, most_rounds=2),
     )

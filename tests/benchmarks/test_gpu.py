@@ -80,6 +80,8 @@ def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Pa
     }
     kernels = result["parts"]["kernels"]
     assert {row["op"] for row in kernels["ops"]["tables"]["ops"]} >= {"geglu", "group_norm_silu"}
+    attention = kernels["attention"]["tables"]["attention of packed sequences"]
+    assert {len(set(row["sides_px"])) for row in attention} == {1, 2}
     families = [one for one in tiny() if one.name in result["parts"]]
     for family in families:
         part = result["parts"][family.name]
