@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 NEXT_KEY = "the-next-key"
+# two of the heavy model, one of the light one, a discriminator
+REPLICAS = 4
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def add_a_pool(service: Service, document: Document) -> None:
     assert "applied by 2 gateway(s) and " in settings_command(service, "apply", wanted)
     assert document.path.read_text() == wanted.read_text()
     assert call(service, model="draft").status_code == 200
-    shown = shown_with(service, replicas=3)
+    shown = shown_with(service, replicas=REPLICAS + 1)
     assert shown.count("max_batch 2, max_in_flight 4") == 2
     assert shown.count(" of draft: ") == 1
     assert API_KEY not in shown
@@ -112,13 +114,13 @@ def add_a_pool(service: Service, document: Document) -> None:
 def remove_it(service: Service, document: Document) -> None:
     wanted = document.path.with_name("wanted.yaml")
     content = document.content()
-    content["pools"] = content["pools"][:1]
+    content["pools"] = [pool for pool in content["pools"] if pool != DRAFT]
     content["pools"][0].update(max_batch=8, max_in_flight=8)
     wanted.write_text(yaml.safe_dump(content))
     said = settings_command(service, "apply", wanted)
     assert "applied by 2 gateway(s) and " in said
     assert "pool draft: stopped" in said
-    assert shown_with(service, replicas=2).count("max_batch 8, max_in_flight 8") == 2
+    assert shown_with(service, replicas=REPLICAS).count("max_batch 8, max_in_flight 8") == 2
     wait_for(is_answered(service, 404, model="draft"), "the model's end")
 
 
