@@ -21,6 +21,7 @@ from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, SCORER, WORKER
 from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
+from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.local import check_models
 from ray_cluster.models.single_files import check_is_folder
 
@@ -198,7 +199,7 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
         _wait_images(cell, changes.ended_models, deadline_s, show)
         cell.remove(
             changes.removed,
-            lambda name, state: show(f"pool {name}", state, is_done=state == "stopped"),
+            lambda name, state: show(config.title(name), state, is_done=state == "stopped"),
         )
     _wait_standing(cell, config, standing, deadline_s, show)
 
@@ -216,6 +217,21 @@ def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
                 profile_of(pool)
         except RayClusterError as error:
             raise ConfigError(f"nothing was changed; pool {pool.name}: {error}") from error
+    for judge in config.discriminators:
+        if judge.name in names and (config.ray.address is None or Path(judge.model).is_dir()):
+            _check_discriminator(judge)
+
+
+def _check_discriminator(judge: DiscriminatorConfig) -> None:
+    if discriminator_folder(judge.model) is None and is_hub_id(judge.model):
+        return
+    # seconds of imports that most changes do not need
+    from ray_cluster.engine.scorers.loading import check_scorer
+
+    try:
+        check_scorer(judge.model, calibration=judge.calibration)
+    except RayClusterError as error:
+        raise ConfigError(f"nothing was changed; discriminator {judge.name}: {error}") from error
 
 
 def _wait_added(
@@ -225,9 +241,9 @@ def _wait_added(
     failed = _wait_running(cell, config, names, deadline_s, show)
     if failed:
         # for the next time that the file is applied
-        cell.remove(failed, lambda name, state: show(f"pool {name}", state))
+        cell.remove(failed, lambda name, state: show(config.title(name), state))
         raise NotApplied(
-            f"a new pool does not start: {_reasons(failed)}; mend that and apply the file again; "
+            f"what is new does not start: {_reasons(failed)}; mend that and apply the file again; "
             f"{_undo(failed)}"
         )
 
@@ -261,12 +277,13 @@ def _wait_running(
             is_waiting = state != "RUNNING" and name not in failed
             lacking = _lacking(cell, workers[name]) if is_waiting else ""
             words = f"{state.lower()}; {lacking}" if lacking else state.lower()
-            show(f"pool {name}", words, is_done=state == "RUNNING")
+            show(config.title(name), words, is_done=state == "RUNNING")
         waiting = [name for name, state in found.items() if state != "RUNNING"]
         if failed or not waiting:
             return failed
         needs = "; ".join(_need(cell, workers[name]) for name in waiting)
-        late = f"pool {waiting[0]} does" if len(waiting) == 1 else f"pools {_and(waiting)} do"
+        titles = [config.title(name) for name in waiting]
+        late = f"{_and(titles)} {'does' if len(titles) == 1 else 'do'}"
         _sleep(deadline_s, f"{late} not run yet ({needs}); {_undo(waiting)}")
 
 

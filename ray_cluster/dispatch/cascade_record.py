@@ -33,6 +33,7 @@ class CascadeRecord:
         small: the same for the discriminator; None once it is scored.
         scored: what the discriminator has answered, until it is decided on.
         failure: why the present stage makes no image, if it does not.
+        is_late: whether its deadline passed before the light image was scored.
         threshold: that its confidence was compared with.
         times: of the stages that have ended.
         num_repeated: leases of these, beyond one for each.
@@ -47,6 +48,7 @@ class CascadeRecord:
     small: SmallImage | None = None
     scored: float | None = None
     failure: FailureKind | None = None
+    is_late: bool = False
     threshold: float | None = None
     times: list[StageTime] = field(default_factory=list)
     num_repeated: int = 0

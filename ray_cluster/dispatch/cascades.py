@@ -236,10 +236,12 @@ class Cascades:
         if confidence is None or known is None:
             wanted = "light" if known is None else known.config.when_unscored
             slack_s = 0.0
-            if wanted == "heavy":
+            if wanted == "heavy" and known is not None and known.config.reserve_s is not None:
                 predicted_s = self._predicted_s(heavy, now_s)
                 slack_s = heavy.deadline_s - now_s - predicted_s
             decision = decide_unscored(wanted, slack_s)
+            if cascade.is_late:
+                decision = CascadeDecision(is_deferred=False, reason="no_time")
         else:
             # before it counts itself
             plan = known.plan
@@ -320,9 +322,10 @@ class Cascades:
             cascade = record.cascade
             if cascade is None or now_s < self._due_s(record):
                 continue
+            self._replicas.alert(record.holder)
             if cascade.stage == "heavy":
                 cascade.failure = "too_late"
-                self._replicas.alert(record.holder)
+            cascade.is_late = now_s >= record.deadline_s
             self._ledger.leave_stage(record, now_s)
         self.advance(now_s)
 
@@ -345,13 +348,11 @@ class Cascades:
             return math.inf
         if cascade.stage == "score":
             # a discriminator that holds it is alive
-            is_alone = record.holder is None and not self._replicas.ids(record.view.model)
-            return -math.inf if is_alone else record.deadline_s
-        known = self._cascades.get(cascade.use.name)
+            if record.holder is None and not self._replicas.ids(record.view.model):
+                return -math.inf
+            return math.inf if self._ignores_slack(cascade) else record.deadline_s
         pool = self._queue.pool(record.view.model)
-        if known is None or pool is None or not cascade.may_answer_light:
-            return math.inf
-        if known.config.reserve_s is None:
+        if pool is None or not cascade.may_answer_light or self._ignores_slack(cascade):
             return math.inf
         rest_s = alone_s(pool.slowest_cost, record.view)
         if record.holder is None:
@@ -359,6 +360,10 @@ class Cascades:
         # by its last report
         is_late = record.since_s + rest_s > record.deadline_s
         return -math.inf if is_late else record.deadline_s - _LAST_S
+
+    def _ignores_slack(self, cascade: CascadeRecord) -> bool:
+        known = self._cascades.get(cascade.use.name)
+        return known is None or known.config.reserve_s is None
 
 
 def _is_same(old: CascadeConfig, new: CascadeConfig) -> bool:

@@ -15,7 +15,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
-from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL
+from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL, load_curves
 from ray_cluster.models.single_files import is_single_file
 from ray_cluster.policies.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
@@ -93,9 +93,19 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
 
 
 def check_models(config: ClusterConfig) -> None:
-    """Check the pools of a configuration against their models; errors as of :func:`local_model`."""
+    """Check the pools of a configuration against their models, and read the cascades' curves.
+
+    Raises:
+        ConfigError: as of :func:`local_model`, or a cascade's file cannot be used.
+    """
     for pool in config.pools:
         local_model(pool)
+    for cascade in config.cascades:
+        if cascade.curves is not None:
+            try:
+                load_curves(cascade.curves)
+            except ConfigError as error:
+                raise ConfigError(f"cascade {cascade.name}: curves: {error}") from error
 
 
 def no_such_model(model: str) -> ConfigError:

@@ -118,6 +118,9 @@ def test_a_new_pool_that_cannot_be_loaded_changes_nothing(tmp_path: Path) -> Non
     absent = B | {"model": str(tmp_path / "absent")}
     with pytest.raises(ConfigError, match=r"pool b: model .*absent' is neither a built-in name"):
         applied(cell, tmp_path, A, absent)
+    judges = [{"name": "j", "model": str(tmp_path / "absent")}]
+    with pytest.raises(ConfigError, match=r"nothing was changed; discriminator j: there is no"):
+        applied(cell, tmp_path, A, discriminators=judges)
     assert cell.done == []
     # on a cluster, another machine may have it
     there = FakeCell(config_of(A, ray={"address": "10.0.0.1:6379"}))
@@ -187,7 +190,7 @@ def test_several_pools_that_do_not_run_are_several(tmp_path: Path) -> None:
     cell = FakeCell(config_of(A))
     cell.states["next"] = "NOT_YET"
     with pytest.raises(
-        NotApplied, match=r"pools b and c do not run yet .*; to undo it, remove them"
+        NotApplied, match=r"pool b and pool c do not run yet .*; to undo it, remove them"
     ):
         applied(cell, tmp_path, A, B, B | {"name": "c"}, timeout_s=0.01)
 

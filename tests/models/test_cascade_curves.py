@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.cascade_curves import CascadeCurves, load_curves, save_curves
+from ray_cluster.models.local import check_models
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 
 CURVES: dict[str, Any] = {
@@ -94,3 +96,17 @@ def test_curves_that_are_not_there_are_refused(tmp_path: Path) -> None:
         load_curves("mine", tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read the curves .*none\.yaml"):
         load_curves("none.yaml", tmp_path)
+
+
+def test_a_configuration_with_curves_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    pools = [{"name": name, "model": "shapes-sd"} for name in ("light", "heavy")]
+    cascade = {"name": "auto", "light": "light", "heavy": "heavy", "discriminator": "judge"}
+    config = ClusterConfig.model_validate(
+        {
+            "pools": pools,
+            "discriminators": [{"name": "judge", "model": "shapes-discriminator"}],
+            "cascades": [cascade | {"threshold": 0.5, "curves": str(tmp_path / "none.json")}],
+        }
+    )
+    with pytest.raises(ConfigError, match=r"cascade auto: curves: cannot read .*none\.json"):
+        check_models(config)

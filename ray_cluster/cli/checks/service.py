@@ -12,7 +12,7 @@ from ray_cluster.cli.checks import Finding, ok, problem, warning
 from ray_cluster.cli.plans import PlannedModel, plan_pool
 from ray_cluster.cli.ports import port_problem, running_ports, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
-from ray_cluster.config.cascades import DiscriminatorConfig
+from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.folders import is_hub_id, local_folder
@@ -57,6 +57,7 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
         if plan is not None:
             plans.append((pool, plan))
     yield from map(_check_discriminator, config.discriminators)
+    yield from map(_cascade, config.cascades)
     if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
         yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
@@ -79,6 +80,14 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
         return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
     return ok(subject, found), plan
+
+
+def _cascade(cascade: CascadeConfig) -> Finding:
+    rule = f"threshold {cascade.threshold}"
+    if cascade.threshold is None:
+        rule = f"{cascade.deferral_rate:.0%} made anew"
+    found = f"{cascade.light}, then {cascade.heavy}; {cascade.discriminator} decides, {rule}"
+    return ok(f"cascade {cascade.name}", found)
 
 
 def _check_discriminator(given: DiscriminatorConfig) -> Finding:
