@@ -17,6 +17,9 @@ import numpy as np
 from ray_cluster.policies.plan import CascadePlan
 from ray_cluster.policies.types import CascadeEntry, CascadeReason
 
+# before its deadline, at which a light image is published for a heavy one that is not there yet
+_LAST_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class QualityCurve:
@@ -265,6 +268,22 @@ def decide_unscored(wanted: CascadeEntry, slack_s: float) -> CascadeDecision:
     if wanted == "heavy" and slack_s < 0:
         return CascadeDecision(is_deferred=False, reason="no_time")
     return CascadeDecision(is_deferred=wanted == "heavy", reason="scorer_away")
+
+
+def given_up_s(deadline_s: float, rest_s: float, told_s: float | None) -> float:
+    """Return the instant from which a heavy image is not waited for any more.
+
+    One that waits is given up when it cannot be in time even alone. One that is being made may be
+    further than was told, so it has until just before its deadline, unless it was late already.
+
+    Args:
+        rest_s: seconds that it still takes on an idle replica, by what was told last.
+        told_s: instant of that; None while it waits.
+    """
+    if told_s is None:
+        return deadline_s - rest_s
+    is_late = told_s + rest_s > deadline_s
+    return -math.inf if is_late else deadline_s - _LAST_S
 
 
 def answers_with_light(plan: CascadePlan, left_s: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from ray_cluster.dispatch.stages import (
     FailureKind,
@@ -15,11 +14,15 @@ from ray_cluster.dispatch.stages import (
 from ray_cluster.policies.types import RequestView
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import AnswerReason, CascadeAnswer, CascadeStage, StageTime
-from ray_cluster.requests import CascadeUse, ImageRequest, ImageResult, SmallImage
+from ray_cluster.requests import (
+    SMALL_SIDE_PX,
+    CascadeUse,
+    ImageRequest,
+    ImageResult,
+    SmallImage,
+)
 
 _STAGES: tuple[CascadeStage, ...] = ("light", "score", "heavy")
-# what scoring costs does not depend on the image's size: it is made small before
-_SCORED_PX = 256
 
 
 @dataclass(slots=True)
@@ -83,12 +86,8 @@ class CascadeRecord:
         match published.reason:
             case "single" | "direct":
                 reason = self.use.reason
-            case "confident" | "deferred" | "no_time" | "scorer_away" | "random_routing":
-                reason = published.reason
-            case "heavy_failed":
-                reason = published.reason
             case _:
-                assert_never(published.reason)
+                reason = published.reason
         stage = _STAGES[published.stage_index] if self.use.light else self.use.entry
         return CascadeAnswer(
             name=self.use.name,
@@ -122,8 +121,9 @@ def scored_view(
     return RequestView(
         request_id=request.request_id,
         model=lane_of("score", discriminator),
-        width_px=_SCORED_PX,
-        height_px=_SCORED_PX,
+        # what scoring costs does not depend on the image's size: it is made small before
+        width_px=SMALL_SIDE_PX,
+        height_px=SMALL_SIDE_PX,
         num_steps=1,
         uses_guidance=False,
         priority=request.priority,

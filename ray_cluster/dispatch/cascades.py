@@ -29,6 +29,7 @@ from ray_cluster.policies.cascade import (
     decide_unscored,
     deferral_rate,
     drift,
+    given_up_s,
     needs_slack,
     observe,
     request_threshold,
@@ -46,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 # while a deferral rate is wanted and nothing is known of confidences
 _FIRST_THRESHOLD = 0.5
-# before its deadline, at which a light image is published for a heavy one that is not there yet
-_LAST_S = 0.05
 CurveOf = Callable[[CascadeConfig], DeferralCurve | None]
 """Returns what a cascade's confidences were calibrated to; None where nobody knows."""
 
@@ -355,11 +354,8 @@ class Cascades:
         if pool is None or not cascade.may_answer_light or self._ignores_slack(cascade):
             return math.inf
         rest_s = alone_s(pool.slowest_cost, record.view)
-        if record.holder is None:
-            return record.deadline_s - rest_s
-        # by its last report
-        is_late = record.since_s + rest_s > record.deadline_s
-        return -math.inf if is_late else record.deadline_s - _LAST_S
+        told_s = None if record.holder is None else record.since_s
+        return given_up_s(record.deadline_s, rest_s, told_s)
 
     def _ignores_slack(self, cascade: CascadeRecord) -> bool:
         known = self._cascades.get(cascade.use.name)

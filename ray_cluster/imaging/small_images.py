@@ -6,22 +6,19 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from ray_cluster.requests import SmallImage
+from ray_cluster.requests import SMALL_SIDE_PX, SmallImage
 
 Pixels = npt.NDArray[np.uint8]
 
-# no usual discriminator takes more than 256 px
-SHORT_SIDE_PX = 256
-
 
 def small_image(pixels: Pixels) -> SmallImage:
-    """Return an image whose shorter side has at most ``SHORT_SIDE_PX``; smaller ones as they are.
+    """Return an image whose shorter side has at most ``SMALL_SIDE_PX``; smaller ones as they are.
 
     Args:
         pixels: ``[H, W, 3]`` uint8.
     """
     height, width = pixels.shape[:2]
-    scale = SHORT_SIDE_PX / min(height, width)
+    scale = SMALL_SIDE_PX / min(height, width)
     if scale < 1:
         size = round(width * scale), round(height * scale)
         resized = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)

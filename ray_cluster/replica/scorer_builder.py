@@ -13,13 +13,14 @@ from ray_cluster.config.cascades import DiscriminatorTuning
 from ray_cluster.engine.scorers.loading import load_scorer
 from ray_cluster.engine.scorers.scorer import Scorer
 from ray_cluster.engine.warmup import device_name, prepare_threads
-from ray_cluster.imaging.small_images import SHORT_SIDE_PX, small_image
+from ray_cluster.imaging.small_images import small_image
 from ray_cluster.policies.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.scorer_agent import ScorerAgent
+from ray_cluster.requests import SMALL_SIDE_PX
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def measure_scoring(scorer: Scorer, *, max_batch: int, clock: Callable[[], float
 
     The fastest of several is fitted: what else the machine does only makes them slower.
     """
-    image = small_image(np.full((SHORT_SIDE_PX, SHORT_SIDE_PX, 3), 127, np.uint8))
+    image = small_image(np.full((SMALL_SIDE_PX, SMALL_SIDE_PX, 3), 127, np.uint8))
 
     def fastest_s(count: int) -> float:
         found = []
@@ -87,7 +88,7 @@ def measure_scoring(scorer: Scorer, *, max_batch: int, clock: Callable[[], float
 
     several = max(2, max_batch)
     return fitted_cost(
-        (SHORT_SIDE_PX, SHORT_SIDE_PX),
+        (SMALL_SIDE_PX, SMALL_SIDE_PX),
         alone_s=fastest_s(1),
         together_s=fastest_s(several),
         num_together=several,

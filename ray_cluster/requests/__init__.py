@@ -39,6 +39,7 @@ from ray_cluster.requests.profiles import (
     PromptTokenizer,
 )
 from ray_cluster.requests.results import (
+    SMALL_SIDE_PX,
     Failure,
     ImageResult,
     SmallImage,
@@ -50,6 +51,7 @@ __all__ = [
     "IMAGE_FORMATS",
     "MAX_GUIDANCE_SCALE",
     "SAMPLER_NAMES",
+    "SMALL_SIDE_PX",
     "AddOns",
     "BlobRef",
     "CascadeUse",

@@ -31,9 +31,13 @@ class Timing:
         return asdict(self)
 
 
+# no usual discriminator takes more
+SMALL_SIDE_PX = 256
+
+
 @dataclass(frozen=True, slots=True)
 class SmallImage:
-    """An image as a discriminator gets it: small, and not coded.
+    """An image as a discriminator gets it, not coded; ``SMALL_SIDE_PX`` bounds its shorter side.
 
     Attributes:
         data: ``height_px * width_px * 3`` bytes, red, green and blue of each pixel, row by row.

@@ -17,6 +17,7 @@ from ray_cluster.policies.cascade import (
     decide_deferral,
     decide_unscored,
     deferral_rate,
+    given_up_s,
     heavy_finish_s,
     needs_slack,
     observe,
@@ -213,3 +214,10 @@ def test_a_light_image_answers_in_time_if_the_plan_says_so() -> None:
     assert answers_with_light(CascadePlan("s", 0.5), 0.0)
     assert not answers_with_light(CascadePlan("s", 0.5), -0.1)
     assert not answers_with_light(CascadePlan("s", 0.5, when_late="drop"), 9.0)
+
+
+@pytest.mark.parametrize(("told_s", "at_s"), [(None, 7.0), (6.0, 9.95), (8.0, -math.inf)])
+def test_a_heavy_image_is_given_up_when_it_cannot_be_in_time(
+    told_s: float | None, at_s: float
+) -> None:
+    assert given_up_s(10.0, 3.0, told_s) == pytest.approx(at_s)
