@@ -172,12 +172,6 @@ def fail(
     return _publish(stages, candidate, "no_time" if kind == "too_late" else "heavy_failed")
 
 
-def begin_again(stages: RequestStages, index: int) -> RequestStages:
-    """Start anew, because what an earlier stage left is gone."""
-    _check(stages, index, None)
-    return RequestStages(stages.route)
-
-
 def _publish(stages: RequestStages, index: int, reason: PublishReason) -> RequestStages:
     model = stages.route.stages[index].model
     return replace(stages, published=Publication(index, model, reason))

@@ -124,7 +124,7 @@ def stored_tensors(files: WeightFiles) -> dict[str, Tensor]:
         # torch passes on what the pickle raises, UnpicklingError and EOFError among others
         except Exception as error:
             raise ConfigError(
-                f"{path} cannot be read ({_first_line(error)}): {INCOMPLETE}"
+                f"{path} cannot be read ({first_line(error)}): {INCOMPLETE}"
             ) from error
     return found
 
@@ -147,7 +147,7 @@ def _check_weights(folder: Path, component: Component) -> None:
     except Exception as error:
         raise ConfigError(
             f"{folder / component.name / 'config.json'} does not suit a {component.class_name} "
-            f"({_first_line(error)}); download it again"
+            f"({first_line(error)}); download it again"
         ) from error
     _refuse(folder, component, files, unmatched)
 
@@ -231,7 +231,7 @@ def _check_tokenizer(folder: Path, component: Component) -> None:
         if isinstance(error, ModelUnsupported):
             raise
         raise ConfigError(
-            f"{folder / component.name} cannot be loaded ({_first_line(error)}): {INCOMPLETE}"
+            f"{folder / component.name} cannot be loaded ({first_line(error)}): {INCOMPLETE}"
         ) from error
 
 
@@ -247,6 +247,7 @@ def component_class(folder: Path, component: Component) -> Any:
     return found
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error says in one line: its class if it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -33,7 +33,7 @@ from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.metrics import ReplicaMetrics
-from ray_cluster.replica.poller import LeasePoller
+from ray_cluster.replica.poller import LeasePoller, check_running
 from ray_cluster.replica.preemption import Preemptions
 from ray_cluster.replica.preview_sender import Previews
 from ray_cluster.replica.state_transfer import StateTransfer
@@ -123,9 +123,7 @@ class ReplicaAgent:
         if self._death is not None:
             raise RuntimeError(str(self._death))
         self._runner.check_alive(self._max_silence_s)
-        for task in self._loops:
-            if task.done() and not task.cancelled():
-                raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")
+        check_running(self._loops)
 
     async def drain(self) -> None:
         """Export every row at the next step boundary, return all leases, and stop.

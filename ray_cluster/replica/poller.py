@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherLink
@@ -74,3 +74,10 @@ async def back_off(failures: int, error: DispatcherUnavailable) -> None:
     if failures == 0:
         logger.warning("the dispatcher cannot be reached (%s); trying again", error)
     await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+
+
+def check_running(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Raise RuntimeError when one of the tasks, which run until cancelled, has ended."""
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")

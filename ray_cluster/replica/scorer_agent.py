@@ -23,7 +23,7 @@ from ray_cluster.replica.delivery import failure_of
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.metrics import ScorerMetrics
-from ray_cluster.replica.poller import LeasePoller
+from ray_cluster.replica.poller import LeasePoller, check_running
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,6 @@ class ScorerAgent:
         self._has_work = asyncio.Event()
         self._busy_since_s: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_draining = False
 
     def start(self) -> None:
         """Start polling, scoring and reporting on the running loop."""
@@ -90,16 +89,13 @@ class ScorerAgent:
 
     def check_alive(self) -> None:
         """Raise RuntimeError when a task has died or a batch hangs."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                raise RuntimeError(f"{task.get_name()} has died: {task.exception()}")
+        check_running(self._tasks)
         since_s = self._busy_since_s
         if since_s is not None and self._clock() - since_s > self._max_silence_s:
             raise RuntimeError(f"a batch is scored for {self._clock() - since_s:.1f} s")
 
     async def drain(self) -> None:
         """Stop, and leave what is not scored yet to others."""
-        self._is_draining = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

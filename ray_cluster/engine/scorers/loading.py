@@ -13,7 +13,7 @@ from ray_cluster.engine.scorers.clip import ClipScorer
 from ray_cluster.engine.scorers.image_classifier import ImageClassifierScorer
 from ray_cluster.engine.scorers.scorer import CalibratedScorer, RawScorer
 from ray_cluster.engine.scorers.shapes import ShapesScorer
-from ray_cluster.engine.whole_models import load_whole
+from ray_cluster.engine.whole_models import first_line, load_whole
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS, discriminator_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, Calibration, load_calibration
@@ -178,6 +178,7 @@ def _part(kind: Any, folder: Path) -> Any:
         return kind.from_pretrained(folder, local_files_only=True)
     # the tokenizers library raises Exception itself for a damaged file
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         what = kind.__name__.removeprefix("Auto")
-        raise ConfigError(f"{folder} has no usable {what} ({first}): {INCOMPLETE}") from error
+        raise ConfigError(
+            f"{folder} has no usable {what} ({first_line(error)}): {INCOMPLETE}"
+        ) from error
