@@ -21,7 +21,7 @@ RefusalReason = Literal[
 WhenLate = Literal["accept", "refuse"]
 CascadeEntry = Literal["light", "heavy"]
 CascadeReason = Literal["confident", "deferred", "no_time", "scorer_away", "random_routing"]
-EntryReason = Literal["routed", "quality", "add_ons", "size", "prompt", "negative_prompt"]
+EntryReason = Literal["routed", "quality", "add_ons", "size", "prompt", "negative_prompt", "edit"]
 """Why a request is routed by confidence, or goes to one model alone."""
 
 # later requests that may be leased before one, because what it needs is on another replica

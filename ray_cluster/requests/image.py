@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ray_cluster.policies.edits import steps_of_schedule
 from ray_cluster.policies.fidelity import Fidelity, ReusedSteps, Terms
 from ray_cluster.policies.types import RequestView, WhenLate
 from ray_cluster.requests.parts import (
+    FLOW_SAMPLER_NAMES,
     AddOns,
     BlobRef,
     CascadeUse,
     Edit,
     ImageFormat,
+    LightStage,
     OutputSpec,
     SamplerName,
 )
@@ -29,9 +32,10 @@ class ImageRequest:
         request_id: unique in the cell.
         model: name under which a pool serves the model; in a cascade the heavy one's, where both
             may make the image.
-        width_px: image width; a multiple of the model's ``size_multiple_px``.
-        height_px: image height, likewise.
-        num_steps: denoising steps.
+        width_px: width of the image that the model makes; a multiple of the model's
+            ``size_multiple_px``.
+        height_px: its height, likewise.
+        num_steps: denoising steps that it takes.
         guidance_scale: classifier-free guidance weight; guidance is off at 1 or below.
         seed: seeds the request's own noise generator, in [0, 2**63).
         negative_prompt: what guidance leads away from; None is no text, which some models take for
@@ -83,6 +87,21 @@ class ImageRequest:
         return (self.width_px, self.height_px)
 
     @property
+    def output_px(self) -> tuple[int, int]:
+        """Width and height of the image that is returned."""
+        return self.size_px if self.edit is None else self.edit.canvas_px
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps of the whole schedule, ``num_inference_steps`` of the API; its own are the last."""
+        return self.num_steps if self.edit is None else self.edit.schedule_steps
+
+    @property
+    def first_step(self) -> int:
+        """Index in the schedule of the step that it begins with."""
+        return self.schedule_steps - self.num_steps
+
+    @property
     def uses_guidance(self) -> bool:
         """Whether a second, unconditional row is computed per step (as diffusers decides it)."""
         return self.guidance_scale > 1.0 and not self.embeds_guidance
@@ -103,10 +122,17 @@ class ImageRequest:
             guidance_scale=stage.guidance_scale,
             sampler=stage.sampler,
             embeds_guidance=stage.embeds_guidance,
+            edit=self._light_edit(stage),
             terms=None,
             output=replace(self.output, num_previews=0),
             cascade=replace(self.cascade, light=None),
         )
+
+    def _light_edit(self, stage: LightStage) -> Edit | None:
+        if self.edit is None:
+            return None
+        assert stage.schedule_steps is not None, "the light stage of an edit has a schedule"
+        return replace(self.edit, schedule_steps=stage.schedule_steps)
 
     @property
     def fidelity(self) -> Fidelity | None:
@@ -174,8 +200,8 @@ class ImageRequest:
         recipe = {
             "model": self.model,
             "prompt": self.prompt,
-            "size": f"{self.width_px}x{self.height_px}",
-            "num_inference_steps": str(self.num_steps),
+            "size": "{}x{}".format(*self.output_px),
+            "num_inference_steps": str(self.schedule_steps),
             "guidance_scale": repr(self.guidance_scale),
             "sampler": self.sampler,
             "seed": str(self.seed),
@@ -186,16 +212,38 @@ class ImageRequest:
             recipe["reuse"] = str(self.reuse.schedule)
         if self.cascade is not None:
             recipe["cascade"] = self.cascade.name
+        if self.edit is not None:
+            recipe |= edit_recipe(self.edit)
         return recipe
+
+
+def edit_recipe(edit: Edit) -> dict[str, str]:
+    """Return what a recipe says of an edit: its images by their digests."""
+    recipe = {"image_sha256": edit.image.sha256, "strength": repr(edit.strength)}
+    if edit.mask is not None:
+        recipe |= {"mask_sha256": edit.mask.sha256, "paste_back": str(edit.paste_back).lower()}
+    if edit.feather_px:
+        recipe["feather_px"] = str(edit.feather_px)
+    if edit.window is not None:
+        recipe["crop"] = "auto"
+    return recipe
 
 
 def granted(requests: Sequence[ImageRequest], num_steps: Sequence[int]) -> tuple[ImageRequest, ...]:
     """Return requests with the steps that admission granted; none given: with all their steps."""
     if not num_steps:
         return tuple(requests)
-    return tuple(
-        replace(request, num_steps=num) for request, num in zip(requests, num_steps, strict=True)
-    )
+    return tuple(with_steps(request, num) for request, num in zip(requests, num_steps, strict=True))
+
+
+def with_steps(request: ImageRequest, num_steps: int) -> ImageRequest:
+    """Return a request that takes another number of steps; an edit keeps its strength."""
+    if request.edit is None or num_steps == request.num_steps:
+        return replace(request, num_steps=num_steps)
+    is_flow = request.sampler in FLOW_SAMPLER_NAMES
+    schedule_steps = steps_of_schedule(num_steps, request.edit.strength, is_flow=is_flow)
+    edit = replace(request.edit, schedule_steps=schedule_steps)
+    return replace(request, num_steps=num_steps, edit=edit)
 
 
 def file_name(request_id: str, image_format: ImageFormat) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ray_cluster.policies.edits import Box
 from ray_cluster.policies.types import CascadeEntry, EntryReason
 
 NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm", "pndm"]
@@ -12,6 +13,8 @@ FlowSampler = Literal["flow_match_euler"]
 SamplerName = Literal[NoiseSampler, FlowSampler]
 GuidanceKind = Literal["rows", "embedded", "none"]
 """Guidance by a second row per step, by an input of the model, or none."""
+EditKind = Literal["any", "masked"]
+"""Edits with and without a mask, beside images from text; or with a mask alone, and nothing else."""
 ImageFormat = Literal["png", "jpeg", "webp"]
 # for models trained on noise schedules, and for those trained on flows
 SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
@@ -104,19 +107,30 @@ class AddOns:
 class Edit:
     """What a request changes in a template, if it does not start from noise alone.
 
+    The template is brought to the size of the canvas; what the window shows of it is brought to the
+    request's size, on which the model works, and what comes of that goes back into the window.
+
     Attributes:
         image: the template.
-        mask: where to edit, of the template's size; None for everywhere.
-        mask_ratio: share of the image that the mask leaves to edit, in (0, 1].
+        canvas_px: width and height of the image that is returned.
+        schedule_steps: steps of the whole schedule, of which the request's are the last.
+        mask: what to edit (where it is transparent), of the template's size; None for everywhere.
+        mask_ratio: share of the window that the mask leaves to edit, in (0, 1].
         strength: how much of the noise schedule is run, in (0, 1].
         paste_back: whether pixels outside the mask become the template's again.
+        feather_px: width of the border within the mask over which the edit is blended in.
+        window: what the model sees of the canvas; None for all of it.
     """
 
     image: BlobRef
+    canvas_px: tuple[int, int]
+    schedule_steps: int
     mask: BlobRef | None = None
     mask_ratio: float = 1.0
     strength: float = 1.0
     paste_back: bool = True
+    feather_px: int = 0
+    window: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,7 @@ class LightStage:
 
     Attributes:
         discriminator: name of the one that does.
+        schedule_steps: of an edit, those of the whole schedule; None for text to image.
     """
 
     model: str
@@ -133,6 +148,7 @@ class LightStage:
     guidance_scale: float
     sampler: SamplerName
     embeds_guidance: bool = False
+    schedule_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ray_cluster.policies.fidelity import StepTable
-from ray_cluster.requests.parts import GuidanceKind, SamplerName
+from ray_cluster.requests.parts import EditKind, GuidanceKind, SamplerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class ModelProfile:
         fewer_steps: steps by fidelity; None where that was not measured.
         outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
         prompt_digest: of the tokenizers that count; empty where only replicas can count.
+        edits: what it makes of images; inpainting models need a mask.
     """
 
     model: str
@@ -55,3 +56,4 @@ class ModelProfile:
     fewer_steps: StepTable | None = None
     outer_blocks: tuple[int, int] | None = None
     prompt_digest: str = ""
+    edits: EditKind = "any"

@@ -145,7 +145,7 @@ def test_who_has_the_adapter_of_the_first_request_is_asked_first(core: DispatchC
 
 
 def test_a_policy_sees_the_add_ons_and_the_edit_of_a_request() -> None:
-    edit = Edit(BlobRef("ab" * 32, 9), mask_ratio=0.25)
+    edit = Edit(BlobRef("ab" * 32, 9), (64, 64), 20, mask_ratio=0.25)
     request = image_request(add_ons=loras("x", "y"), edit=edit)
     view = request.view(arrival_s=0.0, deadline_s=1.0)
     assert (view.template, view.mask_ratio, view.num_passes) == ("ab" * 32, 0.25, 0)

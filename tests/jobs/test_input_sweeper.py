@@ -64,7 +64,7 @@ def edit_job(job_id: str, ref: BlobRef, clock: FakeClock, num_images: int = 1) -
 
 
 def edits(requests: tuple[ImageRequest, ...], ref: BlobRef) -> list[ImageRequest]:
-    return [replace(one, edit=Edit(ref), owner=OWNER) for one in requests]
+    return [replace(one, edit=Edit(ref, (64, 64), 4), owner=OWNER) for one in requests]
 
 
 async def test_an_input_that_nobody_names_goes_after_the_grace_age(
@@ -91,7 +91,7 @@ async def test_the_input_of_a_job_stays_until_the_job_has_ended(
         await cell.sweep_for(9 * GRACE_S)
         assert (cell.has(ref), cell.has(other)) == (True, False)
         first, second = (await replica.poll()).values()
-        assert (first.request.owner, first.request.edit) == (OWNER, Edit(ref))
+        assert (first.request.owner, first.request.edit) == (OWNER, Edit(ref, (64, 64), 4))
         await cell.sweep_for(9 * GRACE_S)
         await replica.finish(first)
         await cell.sweep_for(9 * GRACE_S)

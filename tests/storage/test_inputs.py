@@ -220,8 +220,10 @@ def test_a_request_names_all_its_inputs() -> None:
     first, second, third = (BlobRef(digit * 64, 1) for digit in "123")
     control = AddOns(controls=(ControlUse("edges", first),))
     requests = [
-        image_request("a", owner=ALICE, add_ons=control, edit=Edit(second, third)),
-        image_request("b", owner=BOB, edit=Edit(second)),
+        image_request(
+            "a", owner=ALICE, add_ons=control, edit=Edit(second, (64, 64), 4, mask=third)
+        ),
+        image_request("b", owner=BOB, edit=Edit(second, (64, 64), 4)),
         image_request("c", owner=BOB),
     ]
     assert input_names(requests) == {
