@@ -49,9 +49,9 @@ class EditPixels:
 
     Attributes:
         work: ``[h, w, 3]`` uint8, what the model sees, of the request's size.
-        mask: ``[h, w]``, what of it is edited; None for everything.
+        mask: ``[h, w]``, what of it is edited; None for all.
         canvas: ``[H, W, 3]`` uint8, the template in the size of the image that is returned.
-        weights: ``[H, W]`` uint8, how much of the edit is seen there, 0 outside the mask; None where
+        weights: ``[H, W]`` uint8, how much of the edit is seen, 0 outside the mask; None where
             nothing is pasted back.
     """
 

@@ -14,7 +14,7 @@ SamplerName = Literal[NoiseSampler, FlowSampler]
 GuidanceKind = Literal["rows", "embedded", "none"]
 """Guidance by a second row per step, by an input of the model, or none."""
 EditKind = Literal["any", "masked"]
-"""Edits with and without a mask, beside images from text; or with a mask alone, and nothing else."""
+"""Images from text and any edits; or edits with a mask, and nothing else."""
 ImageFormat = Literal["png", "jpeg", "webp"]
 # for models trained on noise schedules, and for those trained on flows
 SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)
