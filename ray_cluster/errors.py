@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-Stage = Literal["queue", "encode", "denoise", "decode", "coding", "storing", "score", "replica"]
+Stage = Literal[
+    "queue", "image", "encode", "denoise", "decode", "coding", "storing", "score", "replica"
+]
 
 
 class RayClusterError(Exception):

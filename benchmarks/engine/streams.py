@@ -19,8 +19,8 @@ import torch
 from benchmarks.engine.subject import Subject, largest_difference
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
+from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.requests import ImageRequest
 
 Images = dict[str, Pixels]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.settings import MODEL
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.autoencoder import ImageDecoder, Pixels
 from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.state import RequestState

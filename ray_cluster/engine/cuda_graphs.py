@@ -89,6 +89,11 @@ class GraphedExecutor(Generic[PreparedT]):
         return self._executor.num_levels
 
     @property
+    def num_conditions(self) -> int:
+        """Channels that the model takes beside the latents."""
+        return self._executor.num_conditions
+
+    @property
     def num_outer(self) -> range:
         """Numbers of outer blocks within which it can keep and reuse what it makes."""
         return self._executor.num_outer

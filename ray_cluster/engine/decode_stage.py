@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ray_cluster.engine.autoencoder import ImageDecoder, Pixels
 from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.events import Decoded, Previewed
-from ray_cluster.engine.image_decoder import ImageDecoder, Pixels
 from ray_cluster.engine.step_engine import PreviewLatents
 from ray_cluster.engine.streams import StageStream
 from ray_cluster.engine.tickets import LiveTickets, Ticket

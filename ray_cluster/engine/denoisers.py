@@ -17,7 +17,7 @@ from ray_cluster.engine.folders import component_config, component_names
 from ray_cluster.engine.unet.config import check_unet_config, check_unet_inputs
 from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.models.local import patch_size, vae_scale_factor
-from ray_cluster.requests import GuidanceKind
+from ray_cluster.requests import EditKind, GuidanceKind
 
 _UNET = "UNet2DConditionModel"
 _FLUX = "FluxTransformer2DModel"
@@ -75,6 +75,12 @@ def guidance_kind(config: Mapping[str, Any]) -> GuidanceKind:
     if not is_flux(config):
         return "rows"
     return "embedded" if config.get("guidance_embeds", False) else "none"
+
+
+def edit_kind(config: Mapping[str, Any]) -> EditKind:
+    """Return what a model makes of images: inpainting UNets need a mask."""
+    is_inpainting = is_unet(config) and config["in_channels"] != config["out_channels"]
+    return "masked" if is_inpainting else "any"
 
 
 def flow_model(folder: Path) -> FlowModel | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray_cluster.engine.image_decoder import Pixels
+from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepReport
 from ray_cluster.errors import InvalidRequest, RequestFailed

@@ -62,7 +62,8 @@ class StepBatch(Generic[PreparedT]):
 
     Attributes:
         layout: where their pixels lie.
-        latents: ``[M, C]`` float32, a row per pixel, already scaled for the model.
+        latents: ``[M, C + K]`` float32, a row per pixel, already scaled for the model; K values are
+            conditions that inpainting models take beside them.
         timesteps: ``[B]`` float32, each request's own.
         prepared: per request what the executor made of its conditioning.
         guidance_scales: ``[B]`` float32; used where the layout says that a request is guided.
@@ -111,6 +112,12 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
     @property
     def num_levels(self) -> int:
         """Resolutions that the layout of a batch must have."""
+
+    @property
+    def num_conditions(self) -> int:
+        """Channels that it takes beside the latents: of inpainting models a mask and the latents of
+        what it spares, else none.
+        """
 
     @property
     def num_outer(self) -> range:

@@ -32,7 +32,11 @@ class FlowModel:
 
 
 def flow_match_euler(
-    config: Mapping[str, Any], num_steps: int, flow: FlowModel, num_tokens: int | None
+    config: Mapping[str, Any],
+    num_steps: int,
+    flow: FlowModel,
+    num_tokens: int | None,
+    first_step: int = 0,
 ) -> SamplerTable:
     """Return Euler's method on the straight path from noise to image.
 
@@ -50,6 +54,7 @@ def flow_match_euler(
     steps = [
         Step(
             timestep=timestep,
+            level=(1.0 - sigmas[index], sigmas[index]),
             from_latents=1.0,
             from_output=-sigmas[index],
             keep=1.0,
@@ -58,7 +63,7 @@ def flow_match_euler(
         )
         for index, timestep in enumerate(scheduler.timesteps.tolist())
     ]
-    return assemble(steps, clip=float("inf"), init_noise_sigma=1.0)
+    return assemble(steps[first_step:], clip=float("inf"), init_noise_sigma=1.0)
 
 
 def flow_shift(config: Any, num_tokens: int) -> float:

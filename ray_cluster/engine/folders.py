@@ -83,12 +83,21 @@ def _download(model: str) -> Path:
 
 
 def pipeline_name(folder: Path) -> str:
-    """Return the diffusers pipeline class that a folder is made for."""
+    """Return the diffusers pipeline class that a folder is made for.
+
+    For an inpainting pipeline it is the one of its family that takes text alone: they are of the
+    same components, read prompts and are sampled alike.
+    """
     index = folder / INDEX
     name = read_object(index).get("_class_name")
     if not isinstance(name, str):
         raise ConfigError(f"{index} has no _class_name of a pipeline; download it again")
-    return name
+    return text_pipeline(name)
+
+
+def text_pipeline(name: str) -> str:
+    """Return the text-to-image pipeline of the family of a pipeline class."""
+    return name.replace("InpaintPipeline", "Pipeline")
 
 
 def component_names(folder: Path) -> list[str]:

@@ -8,21 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
+from torch import Tensor
 
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder
 from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.denoisers import (
     build_executor,
     check_denoiser,
     denoiser_name,
+    edit_kind,
     flow_model,
     guidance_kind,
     is_flux,
     is_unet,
 )
+from ray_cluster.engine.edits.template import EncodedImage, latent_mask
 from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import (
     component_config,
@@ -31,7 +36,6 @@ from ray_cluster.engine.folders import (
     resolve_folder,
 )
 from ray_cluster.engine.gpu import prepare_card, this_card, worker_device
-from ray_cluster.engine.image_decoder import ImageDecoder
 from ray_cluster.engine.memory import plan_model_memory
 from ray_cluster.engine.offload import place_weights
 from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
@@ -42,6 +46,7 @@ from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.weights import DTYPE_BY_NAME, vae_dtype
 from ray_cluster.engine.whole_models import check_models, load_models
 from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes, patch_size
@@ -100,6 +105,7 @@ class LoadedModel:
     """
 
     encoder: PromptEncoder
+    images: ImageEncoder
     executor: Executor[Any, Any]
     decoder: ImageDecoder
     tables: SamplerTables
@@ -181,6 +187,7 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     torch.cuda.empty_cache()
     return LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
+        images=ImageEncoder(pipeline.vae, device),
         executor=executor,
         decoder=ImageDecoder(pipeline.vae, device),
         tables=model.tables,
@@ -190,10 +197,39 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     )
 
 
+def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[EncodedImage]:
+    """Encode the images of edits of one size together.
+
+    Raises:
+        ArithmeticError: the autoencoder returned NaN or infinite latents.
+    """
+    images, masks = [one.work for one in edits], [one.mask for one in edits]
+    latents = model.images.encode(images)
+    spared: Sequence[Tensor | None] = [None] * len(edits)
+    if model.executor.num_conditions:
+        # an inpainting model always sees a mask
+        masks = [
+            np.ones(one.work.shape[:2], np.bool_) if one.mask is None else one.mask for one in edits
+        ]
+        spared = model.images.encode(images, masks)
+    device, factor = model.executor.device, model.images.factor
+    return [
+        EncodedImage(clean, None if mask is None else latent_mask(mask, factor).to(device), masked)
+        for clean, mask, masked in zip(latents, masks, spared, strict=True)
+    ]
+
+
 def start_states(
-    model: LoadedModel, requests: Sequence[ImageRequest], *, now_s: float
+    model: LoadedModel,
+    requests: Sequence[ImageRequest],
+    *,
+    now_s: float,
+    images: Sequence[EncodedImage | None] = (),
 ) -> list[RequestState]:
     """Encode requests together; arrival and deadline are both the present instant for now.
+
+    Args:
+        images: of each request, for those that are edits; may be left out where none is.
 
     Raises:
         ValueError: the model cannot run a request's reuse schedule.
@@ -204,11 +240,14 @@ def start_states(
             request,
             conditioning,
             latent_shape=model.executor.latent_shape(request.width_px, request.height_px),
-            table=model.tables.table(request.sampler, request.num_steps, request.size_px),
+            table=model.tables.of(request),
             arrival_s=now_s,
             deadline_s=now_s,
+            image=image,
         )
-        for request, conditioning in zip(requests, conditionings, strict=True)
+        for request, conditioning, image in zip(
+            requests, conditionings, images or [None] * len(requests), strict=True
+        )
     ]
     for state in states:
         check_reuse(state, model.executor)
@@ -220,7 +259,7 @@ def _check_fit(folder: Path, model: dict[str, Any]) -> None:
     vae = component_config(folder, "vae")
     # the pixels of FLUX's patches are channels of its transformer
     channels = vae["latent_channels"] * (patch_size(model) ** 2 if is_flux(model) else 1)
-    if model["in_channels"] != channels:
+    if model["in_channels"] not in {channels, 2 * channels + 1}:
         raise ConfigError(
             f"{folder}: {denoiser_name(folder)} takes latents of {model['in_channels']} channels, "
             f"and vae makes {channels}; they are of different models"
@@ -306,6 +345,7 @@ def _profile(
         guidance=kind,
         fewer_steps=step_table(pool),
         outer_blocks=(outer.start, outer.stop - 1),
+        edits=edit_kind(model),
     )
     if kind == "none" and profile.default_guidance_scale > 1:
         raise ConfigError(

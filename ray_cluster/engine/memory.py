@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.autoencoder import decode_batch, in_decoders_format
 from ray_cluster.engine.denoisers import (
     build_executor,
     denoiser_name,
@@ -33,7 +34,6 @@ from ray_cluster.engine.denoisers import (
 )
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.image_decoder import decode_batch, in_decoders_format
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
 from ray_cluster.engine.weights import component_weights, is_text_encoder, vae_dtype
@@ -115,7 +115,8 @@ def _step_bytes(config_json: str, latent_hw: tuple[int, int], rows: int, dtype: 
             batch = StepBatch(
                 layout=layout_of((SizeGroup(*latent_hw, 0, rows),), executor.num_levels),
                 latents=torch.zeros(
-                    rows * latent_hw[0] * latent_hw[1], executor.latent_shape(*latent_hw)[0]
+                    rows * latent_hw[0] * latent_hw[1],
+                    executor.latent_shape(*latent_hw)[0] + executor.num_conditions,
                 ),
                 timesteps=torch.zeros(rows),
                 prepared=tuple(executor.prepare(conditioning) for _ in range(rows)),
@@ -129,18 +130,32 @@ def decode_bytes(
     config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
 ) -> int:
     """Return the peak bytes of decoding one image of a latent size in float32."""
-    return _decode_bytes(json.dumps(config, sort_keys=True), latent_hw, device)
+    return _coding_bytes(json.dumps(config, sort_keys=True), latent_hw, device, encodes=False)
+
+
+def encode_bytes(
+    config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
+) -> int:
+    """Return the peak bytes of encoding one image of a latent size in float32."""
+    return _coding_bytes(json.dumps(config, sort_keys=True), latent_hw, device, encodes=True)
 
 
 @lru_cache(maxsize=_KEPT_COUNTS)
-def _decode_bytes(config_json: str, latent_hw: tuple[int, int], device: torch.device) -> int:
+def _coding_bytes(
+    config_json: str, latent_hw: tuple[int, int], device: torch.device, *, encodes: bool
+) -> int:
     config = json.loads(config_json)
     with _fake() as peak:
         vae = getattr(diffusers, config["_class_name"]).from_config(config)
         in_decoders_format(vae, device)
+        factor = vae_scale_factor(config)
+        image = torch.zeros(1, 3, *(side * factor for side in latent_hw))
         latents = torch.zeros(1, config["latent_channels"], *latent_hw)
         with peak:
-            vae.decode(latents, return_dict=False)
+            if encodes:
+                vae.encode(image, return_dict=False)
+            else:
+                vae.decode(latents, return_dict=False)
     return peak.peak
 
 
@@ -189,7 +204,8 @@ def model_need(
     """Return what a model needs for images of each size, from its files alone.
 
     A step is counted with guidance (two model rows a request, if the model is guided by these),
-    beside the decoding of the images that may be decoded together meanwhile.
+    beside the decoding of the images that may be decoded together meanwhile, and the encoding of
+    as many for edits.
     """
     model, vae = (component_config(folder, name) for name in (denoiser_name(folder), "vae"))
     per_request = 2 if guidance_kind(model) == "rows" else 1
@@ -198,15 +214,16 @@ def model_need(
     # scale with the width of the numbers they are made of
     followed = dtype if device.type == "cpu" else torch.float32
     share = dtype.itemsize / followed.itemsize
-    decode_share = vae_dtype(vae, dtype).itemsize / torch.float32.itemsize
+    coding_share = vae_dtype(vae, dtype).itemsize / torch.float32.itemsize
     activation = {}
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
         one, two = (share * step_bytes(model, latent_hw, n * per_request, followed) for n in (1, 2))
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
-        decoding = decode_share * together * decode_bytes(vae, latent_hw, device)
+        coding = sum(count(vae, latent_hw, device) for count in (decode_bytes, encode_bytes))
         activation[size] = ActivationCost(
-            fixed_bytes=int(max(0, 2 * one - two) + decoding), per_row_bytes=int(two - one)
+            fixed_bytes=int(max(0, 2 * one - two) + coding_share * together * coding),
+            per_row_bytes=int(two - one),
         )
     weights = component_weights(folder, dtype)
     encoders = [weights.pop(name) for name in sorted(weights) if is_text_encoder(name)]

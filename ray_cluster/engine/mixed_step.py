@@ -211,9 +211,12 @@ class _Call:
         self.latents = _flat([start.latents for start in starts])
         parts = tuple(start.reuse for start in starts)
         deltas = tuple(row.deltas for row in self.rows)
+        inputs = self.latents * input_scale.index_select(0, self.owner)
+        if executor.num_conditions:
+            inputs = torch.cat([inputs, _conditions(starts, executor)], dim=1)
         self.batch: StepBatch[Any] = StepBatch(
             layout=layout,
-            latents=self.latents * input_scale.index_select(0, self.owner),
+            latents=inputs,
             timesteps=timesteps[:, 0],
             prepared=tuple(start.row.prepared for start in starts),
             guidance_scales=scales[:, 0],
@@ -253,6 +256,7 @@ def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Adv
         call.owner,
     )
     images = _images(advanced, rows, layout)
+    # in place, so before anything is blended
     outputs = [
         add_past(row.table, row.state.step_index, new, output, row.state.outputs)
         for row, new, output in zip(rows, images, _images(prediction, rows, layout), strict=True)
@@ -260,7 +264,7 @@ def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Adv
     return [
         Advanced(*row)
         for row in zip(
-            images,
+            [_blended(row, new) for row, new in zip(rows, images, strict=True)],
             _images(denoised, rows, layout),
             outputs,
             _are_finite(advanced, call.owner, len(rows)),
@@ -268,6 +272,14 @@ def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Adv
             strict=True,
         )
     ]
+
+
+def _blended(row: Held, latents: Tensor) -> Tensor:
+    """Return a row's next latents; in those of an edit, what its mask spares is the template's."""
+    template = row.state.template
+    if template is None or not template.is_blended:
+        return latents
+    return template.blended(latents, row.table.levels[row.state.step_index + 1])
 
 
 def _parts(call: _Call, runs: Sequence[Composition], num_levels: int) -> Iterator[StepPart]:
@@ -293,6 +305,24 @@ def _parts(call: _Call, runs: Sequence[Composition], num_levels: int) -> Iterato
         )
         yield StepPart(part, states[requests])
         request, token = requests.stop, tokens.stop
+
+
+def _conditions(starts: Sequence[_Start], executor: Executor[Any, Any]) -> Tensor:
+    """Return what an inpainting model sees beside latents, ``[M, K]``.
+
+    Of a row without a template, as those that measure a model are, all is to be made: its mask is
+    one everywhere, and what it spares is nothing.
+    """
+    images = []
+    for start in starts:
+        template = start.row.state.template
+        if template is not None:
+            images.append(template.conditions())
+            continue
+        blank = start.latents.new_zeros(executor.num_conditions, *start.latents.shape[1:])
+        blank[0] = 1.0
+        images.append(blank)
+    return _flat(images)
 
 
 def _flat(images: Sequence[Tensor]) -> Tensor:

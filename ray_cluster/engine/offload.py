@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ray_cluster.engine.image_decoder import in_decoders_format
+from ray_cluster.engine.autoencoder import in_decoders_format
 from ray_cluster.engine.weights import is_text_encoder
 from ray_cluster.policies.memory import Offloaded
 

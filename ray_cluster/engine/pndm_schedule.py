@@ -28,14 +28,18 @@ _WEIGHTS = (
 )
 
 
-def pndm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
-    """Return the schedule; its first step takes two calls, so that there is one more than steps."""
+def pndm(config: Mapping[str, Any], num_steps: int, first_step: int = 0) -> SamplerTable:
+    """Return the schedule; its first step takes two calls, so that there is one more than steps.
+
+    Whichever step is the first, its own are the two calls. diffusers' pipelines begin later steps
+    without the second one, as if there had been one before, and end off the schedule.
+    """
     scheduler = PNDMScheduler.from_config(config, skip_prk_steps=True)
     scheduler.set_timesteps(num_steps)
     kind = scheduler.config.prediction_type
     stride = scheduler.config.num_train_timesteps // num_steps
     transition = _Transition(scheduler, kind)
-    timesteps = [int(one) for one in timesteps_of(scheduler)]
+    timesteps = _from([int(one) for one in timesteps_of(scheduler)], first_step)
     steps = []
     for index, timestep in enumerate(timesteps):
         keep, from_output = transition.between(timestep, timestep - stride)
@@ -47,12 +51,12 @@ def pndm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             keep /= first_keep
             weights = (1 / 2, 1 / 2 - keep * first_output / from_output)
         alpha = float(scheduler.alphas_cumprod[timestep].double())
-        from_latents, denoised_from_output = denoised_from_vp(
-            kind, alpha**0.5, (1.0 - alpha) ** 0.5
-        )
+        level = (alpha**0.5, (1.0 - alpha) ** 0.5)
+        from_latents, denoised_from_output = denoised_from_vp(kind, *level)
         steps.append(
             Step(
                 timestep=float(timestep),
+                level=level,
                 from_latents=from_latents,
                 from_output=denoised_from_output,
                 keep=keep,
@@ -63,6 +67,12 @@ def pndm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
             )
         )
     return assemble(steps, clip=float("inf"), init_noise_sigma=1.0)
+
+
+def _from(timesteps: list[int], first_step: int) -> list[int]:
+    """Return the timesteps from a step on, the second one twice, as of a whole schedule."""
+    left = [*timesteps[:1], *timesteps[2:]][first_step:]
+    return [*left[:2], *left[1:]]
 
 
 class _Transition:

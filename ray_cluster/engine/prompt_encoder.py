@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.folders import text_pipeline
 from ray_cluster.engine.prompt_limits import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.models.prompt_tokens import packed, too_long
@@ -71,7 +72,7 @@ class PipelineEncoder:
     def __init__(self, pipeline: Any, device: torch.device) -> None:
         self._pipeline = pipeline
         self._device = device
-        self._family = _FAMILIES[type(pipeline).__name__]
+        self._family = _FAMILIES[text_pipeline(type(pipeline).__name__)]
         self._limits = _token_limits(pipeline)
 
     @property
@@ -171,7 +172,7 @@ def _token_limits(pipeline: Any) -> list[tuple[Any, int]]:
         readers.append(reader)
         if positions is not None:
             tokenizer.model_max_length = clip_length(tokenizer.model_max_length, positions)
-    lengths = prompt_lengths(type(pipeline).__name__, readers)
+    lengths = prompt_lengths(text_pipeline(type(pipeline).__name__), readers)
     limits = []
     for name, length in lengths.items():
         tokenizer = getattr(pipeline, name)

@@ -1,4 +1,4 @@
-"""Threads around one step engine: encode, denoise and decode run side by side, each in its own.
+"""Threads around one step engine: each stage runs in its own, side by side with the others.
 
 The runner knows of threads and stages; what a step is, the engine knows; what a lease is, the
 replica knows.
@@ -18,14 +18,16 @@ from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
 from ray_cluster.engine.decode_stage import DecodeStage
+from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
-from ray_cluster.engine.loading import LoadedModel, start_states
+from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.stage_thread import StageThread
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.streams import StageStream, finish_queued
 from ray_cluster.engine.tickets import LiveTickets, Ticket
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.policies.checkpointing import steps_between_exports
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
@@ -37,8 +39,8 @@ _IDLE_WAKE_S = 0.5
 class EngineRunner:
     """Runs one model: requests in, pixels out.
 
-    Every request passes encode, denoise and decode; an abort is effective in all of them, in the
-    step thread at the next step boundary.
+    Every request passes encode, denoise and decode, and before them an edit has its image encoded;
+    an abort is effective in all of them, in the step thread at the next step boundary.
 
     Args:
         model: the loaded stages.
@@ -46,7 +48,7 @@ class EngineRunner:
             touches it.
         clock: monotonic seconds.
         num_threads: torch threads of each stage.
-        max_batch: most prompts encoded or images decoded together, and the engine's limit if it
+        max_batch: most prompts or images encoded or decoded together, and the engine's limit if it
             is one that :meth:`set_max_batch` sets.
         sink: gets copies of the rows at the interval that the policy says.
     """
@@ -68,7 +70,7 @@ class EngineRunner:
         self._clock = clock
         self._limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
         self._live = LiveTickets()
-        encoding, decoding = (StageStream(self.device, is_urgent=False) for _ in range(2))
+        seeing, encoding, decoding = (StageStream(self.device, is_urgent=False) for _ in range(3))
         self._stepping = StageStream(self.device, is_urgent=True)
         self._checkpoints: Checkpoints | None = None
         if sink is not None:
@@ -77,6 +79,15 @@ class EngineRunner:
         self._commands = _Commands()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
+        self._images = BatchStage[Ticket, EncodedImage](
+            is_wanted=self._live.__contains__,
+            work=lambda tickets: self._seen(tickets, seeing),
+            group_of=lambda ticket: ticket.request.size_px,
+            on_done=self._enter_encode,
+            on_error=lambda ticket, error: self._break(ticket, error, "image"),
+            max_batch=self._limit,
+            clock=clock,
+        )
         self._encode = BatchStage[Ticket, RequestState](
             is_wanted=self._live.__contains__,
             work=lambda tickets: self._encoded(tickets, encoding),
@@ -97,6 +108,7 @@ class EngineRunner:
             stream=decoding,
         )
         loops: tuple[tuple[Stage, Callable[[], None], StageStream], ...] = (
+            ("image", self._images.run, seeing),
             ("encode", self._encode.run, encoding),
             ("denoise", self._step_loop, self._stepping),
             ("decode", self._decode.run, decoding),
@@ -125,8 +137,8 @@ class EngineRunner:
         """Stop the threads at the next boundary; what is in flight is dropped without events."""
         self._live.take_all()
         self._stopping.set()
-        self._encode.close()
-        self._decode.close()
+        for stage in (self._images, self._encode, self._decode):
+            stage.close()
         self._commands.put(lambda: None)
         for thread in self._threads.values():
             thread.join(timeout_s)
@@ -166,6 +178,7 @@ class EngineRunner:
     def check_alive(self, max_silence_s: float) -> None:
         """Raise RuntimeError when a thread has died or hangs in a piece of work."""
         silences_s = (
+            self._images.silence_s,
             self._encode.silence_s,
             self._clock() - self._heartbeat_s,
             self._decode.silence_s,
@@ -183,18 +196,29 @@ class EngineRunner:
         deadline_s: float,
         queued_s: float = 0.0,
         state: RequestState | None = None,
+        pixels: EditPixels | None = None,
     ) -> None:
         """Take a request; with ``state`` it goes on where that was exported.
 
+        Args:
+            pixels: of an edit; not needed with a state, which has what comes of them.
+
         Raises:
-            ValueError: a request of that id is in flight, or the state is another request's.
+            ValueError: a request of that id is in flight, or the state is another request's; or it
+                is an edit that has neither.
         """
         if state is not None and state.request != request:
             raise ValueError(f"the state given for {request} is of {state.request}")
+        if request.edit is not None and state is None and pixels is None:
+            raise ValueError(f"the edit {request.request_id!r} comes without its pixels")
         now_s = self._clock()
-        ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, entered_s=now_s)
+        ticket = Ticket(
+            request, now_s - queued_s, deadline_s, queued_s, entered_s=now_s, pixels=pixels
+        )
         self._live.enter(ticket)
-        if state is None:
+        if state is None and pixels is not None:
+            self._images.put(ticket)
+        elif state is None:
             self._encode.put(ticket)
         else:
             # its copies may be under way still
@@ -255,10 +279,22 @@ class EngineRunner:
     def _die(self, thread: str, error: Exception) -> None:
         self._tell(Died(thread, error))
 
+    def _seen(self, tickets: Sequence[Ticket], stream: StageStream) -> list[EncodedImage]:
+        """Encode images, and wait for them: the next stage reads them in a stream of its own."""
+        pixels = [ticket.pixels for ticket in tickets if ticket.pixels is not None]
+        images = encode_images(self.model, pixels)
+        stream.synchronize()
+        return images
+
+    def _enter_encode(self, ticket: Ticket, image: EncodedImage) -> None:
+        ticket.pixels, ticket.image = None, image
+        self._encode.put(ticket)
+
     def _encoded(self, tickets: Sequence[Ticket], stream: StageStream) -> list[RequestState]:
-        """Encode prompts, and wait for them: the next stage reads them in a stream of its own."""
-        requests = [ticket.request for ticket in tickets]
-        states = start_states(self.model, requests, now_s=self._clock())
+        """Encode prompts, and wait for them as for images."""
+        requests, images = ([t.request for t in tickets], [t.image for t in tickets])
+        stream.adopt([tensor for image in images if image for tensor in image.tensors()])
+        states = start_states(self.model, requests, now_s=self._clock(), images=images)
         stream.synchronize()
         return states
 
@@ -274,7 +310,7 @@ class EngineRunner:
         state.queued_s = ticket.queued_s
         state.encode_s += now_s - ticket.entered_s
         ticket.entered_s = now_s
-        ticket.state = state
+        ticket.state, ticket.image = state, None
         if self._is_denoised(ticket):
             # exported when it had only to be decoded
             self._decode.put_image(ticket)

@@ -5,7 +5,7 @@ Computed in float64, kept in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class SamplerTable:
             no step has any.
         keeps_output: per step, whether a later one counts its output among those.
         init_noise_sigma: factor on the initial noise.
+        levels: before each step, and after the last, the weights of clean latents and of noise in
+            latents of that level.
         packed: per step ``[10]``, its timestep, input scale and coefficients in one tensor, so
             that a batch gathers them, and moves them to the device, at once.
     """
@@ -48,6 +50,7 @@ class SamplerTable:
     past: tuple[tuple[float, ...], ...]
     keeps_output: tuple[bool, ...]
     init_noise_sigma: float
+    levels: tuple[tuple[float, float], ...]
     packed: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,9 +65,14 @@ class SamplerTable:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step before it becomes a row of the table; names as in ``sampler_update``."""
+    """One step before it becomes a row of the table; names as in ``sampler_update``.
+
+    Attributes:
+        level: weights of clean latents and of noise in the latents that it begins with.
+    """
 
     timestep: float
+    level: tuple[float, float]
     from_latents: float
     from_output: float
     keep: float
@@ -91,8 +99,8 @@ class Step:
         ]
 
 
-def assemble(steps: list[Step], *, clip: float, init_noise_sigma: float) -> SamplerTable:
-    """Return the table of a schedule's steps."""
+def assemble(steps: Sequence[Step], *, clip: float, init_noise_sigma: float) -> SamplerTable:
+    """Return the table of a schedule's steps, or of its last ones."""
     return SamplerTable(
         timesteps=torch.tensor([step.timestep for step in steps]),
         input_scale=torch.tensor([step.input_scale for step in steps]),
@@ -101,6 +109,7 @@ def assemble(steps: list[Step], *, clip: float, init_noise_sigma: float) -> Samp
         past=tuple(step.past for step in steps) if any(step.past for step in steps) else (),
         keeps_output=tuple(step.keeps_output for step in steps),
         init_noise_sigma=init_noise_sigma,
+        levels=(*(step.level for step in steps), (1.0, 0.0)),
     )
 
 
@@ -174,7 +183,7 @@ def _sigmas(scheduler: Any) -> Tensor:
     return torch.cat([sigmas[:num_steps], sigmas[-1:]])
 
 
-def ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def ddim(config: Mapping[str, Any], num_steps: int, first_step: int = 0) -> SamplerTable:
     """DDIM with eta 0: deterministic, in the variance-preserving scale."""
     scheduler = DDIMScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
@@ -197,6 +206,7 @@ def ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         steps.append(
             Step(
                 timestep=float(timestep),
+                level=(alpha, sigma),
                 from_latents=from_latents,
                 from_output=from_output,
                 keep=direction * noise_x,
@@ -204,24 +214,25 @@ def ddim(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
                 toward=kept**0.5,
             )
         )
-    return assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
+    clip = _clip_range(scheduler.config)
+    return assemble(steps[first_step:], clip=clip, init_noise_sigma=1.0)
 
 
-def euler(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def euler(config: Mapping[str, Any], num_steps: int, first_step: int = 0) -> SamplerTable:
     """Euler's method on the probability-flow ODE."""
     scheduler = EulerDiscreteScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
-    return _sigma_space(scheduler, ancestral=False)
+    return _sigma_space(scheduler, first_step, ancestral=False)
 
 
-def euler_ancestral(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def euler_ancestral(config: Mapping[str, Any], num_steps: int, first_step: int = 0) -> SamplerTable:
     """Euler's method to a lower noise level than the step's end, then fresh noise."""
     scheduler = EulerAncestralDiscreteScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
-    return _sigma_space(scheduler, ancestral=True)
+    return _sigma_space(scheduler, first_step, ancestral=True)
 
 
-def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
+def _sigma_space(scheduler: Any, first_step: int, *, ancestral: bool) -> SamplerTable:
     """Return Euler's steps, in the variance-exploding scale."""
     timesteps = timesteps_of(scheduler)
     sigmas = _sigmas(scheduler).tolist()
@@ -236,6 +247,7 @@ def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
         steps.append(
             Step(
                 timestep=timestep,
+                level=(1.0, sigma),
                 input_scale=1.0 / (sigma**2 + 1.0) ** 0.5,
                 from_latents=from_latents,
                 from_output=from_output,
@@ -245,11 +257,12 @@ def _sigma_space(scheduler: Any, *, ancestral: bool) -> SamplerTable:
                 draws=ancestral,
             )
         )
-    return assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
+    init_noise_sigma = float(scheduler.init_noise_sigma)
+    return assemble(steps[first_step:], clip=_INF, init_noise_sigma=init_noise_sigma)
 
 
-def dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
-    """DPM-Solver++ (2M, midpoint): two-step multistep in log-SNR time."""
+def dpmpp_2m(config: Mapping[str, Any], num_steps: int, first_step: int = 0) -> SamplerTable:
+    """DPM-Solver++ (2M, midpoint): two-step multistep in log-SNR time; its first has no history."""
     scheduler = DPMSolverMultistepScheduler.from_config(
         config, algorithm_type="dpmsolver++", solver_order=2, solver_type="midpoint"
     )
@@ -272,7 +285,7 @@ def dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         gap = lambdas[index + 1] - lambdas[index]
         weight = -alphas[index + 1] * float(torch.expm1(torch.tensor(-gap, dtype=torch.float64)))
         toward, history = weight, 0.0
-        if index > 0 and not (index == count - 1 and euler_last):
+        if index > first_step and not (index == count - 1 and euler_last):
             # 0 where the schedule stands still, as the weight is then
             inverse_ratio = gap / (lambdas[index] - lambdas[index - 1])
             toward, history = weight * (1.0 + 0.5 * inverse_ratio), -weight * 0.5 * inverse_ratio
@@ -282,6 +295,7 @@ def dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         steps.append(
             Step(
                 timestep=float(timestep),
+                level=(alphas[index], spreads[index]),
                 from_latents=from_latents,
                 from_output=from_output,
                 keep=spreads[index + 1] / spreads[index],
@@ -289,10 +303,11 @@ def dpmpp_2m(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
                 history=history,
             )
         )
-    return assemble(steps, clip=_INF, init_noise_sigma=float(scheduler.init_noise_sigma))
+    init_noise_sigma = float(scheduler.init_noise_sigma)
+    return assemble(steps[first_step:], clip=_INF, init_noise_sigma=init_noise_sigma)
 
 
-def lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
+def lcm(config: Mapping[str, Any], num_steps: int, first_step: int = 0) -> SamplerTable:
     """Latent consistency sampling: jump to the estimate, then add fresh noise."""
     scheduler = LCMScheduler.from_config(config)
     scheduler.set_timesteps(num_steps)
@@ -303,14 +318,12 @@ def lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
         is_last = index == len(timesteps) - 1
         skip, out = scheduler.get_scalings_for_boundary_condition_discrete(timestep)
         kept = 1.0 if is_last else alphas[timesteps[index + 1]]
-        from_latents, from_output = denoised_from_vp(
-            scheduler.config.prediction_type,
-            alphas[timestep] ** 0.5,
-            (1.0 - alphas[timestep]) ** 0.5,
-        )
+        level = (alphas[timestep] ** 0.5, (1.0 - alphas[timestep]) ** 0.5)
+        from_latents, from_output = denoised_from_vp(scheduler.config.prediction_type, *level)
         steps.append(
             Step(
                 timestep=float(timestep),
+                level=level,
                 from_latents=from_latents,
                 from_output=from_output,
                 keep=kept**0.5 * skip,
@@ -319,4 +332,5 @@ def lcm(config: Mapping[str, Any], num_steps: int) -> SamplerTable:
                 draws=not is_last,
             )
         )
-    return assemble(steps, clip=_clip_range(scheduler.config), init_noise_sigma=1.0)
+    clip = _clip_range(scheduler.config)
+    return assemble(steps[first_step:], clip=clip, init_noise_sigma=1.0)

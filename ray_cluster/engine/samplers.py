@@ -21,9 +21,9 @@ from ray_cluster.engine.sampler_schedules import (
     lcm,
 )
 from ray_cluster.errors import InvalidRequest, ModelUnsupported
-from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, ImageRequest, SamplerName, noise_samplers
 
-_BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int], SamplerTable]] = {
+_BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int, int], SamplerTable]] = {
     "ddim": ddim,
     "euler": euler,
     "euler_ancestral": euler_ancestral,
@@ -122,18 +122,29 @@ class SamplerTables:
             limit = int(self._config.get("original_inference_steps", 50))
         return min(limit, ceiling)
 
+    def of(self, request: ImageRequest) -> SamplerTable:
+        """Return the schedule of a request; errors are those of :meth:`table`."""
+        return self.table(
+            request.sampler, request.schedule_steps, request.size_px, request.first_step
+        )
+
     def table(
-        self, sampler: SamplerName, num_steps: int, size_px: tuple[int, int] | None = None
+        self,
+        sampler: SamplerName,
+        num_steps: int,
+        size_px: tuple[int, int] | None = None,
+        first_step: int = 0,
     ) -> SamplerTable:
         """Return the schedule of ``sampler`` with ``num_steps`` steps; the last ones are kept.
 
         Args:
             size_px: width and height of the image; schedules of some flow models depend on it.
+            first_step: index of the step that it begins with; later ones stay as they are.
 
         Raises:
             InvalidRequest: the model has no such sampler, or it cannot take so many steps.
         """
-        return self._built(sampler, num_steps, self._num_tokens(size_px))
+        return self._built(sampler, num_steps, self._num_tokens(size_px), first_step)
 
     def _num_tokens(self, size_px: tuple[int, int] | None) -> int | None:
         if self._flow is None or not self._config.get("use_dynamic_shifting", False):
@@ -141,7 +152,9 @@ class SamplerTables:
         assert size_px is not None, "this schedule depends on the size"
         return self._flow.num_tokens(size_px)
 
-    def _build(self, sampler: SamplerName, num_steps: int, num_tokens: int | None) -> SamplerTable:
+    def _build(
+        self, sampler: SamplerName, num_steps: int, num_tokens: int | None, first_step: int
+    ) -> SamplerTable:
         if sampler not in self.names:
             raise InvalidRequest(
                 f"sampler {sampler!r} is not defined for this model; allowed: {list(self.names)}",
@@ -154,7 +167,7 @@ class SamplerTables:
                 param="num_inference_steps",
             )
         try:
-            table = self._scheduled(sampler, num_steps, num_tokens)
+            table = self._scheduled(sampler, num_steps, num_tokens, first_step)
         except IndexError as error:
             # a large steps_offset leads beyond the last timestep that the model was trained for
             raise InvalidRequest(
@@ -162,17 +175,18 @@ class SamplerTables:
                 f"scheduler_config.json ({error}); choose fewer",
                 param="num_inference_steps",
             ) from error
-        if table.num_calls != num_steps + (sampler == "pndm" and num_steps > 1):
+        num_left = num_steps - first_step
+        if table.num_calls != num_left + (sampler == "pndm" and num_left > 1):
             raise InvalidRequest(
-                f"sampler {sampler!r} would take {table.num_calls} steps instead of {num_steps} "
+                f"sampler {sampler!r} would take {table.num_calls} steps instead of {num_left} "
                 "with this model's scheduler_config.json; choose another sampler or number",
                 param="num_inference_steps",
             )
         return table
 
     def _scheduled(
-        self, sampler: SamplerName, num_steps: int, num_tokens: int | None
+        self, sampler: SamplerName, num_steps: int, num_tokens: int | None, first_step: int
     ) -> SamplerTable:
         if self._flow is not None:
-            return flow_match_euler(self._config, num_steps, self._flow, num_tokens)
-        return _BUILDERS[sampler](self._config, num_steps)
+            return flow_match_euler(self._config, num_steps, self._flow, num_tokens, first_step)
+        return _BUILDERS[sampler](self._config, num_steps, first_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from ray_cluster.engine.edits.template import EncodedImage, Template
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.policies.previews import preview_steps
@@ -25,6 +27,7 @@ from ray_cluster.storage.state_format import (
 
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
+_TEMPLATE_PREFIX = "template."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class RequestState:
         reuse: which of its steps are computed whole; None for all.
         full_step: the last of these, of a request with such a schedule.
         num_reused: steps in which it has taken anything from an earlier one.
+        template: of an edit; None for text to image.
         outputs: ``[k, C, H, W]``, the model's last outputs, the newest first, of a request whose
             sampler takes more steps of history than one.
         stored_steps: steps contained in the last copy of it; no part of the portable form.
@@ -106,6 +110,7 @@ class RequestState:
     reuse: ReuseSchedule | None = None
     full_step: FullStep | None = None
     num_reused: int = 0
+    template: Template | None = None
     outputs: Tensor | None = None
     stored_steps: int = 0
 
@@ -132,16 +137,26 @@ class RequestState:
         table: SamplerTable,
         arrival_s: float,
         deadline_s: float,
+        image: EncodedImage | None = None,
     ) -> RequestState:
         """Return the state before the first step, its noise drawn from the request's seed.
 
         Noise is drawn on the CPU as diffusers does with a CPU generator, so that the image does
         not depend on the device.
+
+        Args:
+            image: of an edit.
         """
         generator = torch.Generator("cpu").manual_seed(request.seed)
         noise = torch.randn((1, *latent_shape), generator=generator)[0]
         device = conditioning.prompt_embeds.device
-        latents = (noise * table.init_noise_sigma).to(device)
+        template = None
+        if request.edit is not None:
+            assert image is not None, "an edit's image is encoded before its first step"
+            template = Template.of(request.edit, image, noise)
+            latents = template.start(table, request.edit.strength)
+        else:
+            latents = (noise * table.init_noise_sigma).to(device)
         return cls(
             request=request,
             conditioning=conditioning,
@@ -152,19 +167,28 @@ class RequestState:
             arrival_s=arrival_s,
             deadline_s=deadline_s,
             reuse=None if request.reuse is None else request.reuse.schedule,
+            template=template,
         )
+
+    @property
+    def estimate(self) -> Tensor:
+        """The present estimate of the clean latents, which a preview shows, ``[C, H, W]``."""
+        if self.template is None or not self.template.is_blended:
+            return self.denoised
+        return self.template.blended(self.denoised, (1.0, 0.0))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all of its tensors."""
         full_step = None if self.full_step is None else self.full_step.latents
         own = (self.latents, self.denoised, self.outputs, full_step)
         kept = tuple(tensor for tensor in own if tensor is not None)
-        return (*kept, *self.conditioning.tensors().values())
+        template = {} if self.template is None else self.template.tensors()
+        return (*kept, *self.conditioning.tensors().values(), *template.values())
 
     def copy(self) -> RequestState:
         """Return a state that stays as it is while this one takes steps.
 
-        Conditioning and outputs never change and are shared.
+        Conditioning, template and outputs never change and are shared.
         """
         return replace(
             self,
@@ -180,6 +204,9 @@ class RequestState:
             model_digest: of the model that its steps were done with.
         """
         tensors = {_PREFIX + name: t for name, t in self.conditioning.tensors().items()}
+        if self.template is not None:
+            own = self.template.tensors()
+            tensors |= {_TEMPLATE_PREFIX + name: tensor for name, tensor in own.items()}
         tensors |= {"latents": self.latents, "denoised": self.denoised}
         tensors["generator"] = self.generator.get_state()
         if self.full_step is not None:
@@ -227,17 +254,14 @@ class RequestState:
         tensors = {name: tensor.to(device) for name, tensor in load_tensors(body).items()}
         generator = torch.Generator("cpu")
         generator.set_state(tensors.pop("generator").cpu())
-        conditioning = Conditioning(
-            **{
-                name.removeprefix(_PREFIX): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(_PREFIX)
-            }
-        )
+        template = None
+        if header.request.edit is not None:
+            template = Template(**_without_prefix(tensors, _TEMPLATE_PREFIX))
         full_step = header.full_step
         return cls(
             request=header.request,
-            conditioning=conditioning,
+            conditioning=Conditioning(**_without_prefix(tensors, _PREFIX)),
+            template=template,
             reuse=header.reuse,
             full_step=None if full_step is None else FullStep(full_step, tensors["full_step"]),
             num_reused=header.num_reused,
@@ -253,3 +277,11 @@ class RequestState:
             denoise_s=header.denoise_s,
             stored_steps=header.step_index,
         )
+
+
+def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -222,7 +222,7 @@ class StepEngine:
             finished=tuple(finished),
             failed=tuple(failed),
             previews=tuple(
-                PreviewLatents(state, state.denoised, state.step_index)
+                PreviewLatents(state, state.estimate, state.step_index)
                 for state in (row.state for row in rows)
                 if state.is_preview_due and self.holds(state)
             ),
@@ -252,8 +252,7 @@ class StepEngine:
         return choose_layout(num_sizes, self._costs.current, step=self._num_steps)
 
     def _table(self, state: RequestState) -> SamplerTable:
-        request = state.request
-        return self._tables.table(request.sampler, request.num_steps, request.size_px)
+        return self._tables.of(state.request)
 
     def _apart(self, rows: Sequence[Held]) -> list[list[Held]]:
         """Group rows for model calls: rows with residuals never share one with rows that reuse."""

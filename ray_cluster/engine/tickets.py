@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.state import RequestState
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest
 
 
@@ -18,6 +20,8 @@ class Ticket:
         deadline_s: instant on the same clock.
         queued_s: seconds the request waited before it was submitted here.
         entered_s: instant at which it entered its present stage.
+        pixels: of an edit; None once they are encoded.
+        image: what they are encoded as; None once it is part of the state.
         state: None until it is encoded.
     """
 
@@ -26,6 +30,8 @@ class Ticket:
     deadline_s: float
     queued_s: float
     entered_s: float
+    pixels: EditPixels | None = None
+    image: EncodedImage | None = None
     state: RequestState | None = None
 
 

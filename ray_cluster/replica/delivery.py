@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
+from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.events import Decoded, Previewed
-from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.observability.logs import bound, fields_of
 from ray_cluster.requests import Failure, ImageResult, OutputSpec, candidate_name

@@ -71,7 +71,7 @@ def start_all(
                 one,
                 conditioning,
                 latent_shape=model.executor.latent_shape(one.width_px, one.height_px),
-                table=model.tables.table(one.sampler, one.num_steps, one.size_px),
+                table=model.tables.of(one),
                 arrival_s=0.0,
                 deadline_s=1e9,
             )

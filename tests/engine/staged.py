@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
-from ray_cluster.engine.image_decoder import Pixels
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.requests import ImageRequest

@@ -13,9 +13,9 @@ from diffusers import DiffusionPipeline
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from ray_cluster.engine.autoencoder import ImageDecoder, decode_batch
 from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.image_decoder import ImageDecoder, decode_batch
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.memory import (
     decode_bytes,

@@ -111,6 +111,11 @@ class DiTExecutor:
         return self._lean.patch.bit_length()
 
     @property
+    def num_conditions(self) -> int:
+        """None: no transformer that is covered takes more than latents."""
+        return 0
+
+    @property
     def num_outer(self) -> range:
         """Numbers of blocks at either end within which it can keep and reuse what others add."""
         return range((self._lean.num_blocks + 1) // 2)

@@ -43,10 +43,12 @@ def check_unet_config(config: Any) -> None:
         given = config.get(key, values[0])
         if given not in values:
             raise ModelUnsupported(f"unet config {key}={given!r} is not covered; allowed: {values}")
-    if config["in_channels"] != config["out_channels"]:
+    takes, gives = config["in_channels"], config["out_channels"]
+    if takes not in {gives, 2 * gives + 1}:
         raise ModelUnsupported(
-            f"unet takes {config['in_channels']} channels and gives {config['out_channels']}; "
-            "only text-to-image UNets (equal numbers) are covered, no inpainting or editing ones"
+            f"unet takes {takes} channels and gives {gives}; covered are UNets that take latents "
+            f"({gives}), and inpainting ones that take a mask and masked latents beside them "
+            f"({2 * gives + 1})"
         )
 
 

@@ -102,6 +102,11 @@ class UNetExecutor:
         return self._lean.num_levels
 
     @property
+    def num_conditions(self) -> int:
+        """Channels of an inpainting UNet's input beside the latents; none of others."""
+        return int(self._unet.config.in_channels - self._unet.config.out_channels)
+
+    @property
     def num_outer(self) -> range:
         """Numbers of skip connections within which it can keep and reuse what it makes."""
         return range(1, self._num_rings - 1 + bool(self._lean.middle))
@@ -119,7 +124,7 @@ class UNetExecutor:
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         factor = self._vae_scale_factor
-        return (self._unet.config.in_channels, height_px // factor, width_px // factor)
+        return (self._unet.config.out_channels, height_px // factor, width_px // factor)
 
     def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
         """Return deltas for requests of this model; any linear layer and convolution may have one.
