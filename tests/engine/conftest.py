@@ -58,6 +58,8 @@ class Zoo:
                 return save_sd(folder)
             case "sd15":
                 return save_sd(folder, zero_snr=False)
+            case "inpaint":
+                return save_sd(folder, zero_snr=False, inpaints=True)
             case "sdxl":
                 return save_sdxl(folder)
             case "sd3" | "sd35":

@@ -11,6 +11,7 @@ from diffusers import (
     AutoencoderTiny,
     DDIMScheduler,
     EulerDiscreteScheduler,
+    StableDiffusionInpaintPipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -37,11 +38,16 @@ def text_config(width: int, tokenizer: Any) -> CLIPTextConfig:
     )
 
 
-def save_sd(folder: Path, *, zero_snr: bool = True) -> Path:
-    """Write a Stable Diffusion folder: v-prediction, or SD1.5's epsilon without zero SNR."""
+def save_sd(folder: Path, *, zero_snr: bool = True, inpaints: bool = False) -> Path:
+    """Write a Stable Diffusion folder: v-prediction, or SD1.5's epsilon without zero SNR.
+
+    Args:
+        inpaints: whether its UNet takes a mask and masked latents, and its folder says so.
+    """
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
         sample_size=16,
+        in_channels=9 if inpaints else 4,
         block_out_channels=(16, 32, 32),
         layers_per_block=1,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
@@ -69,13 +75,20 @@ def save_sd(folder: Path, *, zero_snr: bool = True) -> Path:
         scheduler = DDIMScheduler(
             **_SCHEDULE, steps_offset=1, clip_sample=False, set_alpha_to_one=False
         )
-    return save_sd_pipeline(folder, unet, vae, scheduler)
+    kind = StableDiffusionInpaintPipeline if inpaints else StableDiffusionPipeline
+    return save_sd_pipeline(folder, unet, vae, scheduler, kind)
 
 
-def save_sd_pipeline(folder: Path, unet: UNet2DConditionModel, vae: Any, scheduler: Any) -> Path:
+def save_sd_pipeline(
+    folder: Path,
+    unet: UNet2DConditionModel,
+    vae: Any,
+    scheduler: Any,
+    kind: Any = StableDiffusionPipeline,
+) -> Path:
     """Write the folder of Stable Diffusion with these parts and a small text encoder."""
     tokenizer = build_tokenizer()
-    StableDiffusionPipeline(
+    kind(
         vae=vae,
         text_encoder=CLIPTextModel(text_config(32, tokenizer)),
         tokenizer=tokenizer,

@@ -80,6 +80,7 @@ class StagedModel:
         self.device = inner.executor.device
         self.latent_shape = inner.executor.latent_shape
         self.num_levels = inner.executor.num_levels
+        self.num_conditions = inner.executor.num_conditions
         self._id_by_prepared: dict[int, str] = {}
         self.max_prompt_tokens = inner.encoder.max_prompt_tokens
         self.tokenizers = inner.encoder.tokenizers
