@@ -124,10 +124,8 @@ class Dispatcher:
             self._service,
             await asyncio.to_thread(SqlJobStore.open, storage.jobs),
             results,
-            InputStore(
-                await asyncio.to_thread(BlobStore, storage.inputs),
-                grace_s=storage.inputs_grace_s,
-                wall_clock=time.time,
+            await asyncio.to_thread(
+                InputStore.open, storage.inputs, grace_s=storage.inputs_grace_s
             ),
             config=config.storage,
             max_open_per_client=config.limits.max_open_jobs_per_client,

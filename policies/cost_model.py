@@ -209,10 +209,16 @@ def decode_s(cost: StepCost, request: RequestView) -> float:
     return cost.decode_per_megapixel_s * request.width_px * request.height_px / 1e6
 
 
+def encode_s(cost: StepCost, request: RequestView) -> float:
+    """Return the seconds of encoding an edit's image, if that is still to be done."""
+    return cost.encode_per_megapixel_s * request.encoded_pixels / 1e6
+
+
 def alone_s(cost: StepCost, request: RequestView) -> float:
-    """Return the seconds that a request still takes on an idle replica, decoding included."""
+    """Return the seconds that a request still takes on an idle replica, coding included."""
     each_s = cost.fixed_s + own_s(cost, request)
-    return request.remaining_steps * each_s + decode_s(cost, request)
+    steps_s = request.remaining_steps * each_s
+    return encode_s(cost, request) + steps_s + decode_s(cost, request)
 
 
 def share_cost(cost: StepCost, max_batch: int) -> StepCost:
@@ -228,6 +234,7 @@ def differs(cost: StepCost, other: StepCost, *, by: float) -> bool:
         (cost.per_squared_megapixel_s, other.per_squared_megapixel_s),
         (cost.per_further_size_s, other.per_further_size_s),
         (cost.decode_per_megapixel_s, other.decode_per_megapixel_s),
+        (cost.encode_per_megapixel_s, other.encode_per_megapixel_s),
         (cost.control_share, other.control_share),
         (cost.lora_share, other.lora_share),
         (cost.spared_share, other.spared_share),
@@ -301,6 +308,7 @@ def lesser_cost(cost: StepCost, other: StepCost) -> StepCost:
         fixed_s=min(cost.fixed_s, other.fixed_s),
         per_megapixel_s=min(cost.per_megapixel_s, other.per_megapixel_s),
         decode_per_megapixel_s=min(cost.decode_per_megapixel_s, other.decode_per_megapixel_s),
+        encode_per_megapixel_s=min(cost.encode_per_megapixel_s, other.encode_per_megapixel_s),
         per_squared_megapixel_s=min(cost.per_squared_megapixel_s, other.per_squared_megapixel_s),
         per_further_size_s=min(cost.per_further_size_s, other.per_further_size_s),
     )

@@ -24,6 +24,7 @@ class Load(NamedTuple):
         step_pixels: image pixels of all model rows, over all steps.
         step_squares: the squares of each model row's image pixels, over all steps.
         decode_pixels: image pixels to decode, of images and previews.
+        encode_pixels: image pixels to encode, of edits.
         control_pixels: ``step_pixels``, times each request's number of ControlNets.
         control_squares: ``step_squares`` likewise.
         lora_pixels: ``step_pixels``, times each request's number of LoRAs.
@@ -37,6 +38,7 @@ class Load(NamedTuple):
     step_pixels: int = 0
     step_squares: int = 0
     decode_pixels: int = 0
+    encode_pixels: int = 0
     control_pixels: int = 0
     control_squares: int = 0
     lora_pixels: int = 0
@@ -58,7 +60,7 @@ class Load(NamedTuple):
 NO_LOAD = Load()
 NUM_AMOUNTS = len(NO_LOAD)
 # the first ones do not come from add-ons and masks
-NUM_PLAIN = 5
+NUM_PLAIN = 6
 # rows of amounts
 REQUESTS, PIXELS, SQUARES, PASSES = 0, 2, 3, NUM_AMOUNTS - 1
 
@@ -68,7 +70,14 @@ def load_of(request: RequestView) -> Load:
     pixels, steps = request.width_px * request.height_px, request.remaining_steps
     num_decodes = 1 + request.previews_left
     step_pixels = round(steps * pixels * request.rows_per_step * request.step_share)
-    plain = Load(1, steps, step_pixels, step_pixels * pixels, num_decodes * pixels)
+    plain = Load(
+        num_requests=1,
+        steps=steps,
+        step_pixels=step_pixels,
+        step_squares=step_pixels * pixels,
+        decode_pixels=num_decodes * pixels,
+        encode_pixels=request.encoded_pixels,
+    )
     if not request.has_extras:
         return plain
     num_controls = len(request.controls)
@@ -112,6 +121,7 @@ def load_s(cost: StepCost, load: Load) -> float:
         + cost.per_megapixel_s * pixels / 1e6
         + cost.per_squared_megapixel_s * squares / 1e12
         + cost.decode_per_megapixel_s * load.decode_pixels / 1e6
+        + cost.encode_per_megapixel_s * load.encode_pixels / 1e6
     )
 
 
@@ -123,10 +133,11 @@ def amounts_of(load: Load) -> Amounts:
 def prices_s(cost: StepCost) -> Amounts:
     """Return the seconds of one of each amount, [L]: ``prices @ amounts`` is :func:`load_s`.
 
-    Of a cost that prices neither add-ons nor masks it is only the plain amounts, [5].
+    Of a cost that prices neither add-ons nor masks it is only the plain amounts, [6].
     """
     pixel_s, square_s = cost.per_megapixel_s / 1e6, cost.per_squared_megapixel_s / 1e12
-    plain_s = (0.0, cost.fixed_s, pixel_s, square_s, cost.decode_per_megapixel_s / 1e6)
+    coding_s = (cost.decode_per_megapixel_s / 1e6, cost.encode_per_megapixel_s / 1e6)
+    plain_s = (0.0, cost.fixed_s, pixel_s, square_s, *coding_s)
     if not cost.prices_extras:
         return np.array(plain_s)
     control, lora, spared = cost.control_share, cost.lora_share, cost.spared_share

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.cost_model import decode_s, own_s
+from ray_cluster.policies.cost_model import decode_s, encode_s, own_s
 from ray_cluster.policies.types import RequestView, StepCost
 
 # requests that are considered for one lease, however long the queue is
@@ -60,7 +60,8 @@ class Residency:
     def remainder_s(self, request: RequestView) -> float:
         """Return the seconds that a request takes from now in a full batch of its like."""
         step_s = self.cost.fixed_s + self.max_batch * own_s(self.cost, request)
-        return request.remaining_steps * step_s + decode_s(self.cost, request)
+        coding_s = encode_s(self.cost, request) + decode_s(self.cost, request)
+        return request.remaining_steps * step_s + coding_s
 
 
 @dataclass(frozen=True, slots=True)

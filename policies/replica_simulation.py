@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ray_cluster.policies.cost_model import decode_s, own_s
+from ray_cluster.policies.cost_model import decode_s, encode_s, own_s
 from ray_cluster.policies.mixed_batching import Candidate, choose_batch, patience_of
 from ray_cluster.policies.ordering import QueueKey, queue_key
 from ray_cluster.policies.types import RequestView, StepCost
@@ -63,12 +63,13 @@ class SimulatedRow(Candidate):
     """A request on a simulated replica.
 
     Attributes:
-        decode_s: seconds in which the replica decodes it and its previews, all at its end.
+        coding_s: seconds in which the replica decodes it and its previews, and encodes the image of
+            an edit, all at its end.
         ready_s: when it can step, in seconds from now.
         stepped: the replica's rounds when it last stepped, or came.
     """
 
-    decode_s: float = 0.0
+    coding_s: float = 0.0
     ready_s: float = 0.0
     stepped: int = 0
 
@@ -117,7 +118,7 @@ class ReplicaSimulation:
             request.size_px,
             self._share,
             0,
-            (1 + request.previews_left) * decode_s(cost, request),
+            encode_s(cost, request) + (1 + request.previews_left) * decode_s(cost, request),
             ready_s,
         )
 
@@ -151,7 +152,7 @@ class ReplicaSimulation:
         self._ready = [row for row in self._ready if row.left > 0]
         self._ends_one, self._all_s = False, None
         self.num_free += len(done)
-        self.at_s += sum([row.decode_s for row in done])
+        self.at_s += sum([row.coding_s for row in done])
         return done
 
     def _admit_ready(self) -> None:

@@ -120,6 +120,13 @@ class RequestView:
         return max(0, MOST_PASSES - self.num_passes) if self.needs else 0
 
     @property
+    def encoded_pixels(self) -> int:
+        """Image pixels that are still to be encoded: of an edit that has not begun."""
+        if self.template is None or self.steps_done:
+            return 0
+        return self.width_px * self.height_px
+
+    @property
     def spared_pixels(self) -> int:
         """Image pixels that its mask leaves as they are, of each model row."""
         if self.mask_ratio >= 1 or self.template is None:
@@ -132,8 +139,8 @@ class StepCost:
     """What one denoising step of a batch costs, linear in what it computes.
 
     Every model row counts, so a request with guidance counts twice. A replica also decodes each
-    image at its end, and each preview. Add-ons and masks are priced as shares of a row's work: what
-    its pixels and their squares cost.
+    image at its end, and each preview, and encodes the image of an edit. Add-ons and masks are
+    priced as shares of a row's work: what its pixels and their squares cost.
 
     Attributes:
         fixed_s: seconds a step costs whatever is in it.
@@ -141,6 +148,7 @@ class StepCost:
         per_squared_megapixel_s: seconds per square of one model row's megapixels (self-attention).
         per_further_size_s: seconds for every image size in a model call but the first.
         decode_per_megapixel_s: seconds of decoding per million image pixels.
+        encode_per_megapixel_s: seconds of reading and encoding an edit's image, likewise.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
         control_share: share of a whole row's work that each of its ControlNets adds.
         lora_share: share of the work of a whole row's pixels that each of its LoRAs adds; attention
@@ -152,6 +160,7 @@ class StepCost:
     fixed_s: float
     per_megapixel_s: float
     decode_per_megapixel_s: float = 0.0
+    encode_per_megapixel_s: float = 0.0
     per_squared_megapixel_s: float = 0.0
     per_further_size_s: float = 0.0
     source: Literal["measured", "modelled"] = "measured"

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ray_cluster.engine.loading import LoadedModel, start_states
+from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.errors import Stage
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest, SamplerName
 
 T = TypeVar("T")
@@ -102,6 +103,17 @@ class OperationTimer:
         latents = [torch.zeros(executor.latent_shape(*size), device=executor.device)] * batch
         # its pixels are on the host: it has waited for the device
         return self._times_s("decode", lambda: self._model.decoder.decode(latents))
+
+    def image_encodes_s(self, size: SizePx, batch: int) -> list[float]:
+        """Return the seconds of encoding so many images of a size together, for edits."""
+        blank = np.zeros((size[1], size[0], 3), np.uint8)
+        pixels = [EditPixels(blank, None, blank, None)] * batch
+
+        def encode() -> None:
+            # it has waited for the device
+            encode_images(self._model, pixels)
+
+        return self._times_s("image", encode)
 
     def _times_s(self, stage: Stage, operation: Callable[[], object]) -> list[float]:
         def durations_s() -> list[float]:

@@ -69,8 +69,9 @@ def measure_step_cost(
     """Run a few real steps and fit the cost of a step through the fastest of each kind.
 
     Alone and in a full batch of the default size, and of two sizes together, all without guidance;
-    the first step of each batch is not counted, nor is the first image that is decoded. What else
-    the machine does only ever makes them slower; the steps of requests correct the figure later.
+    the first step of each batch is not counted, nor the first image that is decoded or encoded.
+    What else the machine does only ever makes them slower; the steps of requests correct the figure
+    later.
 
     Args:
         call: does the work of a stage; in the calling thread unless given.
@@ -91,8 +92,12 @@ def measure_step_cost(
         num_together=largest,
         beside=None if other == size else (other, fastest_s([size, other])),
     )
-    decode_s = min(timer.decodes_s(size, 1))
-    return replace(cost, decode_per_megapixel_s=decode_s / (size[0] * size[1] / 1e6))
+    megapixels = size[0] * size[1] / 1e6
+    return replace(
+        cost,
+        decode_per_megapixel_s=min(timer.decodes_s(size, 1)) / megapixels,
+        encode_per_megapixel_s=min(timer.image_encodes_s(size, 1)) / megapixels,
+    )
 
 
 def other_size(profile: ModelProfile) -> SizePx:

@@ -16,6 +16,7 @@ from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.imaging.small_images import small_image
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import (
@@ -52,7 +53,7 @@ class ReplicaAgent:
     Args:
         registration: sent to each dispatcher; its step cost is corrected by observation.
         runner: of the model; :meth:`start` starts it.
-        delivery: encodes finished images and puts them where they belong.
+        delivery: has the images of edits, encodes finished ones and puts them where they belong.
         states: of unfinished requests; the runner exports to its writer.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
@@ -96,7 +97,7 @@ class ReplicaAgent:
             self._runner, states, holds=self._leases.holds, on_stored=self._return
         )
         self._peers = Directory()
-        self._resuming: dict[str, asyncio.Task[None]] = {}
+        self._beginning: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -161,14 +162,14 @@ class ReplicaAgent:
         await self._sign_off()
 
     async def _end_tasks(self) -> None:
-        for task in (*self._loops, *self._resuming.values()):
+        for task in (*self._loops, *self._beginning.values()):
             task.cancel()
         leaving = self._codings | self._preemptions.tasks
         if leaving:
             await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
         for task in leaving:
             task.cancel()
-        tasks = (*self._loops, *self._resuming.values(), *leaving)
+        tasks = (*self._loops, *self._beginning.values(), *leaving)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sign_off(self) -> None:
@@ -232,7 +233,7 @@ class ReplicaAgent:
             total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
         )
         in_engine, leaving = self._runner.steps_done_by_id, self._preemptions.steps_done_by_id
-        steps_done = {**dict.fromkeys(self._resuming, 0), **in_engine, **leaving}
+        steps_done = {**dict.fromkeys(self._beginning, 0), **in_engine, **leaving}
         num_free = max(0, self._capacity.max_in_flight - len(self._leases))
         return Poll(
             replica_id=self._registration.replica_id,
@@ -251,30 +252,50 @@ class ReplicaAgent:
         self._drop(request_id)
         self._leases.add(lease)
         deadline_s = self._clock() + lease.deadline_in_s
-        if lease.may_resume:
-            task = asyncio.create_task(self._resume(lease, deadline_s))
-            self._resuming[request_id] = task
+        if lease.may_resume or lease.request.edit is not None:
+            task = asyncio.create_task(self._begin(lease, deadline_s))
+            self._beginning[request_id] = task
         else:
-            self._submit(lease, deadline_s, None)
+            self._submit(lease, deadline_s, None, None)
 
-    async def _resume(self, lease: Lease, deadline_s: float) -> None:
-        """Go on from another replica's state; :meth:`_drop` cancels it."""
-        state = await self._states.load(lease.request, self._runner.device)
-        del self._resuming[lease.request.request_id]
+    async def _begin(self, lease: Lease, deadline_s: float) -> None:
+        """Go on from another replica's state, or fetch an edit's image; ``_drop`` cancels it."""
+        state = pixels = None
+        if lease.may_resume:
+            state = await self._states.load(lease.request, self._runner.device)
         if state is not None:
             self._metrics.resumed(state.step_index)
-        self._submit(lease, deadline_s, state)
+        elif lease.request.edit is not None:
+            try:
+                pixels = await self._delivery.pixels(lease.request)
+            except RequestFailed as error:
+                del self._beginning[lease.request.request_id]
+                self._fail(lease, error)
+                return
+        del self._beginning[lease.request.request_id]
+        self._submit(lease, deadline_s, state, pixels)
 
-    def _submit(self, lease: Lease, deadline_s: float, state: RequestState | None) -> None:
+    def _submit(
+        self,
+        lease: Lease,
+        deadline_s: float,
+        state: RequestState | None,
+        pixels: EditPixels | None,
+    ) -> None:
         self._log.started(lease, state)
-        request, queued_s = lease.request, lease.queued_s
-        self._runner.submit(request, deadline_s=deadline_s, queued_s=queued_s, state=state)
+        self._runner.submit(
+            lease.request,
+            deadline_s=deadline_s,
+            queued_s=lease.queued_s,
+            state=state,
+            pixels=pixels,
+        )
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
         if (lease := self._leases.drop(request_id)) is not None:
             self._log.dropped(lease.request)
-        if (resuming := self._resuming.pop(request_id, None)) is not None:
+        if (resuming := self._beginning.pop(request_id, None)) is not None:
             resuming.cancel()
         self._runner.abort(request_id)
 
@@ -283,7 +304,7 @@ class ReplicaAgent:
         lease = self._leases.get(request_id)
         if lease is None:
             return
-        if (resuming := self._resuming.pop(request_id, None)) is not None:
+        if (resuming := self._beginning.pop(request_id, None)) is not None:
             resuming.cancel()
             self._return(lease, 0)
         else:

@@ -24,8 +24,10 @@ from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.edit_images import EditImages
 from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ def build_agent(
     tokenizers = model.encoder.tokenizers
     digest = model_digest(resolve_folder(pool.model))
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
+    inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
     runner = build_runner(model, pool, clock=clock, costs=costs, sink=states.writer)
     step_cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
@@ -107,7 +110,7 @@ def build_agent(
             prompt_tokenizers=tokenizers,
         ),
         runner=runner,
-        delivery=Delivery(coder, BlobStore(storage.results)),
+        delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
         link=link,
         clock=clock,

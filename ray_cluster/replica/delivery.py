@@ -13,24 +13,33 @@ from typing import Protocol
 from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
+from ray_cluster.imaging.templates import EditPixels, Paste
 from ray_cluster.observability.logs import bound, fields_of
-from ray_cluster.requests import Failure, ImageResult, OutputSpec, candidate_name
+from ray_cluster.replica.retries import retry_waits_s
+from ray_cluster.requests import Failure, ImageRequest, ImageResult, OutputSpec, candidate_name
 from ray_cluster.storage.blob_store import BlobStoreError
 
 logger = logging.getLogger(__name__)
 
-# a client waits for the reply
-_RETRY_S = (0.2, 1.0, 3.0)
-# a job outlives the death of every process, so also a while without its store
-_JOB_RETRY_S = (*_RETRY_S, 10.0, 30.0, 60.0, 120.0)
-
 
 class Coder(Protocol):
-    """The part of an :class:`~ray_cluster.imaging.encoder.ImageCoder` that is used here."""
+    """The part of an :class:`~ray_cluster.imaging.image_coder.ImageCoder` that is used here."""
 
     def submit(
-        self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]
+        self,
+        pixels: Pixels,
+        spec: OutputSpec,
+        recipe: Mapping[str, str],
+        paste: Paste | None = None,
     ) -> Future[bytes]: ...
+
+
+class Templates(Protocol):
+    """The part of :class:`~ray_cluster.replica.edit_images.EditImages` that is used here."""
+
+    async def pixels(self, request: ImageRequest) -> EditPixels: ...
+
+    async def paste(self, request: ImageRequest) -> Paste | None: ...
 
 
 class ResultStore(Protocol):
@@ -42,15 +51,31 @@ class ResultStore(Protocol):
 class Delivery:
     """Encodes decoded images, and stores those that do not travel in the reply.
 
+    What was made of an edit is pasted into its template on the way.
+
     Args:
         results: None where no request may ask for storing.
+        edits: has the templates; None where no request is an edit.
     """
 
-    def __init__(self, coder: Coder, results: ResultStore | None = None) -> None:
+    def __init__(
+        self, coder: Coder, results: ResultStore | None = None, edits: Templates | None = None
+    ) -> None:
         self._coder = coder
         self._results = results
+        self._edits = edits
         self._under_way: Counter[str] = Counter()
         self._ended: set[str] = set()
+
+    async def pixels(self, request: ImageRequest) -> EditPixels:
+        """Return the pixels of an edit.
+
+        Raises:
+            RequestFailed: they cannot be had.
+        """
+        if self._edits is None:
+            raise RequestFailed("this replica makes no edits", "image")
+        return await self._edits.pixels(request)
 
     def note_end(self, request_id: str) -> None:
         """Do not store an image any more: its request has ended otherwise."""
@@ -80,12 +105,11 @@ class Delivery:
 
     async def _deliver(self, event: Decoded, *, is_candidate: bool) -> ImageResult:
         request = event.request
-        data = await self._code(event.pixels, request.output, request.recipe())
+        data = await self._code(request, event.pixels, request.output, request.recipe())
         num_bytes = len(data)
         if request.output.is_stored:
-            retry_s = _JOB_RETRY_S if request.job_id else _RETRY_S
             name = candidate_name(request.request_id) if is_candidate else request.file_id
-            await self._store(request.request_id, name, data, retry_s)
+            await self._store(request.request_id, name, data, retry_waits_s(request))
             data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes
@@ -98,15 +122,19 @@ class Delivery:
             RequestFailed: it could not be coded, or the one try to store it failed.
         """
         request = event.request
-        data = await self._code(event.pixels, replace(request.output, metadata=False), {})
+        spec = replace(request.output, metadata=False)
+        data = await self._code(request, event.pixels, spec, {})
         if not request.output.is_stored:
             return data
         await self._store(request.request_id, request.preview_file_id(index), data, ())
         return b""
 
-    async def _code(self, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
+    async def _code(
+        self, request: ImageRequest, pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]
+    ) -> bytes:
+        paste = None if self._edits is None else await self._edits.paste(request)
         try:
-            return await asyncio.wrap_future(self._coder.submit(pixels, spec, recipe))
+            return await asyncio.wrap_future(self._coder.submit(pixels, spec, recipe, paste))
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from itertools import islice
 
@@ -66,6 +67,15 @@ class InputStore:
         self._blobs = blobs
         self.grace_s = grace_s
         self._wall_clock = wall_clock
+
+    @classmethod
+    def open(cls, url: str, *, grace_s: float) -> InputStore:
+        """Return the store at a folder or URL, on this machine's clock. Blocks.
+
+        Raises:
+            BlobStoreError: it cannot be opened.
+        """
+        return cls(BlobStore(url), grace_s=grace_s, wall_clock=time.time)
 
     async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef:
         """Store an input while it arrives, and return what names it.

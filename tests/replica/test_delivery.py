@@ -11,7 +11,7 @@ import pytest
 from ray_cluster.api.errors import from_failure
 from ray_cluster.engine.events import Decoded
 from ray_cluster.errors import RequestFailed
-from ray_cluster.replica import delivery
+from ray_cluster.replica import retries
 from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.requests import ImageRequest, Timing
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -45,8 +45,8 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_RETRY_S", "_JOB_RETRY_S"):
-        monkeypatch.setattr(delivery, name, tuple(0.001 for _ in getattr(delivery, name)))
+    for name in ("RETRY_S", "JOB_RETRY_S"):
+        monkeypatch.setattr(retries, name, tuple(0.001 for _ in getattr(retries, name)))
 
 
 def stored(job_id: str) -> ImageRequest:

@@ -1,0 +1,139 @@
+"""The images of the edits that a replica makes: fetched from the input store, decoded once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Protocol
+
+from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.imaging.templates import EditPixels, Paste
+from ray_cluster.policies.edits import SizePx
+from ray_cluster.replica.retries import retry_waits_s
+from ray_cluster.requests import BlobRef, Edit, ImageRequest
+from ray_cluster.storage.blob_store import BlobStoreError
+
+logger = logging.getLogger(__name__)
+
+# a photo of 12 megapixels and its weights are 48 MB
+_MOST_KEPT_BYTES = 256 << 20
+
+
+class Inputs(Protocol):
+    """The part of an :class:`~ray_cluster.storage.inputs.InputStore` that is used here."""
+
+    def get(self, owner: str, ref: BlobRef) -> bytes | None: ...
+
+
+class PixelReader(Protocol):
+    """The part of an :class:`~ray_cluster.imaging.image_coder.ImageCoder` that is used here."""
+
+    def edit_pixels(
+        self, image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx
+    ) -> Future[EditPixels]: ...
+
+
+class EditImages:
+    """Decodes the images of edits, and keeps the last of them.
+
+    They are needed twice, before the first step and when the image is pasted back, and by every
+    image of a call. A replica that goes on with another's edit decodes them anew.
+
+    Args:
+        most_bytes: of pixels that are kept; what is larger than that alone is not.
+    """
+
+    def __init__(
+        self, inputs: Inputs, reader: PixelReader, *, most_bytes: int = _MOST_KEPT_BYTES
+    ) -> None:
+        self._inputs = inputs
+        self._reader = reader
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[Hashable, EditPixels] = OrderedDict()
+        self._reading: dict[Hashable, asyncio.Task[EditPixels]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pixels that are kept."""
+        return sum(_size(one) for one in self._kept.values())
+
+    async def pixels(self, request: ImageRequest) -> EditPixels:
+        """Return the pixels of an edit.
+
+        Raises:
+            RequestFailed: its images are not in the store any more, or the store or what decodes
+                them fails.
+        """
+        key = _key(request)
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept
+        # of several that ask, one reads; one that is cancelled leaves it to the others
+        reading = self._reading.get(key)
+        if reading is None:
+            reading = self._reading[key] = asyncio.create_task(self._read(request))
+            reading.add_done_callback(lambda done: self._note(key, done))
+        return await asyncio.shield(reading)
+
+    async def paste(self, request: ImageRequest) -> Paste | None:
+        """Return where the image that was made of an edit goes; None for text to image."""
+        if request.edit is None:
+            return None
+        return Paste(await self.pixels(request), request.edit.window)
+
+    def _note(self, key: Hashable, done: asyncio.Task[EditPixels]) -> None:
+        del self._reading[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[key] = done.result()
+        while self._kept and self.num_bytes > self._most_bytes:
+            self._kept.popitem(last=False)
+
+    async def _read(self, request: ImageRequest) -> EditPixels:
+        edit = request.edit
+        assert edit is not None, "only edits have images"
+        image = await self._fetch(request, edit.image)
+        mask = None if edit.mask is None else await self._fetch(request, edit.mask)
+        try:
+            reading = self._reader.edit_pixels(image, mask, edit, request.size_px)
+            return await asyncio.wrap_future(reading)
+        except MODEL_ERRORS as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}", "image") from error
+
+    async def _fetch(self, request: ImageRequest, ref: BlobRef) -> bytes:
+        for wait_s in (*retry_waits_s(request), None):
+            try:
+                data = await asyncio.to_thread(self._inputs.get, request.owner, ref)
+            except BlobStoreError as error:
+                logger.warning("an image to edit cannot be read: %s", error)
+                if wait_s is None:
+                    # clients are not to know where the store is
+                    raise RequestFailed(
+                        "the store of images that calls send does not answer", "image"
+                    ) from error
+                await asyncio.sleep(wait_s)
+                continue
+            if data is None:
+                raise RequestFailed(
+                    "an image that the call has sent is not there any more; send the call again",
+                    "image",
+                )
+            return data
+        raise AssertionError("the last try returns or raises")
+
+
+def _key(request: ImageRequest) -> Hashable:
+    """Return what the pixels depend on."""
+    assert request.edit is not None, "only edits have images"
+    # how much of the schedule is run changes no pixel
+    edit = replace(request.edit, schedule_steps=0, strength=1.0, mask_ratio=1.0)
+    return request.owner, request.size_px, edit
+
+
+def _size(pixels: EditPixels) -> int:
+    arrays = (pixels.work, pixels.mask, pixels.canvas, pixels.weights)
+    return sum(one.nbytes for one in arrays if one is not None)
