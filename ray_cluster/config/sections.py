@@ -188,6 +188,7 @@ class LimitsConfig(Section):
     max_input_bytes: int = Field(
         50 << 20, ge=1024, description="size of one image in a call, after decoding base64"
     )
+    max_input_pixels: int = Field(64 << 20, ge=1, le=10**8, description="pixels of one such image")
     max_upload_bytes: int = Field(
         200 << 20, ge=1024, description="size of a call that sends images as files (multipart)"
     )
