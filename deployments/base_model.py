@@ -18,7 +18,7 @@ from ray_cluster.deployments.actors import refuse_local_storage, set_up_actor_lo
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.ray_environment import ALLOCATOR_ENVIRONMENT
 from ray_cluster.deployments.worker import Worker
-from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.process.gc_freeze import uncollected
 
 

@@ -24,7 +24,7 @@ from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.timing import OperationTimer
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.policies.types import WhenLate
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.protocol.settings import worker_settings

@@ -14,15 +14,33 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO, Any
 
-from ray_cluster.errors import RayClusterError, RequestFailed
+from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
 
-# lengths of header (JSON) and payload
-_FRAME = struct.Struct("!IQ")
+# length of the header (JSON), number of parts; then the parts' lengths
+_FRAME = struct.Struct("!IB")
+_LENGTH = struct.Struct("!Q")
 _CLOSE_TIMEOUT_S = 5.0
 
-Task = Callable[[dict[str, Any], bytes], bytes]
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A job or its result.
+
+    Attributes:
+        header: a JSON object.
+        parts: bytes, at most 255 of them; those of a received message can be written to.
+    """
+
+    header: dict[str, Any]
+    parts: tuple[Bytes, ...] = ()
+
+
+Task = Callable[[Message], Message]
 
 
 class ProcessDied(RayClusterError):
@@ -60,23 +78,26 @@ class CoderProcess:
         """Id of the process."""
         return self._process.pid
 
-    def run(self, header: bytes, payload: bytes) -> bytes:
-        """Return what the function returns for a JSON object and bytes.
+    def run(self, job: Message) -> Message:
+        """Return what the function returns for a job.
 
         Raises:
-            RequestFailed: the function raised.
+            InvalidRequest: the function raised this one.
+            RequestFailed: the function raised another error.
             ProcessDied: the child ended; close this and start another.
         """
         if self._to_child.closed:
             raise ProcessDied(f"process {self.pid} was ended before the job")
         try:
-            _write(self._to_child, header, payload)
-            reply, result = _read(self._from_child)
+            _write(self._to_child, job)
+            reply = _read(self._from_child)
         except (BrokenPipeError, EOFError) as error:
             raise ProcessDied(f"process {self.pid} ended during a job") from error
-        if "error" in reply:
-            raise RequestFailed(reply["error"], "coding")
-        return result
+        if "invalid" in reply.header:
+            raise InvalidRequest(*reply.header["invalid"])
+        if "error" in reply.header:
+            raise RequestFailed(reply.header["error"], "coding")
+        return reply
 
     def close(self) -> None:
         """End the process and wait for it."""
@@ -100,37 +121,44 @@ def main(module: str, function: str) -> None:
     task: Task = getattr(importlib.import_module(module), function)
     try:
         while True:
-            header, payload = _read(source)
-            reply, result = _answer(task, header, payload)
-            _write(sink, reply, result)
+            _write(sink, _answer(task, _read(source)))
     except (EOFError, BrokenPipeError):
         # the parent is done or dead; without flushing what nobody reads
         os._exit(0)
 
 
-def _answer(task: Task, header: dict[str, Any], payload: bytes) -> tuple[bytes, bytes]:
+def _answer(task: Task, job: Message) -> Message:
     try:
-        return b"{}", task(header, payload)
+        return task(job)
+    except InvalidRequest as error:
+        return Message({"invalid": [error.message, error.param, error.code]})
     except (ArithmeticError, LookupError, MemoryError, OSError, TypeError, ValueError) as error:
         # anything else ends the child: then the parent tries again with a new one
-        message = f"{type(error).__name__}: {error}"
-        return json.dumps({"error": message}).encode(), b""
+        return Message({"error": f"{type(error).__name__}: {error}"})
 
 
-def _write(pipe: IO[bytes], header: bytes, payload: bytes) -> None:
-    pipe.write(_FRAME.pack(len(header), len(payload)) + header)
-    pipe.write(payload)
+def _write(pipe: IO[bytes], message: Message) -> None:
+    header = json.dumps(message.header).encode()
+    lengths = (_LENGTH.pack(memoryview(part).nbytes) for part in message.parts)
+    pipe.write(_FRAME.pack(len(header), len(message.parts)) + b"".join(lengths) + header)
+    for part in message.parts:
+        pipe.write(part)
     pipe.flush()
 
 
-def _read(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    header_length, payload_length = _FRAME.unpack(_read_exactly(pipe, _FRAME.size))
+def _read(pipe: IO[bytes]) -> Message:
+    header_length, num_parts = _FRAME.unpack(_read_exactly(pipe, _FRAME.size))
+    lengths = _LENGTH.iter_unpack(_read_exactly(pipe, num_parts * _LENGTH.size))
     header: dict[str, Any] = json.loads(_read_exactly(pipe, header_length))
-    return header, _read_exactly(pipe, payload_length)
+    return Message(header, tuple(_read_exactly(pipe, length) for (length,) in lengths))
 
 
-def _read_exactly(pipe: IO[bytes], num_bytes: int) -> bytes:
-    content = pipe.read(num_bytes)
-    if len(content) < num_bytes:
-        raise EOFError(f"{len(content)} of {num_bytes} bytes came")
+def _read_exactly(pipe: IO[bytes], num_bytes: int) -> bytearray:
+    content = bytearray(num_bytes)
+    rest = memoryview(content)
+    while rest:
+        num_read = pipe.readinto(rest)  # type: ignore[attr-defined]
+        if not num_read:
+            raise EOFError(f"{num_bytes - len(rest)} of {num_bytes} bytes came")
+        rest = rest[num_read:]
     return content

@@ -16,7 +16,7 @@ from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.models.local import model_digest
 from ray_cluster.models.prompt_tokens import digest_of
 from ray_cluster.protocol.dispatcher import DispatcherLink

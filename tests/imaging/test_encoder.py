@@ -1,38 +1,16 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.imaging.encoder import ImageCoder, Pixels, encode_image, read_recipe
-from ray_cluster.imaging.worker_process import CoderProcess, ProcessDied
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.imaging.encoder import Pixels, encode_image, read_recipe
 from ray_cluster.requests import ImageFormat, OutputSpec
 from tests.fakes import image_request
-
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = {
-    "prompt": "ein rötlicher Kreis\nauf 蓝色 🟦",
-    "negative_prompt": "unscharf, brûlé",
-    "seed": "7",
-}
-
-
-def gradient(width: int = 40, height: int = 24) -> Pixels:
-    rows, columns = np.mgrid[:height, :width]
-    return np.stack([rows * 9, columns * 5, rows + columns], axis=-1).astype(np.uint8)
-
-
-def pixels_of(data: bytes) -> Pixels:
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+from tests.imaging.pictures import RECIPE, gradient, pixels_of
 
 
 def test_png_is_lossless_and_carries_the_recipe() -> None:
@@ -119,128 +97,3 @@ class TestForeignFiles:
         Image.fromarray(gradient()).save(buffer, "PNG", pnginfo=info)
         with pytest.raises(InvalidRequest, match="carries no recipe"):
             read_recipe(buffer.getvalue())
-
-
-class TestCoder:
-    def test_it_returns_what_encode_image_returns(self) -> None:
-        with ImageCoder(2) as coder:
-            specs = [OutputSpec(), OutputSpec("jpeg", 70, False), OutputSpec("webp", 70, False)]
-            futures = [coder.submit(gradient(), spec, RECIPE) for spec in specs * 4]
-            expected = [encode_image(gradient(), spec, RECIPE) for spec in specs * 4]
-            assert [future.result(60) for future in futures] == expected
-
-    def test_what_cannot_be_coded_fails_alone(self) -> None:
-        with ImageCoder() as coder:
-            bad = coder.submit(np.zeros((2, 2), np.uint8), OutputSpec(), {})
-            wide = coder.submit(np.zeros((1, 20_000, 3), np.uint8), OutputSpec("webp"), {})
-            good = coder.submit(gradient(), OutputSpec(), RECIPE)
-            with pytest.raises(RequestFailed, match="uint8"):
-                bad.result(60)
-            with pytest.raises(RequestFailed) as caught:
-                wide.result(60)
-            assert caught.value.stage == "coding"
-            assert read_recipe(good.result(60)) == RECIPE
-
-    def test_a_killed_process_is_replaced_and_the_image_coded_again(self) -> None:
-        with ImageCoder() as coder:
-            coder.submit(gradient(), OutputSpec(), {}).result(60)
-            (first,) = coder.process_ids
-            big = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
-            future = coder.submit(big, OutputSpec(), {})
-            time.sleep(0.03)
-            os.kill(first, signal.SIGKILL)
-            assert np.array_equal(pixels_of(future.result(60)), big)
-            assert coder.process_ids != [first]
-            os.kill(coder.process_ids[0], signal.SIGKILL)
-            again = coder.submit(gradient(), OutputSpec(), RECIPE)
-            assert read_recipe(again.result(60)) == RECIPE
-
-    def test_an_image_that_kills_two_processes_fails_alone(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run = CoderProcess.run
-        tried: list[int] = []
-
-        def deadly(self: CoderProcess, header: bytes, payload: bytes) -> bytes:
-            if b"poison" in header:
-                tried.append(self.pid)
-                os.kill(self.pid, signal.SIGKILL)
-                raise ProcessDied("killed")
-            return run(self, header, payload)
-
-        monkeypatch.setattr(CoderProcess, "run", deadly)
-        with ImageCoder() as coder:
-            (first,) = coder.process_ids
-            poison = coder.submit(gradient(), OutputSpec(), {"prompt": "poison"})
-            good = coder.submit(gradient(), OutputSpec(), RECIPE)
-            with pytest.raises(RequestFailed) as caught:
-                poison.result(60)
-            assert tried[0] == first
-            assert len(set(tried)) == len(tried) == 2
-            assert read_recipe(good.result(60)) == RECIPE
-        message = caught.value.message
-        assert caught.value.stage == "coding"
-        assert "Send the request again" in message
-        assert "output_format" in message
-        assert not any(str(pid) in message for pid in tried)
-
-    def test_a_process_that_cannot_be_started_costs_one_image(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def no_process() -> CoderProcess:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-
-        with ImageCoder() as coder:
-            os.kill(coder.process_ids[0], signal.SIGKILL)
-            with monkeypatch.context() as patch:
-                patch.setattr("ray_cluster.imaging.encoder._start", no_process)
-                with pytest.raises(BlockingIOError):
-                    coder.submit(gradient(), OutputSpec(), RECIPE).result(60)
-            again = coder.submit(gradient(), OutputSpec(), RECIPE)
-            assert read_recipe(again.result(60)) == RECIPE
-
-    def test_its_processes_end_when_their_parent_is_killed(self) -> None:
-        code = (
-            "import time; from ray_cluster.imaging.encoder import ImageCoder\n"
-            "print(ImageCoder(2).process_ids, flush=True); time.sleep(60)"
-        )
-        parent = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True
-        )
-        assert parent.stdout is not None
-        with parent, parent.stdout:
-            children = [int(one) for one in parent.stdout.readline().strip("[]\n").split(",")]
-            parent.kill()
-        until_s = time.monotonic() + 60
-        while any(_is_running(child) for child in children):
-            assert time.monotonic() < until_s
-            time.sleep(0.02)
-
-    def test_it_imports_neither_torch_nor_ray_nor_the_parents_main_module(self) -> None:
-        code = (
-            "import sys, ray_cluster.imaging.encoder\n"
-            "print(sorted({name.split('.')[0] for name in sys.modules}))"
-        )
-        output = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-        ).stdout
-        loaded = set(output.strip("[]\n").replace("'", "").split(", "))
-        assert {"numpy", "PIL"} <= loaded
-        assert not loaded & {
-            "torch",
-            "ray",
-            "fastapi",
-            "pydantic",
-            "cv2",
-            "scipy",
-            "multiprocessing",
-        }
-
-
-def _is_running(process_id: int) -> bool:
-    """Whether a process runs; a zombie that nobody has waited for does not."""
-    try:
-        status = Path(f"/proc/{process_id}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"

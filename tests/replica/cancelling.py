@@ -24,7 +24,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.engine.state import RequestState
-from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore

@@ -14,7 +14,7 @@ import pytest
 
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Exported
-from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Returned
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.requests import state_name

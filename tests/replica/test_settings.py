@@ -11,7 +11,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.imaging.encoder import ImageCoder
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.protocol.settings import Capacity, ModelDefaults, WorkerSettings
 from ray_cluster.replica import builder
 from tests.engine.staged import StagedModel

@@ -1,0 +1,76 @@
+"""Masks at other sizes, and images blended in under them; nothing outside a mask ever changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_cluster.policies.edits import SizePx
+
+Pixels = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+_WHOLE = 255
+
+
+def any_in(mask: Mask, size_px: SizePx) -> Mask:
+    """Return a mask at another size, in which no thin part is lost.
+
+    A pixel is set if any one is of those that it covers, in whole or in part.
+
+    Args:
+        mask: ``[h, w]``.
+        size_px: width and height of the result.
+    """
+    for axis, side in enumerate(reversed(size_px)):
+        length = mask.shape[axis]
+        if length == side:
+            continue
+        index = np.arange(side)
+        starts, stops = index * length // side, -(-(index + 1) * length // side)
+        # reduceat takes pairs of bounds too; every second result is of what lies between pairs
+        bounds = np.stack([starts, stops], axis=1).ravel()[:-1]
+        mask = np.logical_or.reduceat(mask, bounds, axis).take(2 * index, axis)
+    return mask
+
+
+def blend_weights(mask: Mask, feather_px: int) -> Pixels:
+    """Return how much of an edit is seen, 0 outside its mask and up to 255 within.
+
+    The weights grow with the distance from the nearest pixel outside, over ``feather_px`` pixels.
+    The border of the image is no border of the mask.
+    """
+    weights = np.where(mask, _WHOLE, 0).astype(np.uint8)
+    if feather_px == 0 or mask.all() or not mask.any():
+        return weights
+    # large, and needed here alone
+    from scipy import ndimage
+
+    # with one pixel around, if there is one: it has the nearest pixel outside
+    rows, columns = _extent(mask.max(axis=1)), _extent(mask.max(axis=0))
+    distance_px = ndimage.distance_transform_edt(mask[rows, columns])
+    share = np.minimum(distance_px / (feather_px + 1), 1.0)
+    weights[rows, columns] = np.rint(share * _WHOLE)
+    return weights
+
+
+def blend_in(below: Pixels, above: Pixels, weights: Pixels) -> None:
+    """Blend an image into another of its size, in place.
+
+    Args:
+        below: ``[h, w, 3]``; not written where the weight is 0.
+        weights: ``[h, w]``, as of :func:`blend_weights`.
+    """
+    is_whole = weights == _WHOLE
+    np.copyto(below, above, where=is_whole[..., None])
+    is_border = (weights > 0) & ~is_whole
+    share = weights[is_border].astype(np.uint16)[:, None]
+    # rounded; at most 255 * 255 + 127, which 16 bits hold
+    mixed = above[is_border] * share + below[is_border] * (_WHOLE - share)
+    below[is_border] = (mixed + _WHOLE // 2) // _WHOLE
+
+
+def _extent(is_set: npt.NDArray[np.bool_]) -> slice:
+    """Return where the first to the last set element are, and one more on both sides."""
+    (indices,) = np.nonzero(is_set)
+    return slice(max(0, int(indices[0]) - 1), int(indices[-1]) + 2)
