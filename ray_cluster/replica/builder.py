@@ -24,7 +24,7 @@ from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery
-from ray_cluster.replica.edit_images import EditImages
+from ray_cluster.replica.edit_images import EditImages, reading_per_megapixel_s
 from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
@@ -92,6 +92,9 @@ def build_agent(
     costs = StepCosts(clock=clock)
     runner = build_runner(model, pool, clock=clock, costs=costs, sink=states.writer)
     step_cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
+    reading_s = reading_per_megapixel_s(coder, clock)
+    encode_s = step_cost.encode_per_megapixel_s + reading_s
+    step_cost = replace(step_cost, encode_per_megapixel_s=encode_s)
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(

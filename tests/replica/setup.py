@@ -21,7 +21,7 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.replica.agent import ReplicaAgent
-from ray_cluster.replica.delivery import Delivery, ResultStore
+from ray_cluster.replica.delivery import Delivery, ResultStore, Templates
 from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request
@@ -133,6 +133,7 @@ def new_agent(
     blobs: Any = None,
     every: int | None = None,
     results: ResultStore | None = None,
+    edits: Templates | None = None,
 ) -> ReplicaAgent:
     """An agent over a store, memory of its own unless given, that exports every so many steps."""
     profile = model.inner.profile
@@ -146,7 +147,7 @@ def new_agent(
             sink=states.writer,
             interval=lambda _row_step_s, _export_s: every,
         ),
-        delivery=Delivery(coder, results),
+        delivery=Delivery(coder, results, edits),
         states=states,
         link=link,
         clock=time.monotonic,
@@ -161,10 +162,14 @@ async def serving(
     link: Link | None = None,
     blobs: Any = None,
     every: int | None = None,
+    edits: Templates | None = None,
 ) -> AsyncIterator[tuple[Link, list[ReplicaAgent]]]:
     link = link or Link(new_service())
     blobs = MemoryBlobs() if blobs is None else blobs
-    agents = [new_agent(model, link, coder, name, blobs=blobs, every=every) for name in replica_ids]
+    agents = [
+        new_agent(model, link, coder, name, blobs=blobs, every=every, edits=edits)
+        for name in replica_ids
+    ]
     for agent in agents:
         agent.start()
     try:
