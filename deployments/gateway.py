@@ -9,8 +9,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 from ray import serve
 
-from ray_cluster.api.app import create_app
+from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.api.metrics import GatewayMetrics
+from ray_cluster.api.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.deployments.actors import (
@@ -21,8 +22,10 @@ from ray_cluster.deployments.actors import (
 )
 from ray_cluster.deployments.early_body import EarlyBodyReader
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 
 
 @serve.ingress()
@@ -45,14 +48,20 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
+        storage = self._arguments.storage
         app = create_app(
             self._client,
             self._settings,
-            results=BlobStore(self._arguments.storage.results),
-            request_id_writer="proxy",
-            own_metrics=self._metrics,
-            warnings=self._nodes.warnings,
-            feed=self._feed,
+            results=BlobStore(storage.results),
+            images=SentImages(
+                InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s), ImageCoder()
+            ),
+            around=Surroundings(
+                request_id_writer="proxy",
+                own_metrics=self._metrics,
+                warnings=self._nodes.warnings,
+                feed=self._feed,
+            ),
         )
         app.add_middleware(EarlyBodyReader)
         return app

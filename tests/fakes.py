@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from ray_cluster.api.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
@@ -26,6 +29,7 @@ from ray_cluster.requests import (
     Timing,
 )
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
 
 T = TypeVar("T")
 
@@ -194,6 +198,24 @@ def settings_for(config: ClusterConfig) -> CurrentSettings:
 def memory_results() -> BlobStore:
     """A result store in this process."""
     return BlobStore("memory://results")
+
+
+class PlainChecks:
+    """Checks the images of calls as the coder's processes do, in a thread of this one."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1)
+
+    def image_facts(self, data: bytes, param: str, max_pixels: int) -> Future[ImageFacts]:
+        return self._threads.submit(image_facts, data, param, max_pixels)
+
+    def mask_facts(self, data: bytes, param: str, max_pixels: int) -> Future[MaskFacts]:
+        return self._threads.submit(mask_facts, data, param, max_pixels)
+
+
+def sent_images(url: str = "memory://inputs") -> SentImages:
+    """The images of calls, in this process."""
+    return SentImages(InputStore.open(url, grace_s=3600.0), PlainChecks())
 
 
 class FakeDispatcherClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,17 +25,35 @@ from ray_cluster.api.openapi import describe_by_settings
 from ray_cluster.api.prompts import PromptCheck
 from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.routes import Endpoints, add_routes
+from ray_cluster.api.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.storage.blob_store import BlobStore
 
 DESCRIPTION = """\
-Makes images from text on diffusion models, through the OpenAI Images API with extensions.
+Makes and edits images on diffusion models, through the OpenAI Images API with extensions.
 
 Errors have OpenAI's form. `x-should-retry: false` says that the same call would fail again;
 `Retry-After` on 429 and 503 says when another try should succeed. Every reply has an
 `X-Request-ID`.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a gateway runs in.
+
+    Attributes:
+        request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
+        own_metrics: counts this gateway's calls, for others who read them, too.
+        warnings: returns what /readyz should report to an operator now.
+        feed: started and stopped with the application; None if the settings never change.
+    """
+
+    request_id_writer: HeaderWriter = "app"
+    own_metrics: GatewayMetrics | None = None
+    warnings: Callable[[], Sequence[str]] = tuple
+    feed: SettingsFeed | None = None
 
 
 def create_app(
@@ -43,22 +62,19 @@ def create_app(
     *,
     clock: Callable[[], float] = time.time,
     results: BlobStore,
-    request_id_writer: HeaderWriter = "app",
-    own_metrics: GatewayMetrics | None = None,
-    warnings: Callable[[], Sequence[str]] = tuple,
-    feed: SettingsFeed | None = None,
+    images: SentImages,
+    around: Surroundings | None = None,
 ) -> FastAPI:
     """Return the ASGI application of one gateway.
 
     Args:
         settings: present limits, keys and models; they may change at any moment.
         results: holds the images that replies link to.
+        images: keeps and checks those that calls send.
         clock: Unix time in seconds.
-        request_id_writer: who puts X-Request-ID on replies; "proxy" behind Ray Serve.
-        own_metrics: counts this gateway's calls, for others who read them, too.
-        warnings: returns what /readyz should report to an operator now.
-        feed: started and stopped with the application; None if the settings never change.
+        around: what it runs in; nothing of the kind unless given.
     """
+    around = around or Surroundings()
     # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
     app = FastAPI(
         title="ray-cluster",
@@ -66,17 +82,17 @@ def create_app(
         description=DESCRIPTION,
         redirect_slashes=False,
         redoc_url=None,
-        lifespan=_lifespan(feed),
+        lifespan=_lifespan(around.feed),
     )
-    metrics = GatewayMetricsEndpoint(client, own_metrics or GatewayMetrics())
-    _add_middleware(app, settings, metrics, request_id_writer)
+    metrics = GatewayMetricsEndpoint(client, around.own_metrics or GatewayMetrics())
+    _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
-    reader = CallReader(catalog, PromptCheck(client), settings)
+    reader = CallReader(catalog, PromptCheck(client), settings, images)
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
     endpoints = Endpoints(
-        health=HealthEndpoint(client, catalog, settings, warnings),
+        health=HealthEndpoint(client, catalog, settings, around.warnings),
         metrics=metrics,
         files=files,
         images=ImagesEndpoint(

@@ -106,11 +106,9 @@ async def bounded(request: Request, limit: BodyLimit) -> AsyncGenerator[bytes, N
     Raises:
         ApiError: 413 once it is larger than the limit; no byte above that is yielded.
     """
-    num_bytes = 0
     # a body that is announced far too large is not even drained
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and len(announced) < 20:
-        num_bytes = 0 if int(announced) <= limit.drained_bytes else limit.max_bytes + 1
+    is_hopeless = announced_bytes(request) > limit.drained_bytes
+    num_bytes = limit.max_bytes + 1 if is_hopeless else 0
     if num_bytes <= limit.max_bytes:
         async for chunk in request.stream():
             num_bytes += len(chunk)
@@ -119,11 +117,22 @@ async def bounded(request: Request, limit: BodyLimit) -> AsyncGenerator[bytes, N
             elif num_bytes > limit.drained_bytes:
                 break
     if num_bytes > limit.max_bytes:
-        raise ApiError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"The body is larger than the {limit.max_bytes} bytes allowed; send a smaller one.",
-            code="body_too_large",
-        )
+        raise too_large(limit)
+
+
+def announced_bytes(request: Request) -> int:
+    """Return the size that a call says its body has; 0 if it does not say."""
+    announced = request.headers.get("content-length", "")
+    return int(announced) if announced.isdecimal() and len(announced) < 20 else 0
+
+
+def too_large(limit: BodyLimit) -> ApiError:
+    """Return the error for a body above a limit."""
+    return ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"The body is larger than the {limit.max_bytes} bytes allowed; send a smaller one.",
+        code="body_too_large",
+    )
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

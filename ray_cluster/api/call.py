@@ -5,25 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
-from ray_cluster.api.body import BodyLimit, read_object
+from ray_cluster.api.body import BodyLimit, announced_bytes, read_object, too_large
 from ray_cluster.api.cascades import CascadeResolver
 from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.edits import EditImages, WantedImages
+from ray_cluster.api.forms import typed_texts
 from ray_cluster.api.middleware import request_id_of
+from ray_cluster.api.multipart import is_form
 from ray_cluster.api.prompts import PromptCheck
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.schema import ImageGenerationRequest
+from ray_cluster.api.schema import (
+    REFUSED,
+    ImageEditRequest,
+    ImageGenerationRequest,
+    ImageVariationRequest,
+)
+from ray_cluster.api.sent_images import SentImages, has_images, take_image_texts
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.api.validate import describe, validate
+from ray_cluster.api.validate import describe, validate, validate_as
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import BlobRef, ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
+
+
+EventKind = Literal["image_generation", "image_edit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +45,138 @@ class Call:
         requests: one per image.
         body_digest: equal for equal bodies, however they are written.
         idempotency_key: the client's name for the call; None without one.
+        event_kind: what the events of its stream are called.
     """
 
     fields: ImageGenerationRequest
     requests: tuple[ImageRequest, ...]
     body_digest: str
     idempotency_key: str | None
+    event_kind: EventKind = "image_generation"
 
 
 class CallReader:
-    """Reads and checks the body that the images endpoint and the jobs endpoint share."""
+    """Reads and checks the bodies of calls for images, which their endpoints share with jobs."""
 
-    def __init__(self, catalog: Catalog, prompts: PromptCheck, settings: CurrentSettings) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        prompts: PromptCheck,
+        settings: CurrentSettings,
+        images: SentImages,
+    ) -> None:
         self._catalog = catalog
         self._prompts = prompts
         self._cascades = CascadeResolver(catalog, prompts)
         self._settings = settings
+        self._images = images
 
-    async def read(self, request: Request, *, is_job: bool = False) -> Call:
-        """Return what a call asks for; the images of a job are always stored.
+    async def read(self, request: Request) -> Call:
+        """Return what a call for images from text asks for.
 
         Raises:
             ApiError: the body is no JSON object in bounds, or there is no such model.
             InvalidRequest: a parameter is wrong.
         """
         key = _idempotency_key(request)
+        body = await read_object(request, BodyLimit.of_json(self._settings.limits))
+        return await self._from_text(request, body, key, is_job=False)
+
+    async def read_edit(
+        self, request: Request, kind: type[ImageEditRequest] = ImageEditRequest
+    ) -> Call:
+        """Return what a call that edits an image asks for, in a form or in JSON.
+
+        Args:
+            kind: of its fields.
+
+        Raises:
+            ApiError: the body is neither in bounds, the images cannot be stored, or there is no
+                such model.
+            InvalidRequest: a parameter or an image is wrong.
+        """
+        key = _idempotency_key(request)
+        if is_form(request):
+            return await self._from_form(request, kind, key, is_job=False)
+        body = await read_object(request, BodyLimit.of_uploads(self._settings.limits))
+        return await self._from_image(request, body, kind, key, is_job=False)
+
+    async def read_job(self, request: Request) -> Call:
+        """Return what a job is to make: an edit, in a form or in JSON with an image, or an image
+        from text. Errors are those of the other calls.
+        """
+        key = _idempotency_key(request)
+        if is_form(request):
+            return await self._from_form(request, ImageEditRequest, key, is_job=True)
         limits = self._settings.limits
-        body = await read_object(request, BodyLimit.of_json(limits))
+        own = BodyLimit.of_json(limits)
+        # images make it large, and a body of unknown length is not read on the off-chance
+        is_large = announced_bytes(request) > own.max_bytes
+        limit = BodyLimit.of_uploads(limits) if is_large else own
+        body = await read_object(request, limit)
+        if has_images(body):
+            return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
+        if is_large:
+            raise too_large(own)
+        return await self._from_text(request, body, key, is_job=True)
+
+    async def _from_text(
+        self, request: Request, body: dict[str, Any], key: str | None, *, is_job: bool
+    ) -> Call:
         fields = validate(body)
+        requests = await self._resolved(request, fields, key, None, is_job=is_job)
+        return Call(fields, requests, _digest(body), key)
+
+    async def _from_form(
+        self, request: Request, kind: type[ImageEditRequest], key: str | None, *, is_job: bool
+    ) -> Call:
+        limits = self._settings.limits
+        has_mask = kind is not ImageVariationRequest
+        texts, image, mask = await self._images.read_form(request, limits, has_mask=has_mask)
+        fields = validate_as(kind, typed_texts(texts, kind), REFUSED)
+        return await self._edit(request, fields, image, mask, key, is_job=is_job)
+
+    async def _from_image(
+        self,
+        request: Request,
+        body: dict[str, Any],
+        kind: type[ImageEditRequest],
+        key: str | None,
+        *,
+        is_job: bool,
+    ) -> Call:
+        texts = take_image_texts(body)
+        fields = validate_as(kind, body, REFUSED)
+        image, mask = await self._images.store(request, texts, self._settings.limits)
+        return await self._edit(request, fields, image, mask, key, is_job=is_job)
+
+    async def _edit(
+        self,
+        request: Request,
+        fields: ImageEditRequest,
+        image: BlobRef,
+        mask: BlobRef | None,
+        key: str | None,
+        *,
+        is_job: bool,
+    ) -> Call:
+        images = await self._images.check(request, image, mask, self._settings.limits)
+        requests = await self._resolved(request, fields, key, images, is_job=is_job)
+        # a form and JSON of the same content are the same call
+        body = fields.model_dump(mode="json", exclude_none=True) | {"image": image.sha256}
+        if mask is not None:
+            body["mask"] = mask.sha256
+        return Call(fields, requests, _digest(body), key, "image_edit")
+
+    async def _resolved(
+        self,
+        request: Request,
+        fields: ImageGenerationRequest,
+        key: str | None,
+        images: EditImages | None,
+        *,
+        is_job: bool,
+    ) -> tuple[ImageRequest, ...]:
         if is_job:
             _check_job(fields)
         elif fields.stream:
@@ -72,19 +187,20 @@ class CallReader:
                 "nothing without 'stream': previews come as events. Set stream to true.",
                 "partial_images",
             )
-        is_stored = is_job or key is not None or fields.response_format == "url"
+        limits = self._settings.limits
+        wanted = WantedImages(
+            fields, images, is_stored=is_job or key is not None or fields.response_format == "url"
+        )
         cascade = self._settings.cascade(fields.model)
         if cascade is not None:
-            resolving = self._cascades.resolve(fields, cascade, limits, is_stored=is_stored)
-            requests = await resolving
+            requests = await self._cascades.resolve(wanted, cascade, limits)
         else:
             profile = await self._catalog.profile(fields.model)
-            requests = resolve(fields, profile, limits, is_stored=is_stored)
+            requests = wanted.of(profile, limits)
             await self._prompts.check(fields, profile)
         call_id = request_id_of(request)
         owner = owner_of(request)
-        requests = tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
-        return Call(fields, requests, _digest(body), key)
+        return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
 
 
 def _check_job(fields: ImageGenerationRequest) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.edits import WantedImages
 from ray_cluster.api.prompts import PromptCheck
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.schema import ImageGenerationRequest
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.policies.cascade import entry_for_quality
+from ray_cluster.policies.cascade import cascade_entry, entry_for_quality
 from ray_cluster.policies.types import CascadeEntry, EntryReason
 from ray_cluster.protocol.settings import CascadeModel
 from ray_cluster.requests import CascadeUse, ImageRequest, LightStage
@@ -22,7 +22,13 @@ _OF_THE_HEAVY = (
     *("fidelity", "allow", "min_inference_steps"),
 )
 # parameters that the light model may not take -> why such a call goes to the heavy one
-_UNSUPPORTED: dict[str, EntryReason] = {"size": "size", "negative_prompt": "negative_prompt"}
+_UNSUPPORTED: dict[str, EntryReason] = {
+    "size": "size",
+    "negative_prompt": "negative_prompt",
+    "mask": "edit",
+    "model": "edit",
+    "strength": "edit",
+}
 
 
 class CascadeResolver:
@@ -33,12 +39,7 @@ class CascadeResolver:
         self._prompts = prompts
 
     async def resolve(
-        self,
-        fields: ImageGenerationRequest,
-        cascade: CascadeModel,
-        limits: LimitsConfig,
-        *,
-        is_stored: bool,
+        self, wanted: WantedImages, cascade: CascadeModel, limits: LimitsConfig
     ) -> tuple[ImageRequest, ...]:
         """Return one request per image; its prompts are checked.
 
@@ -47,22 +48,28 @@ class CascadeResolver:
             InvalidRequest: a value is out of bounds of the model that makes the image: of the heavy
                 one, where either may.
         """
-        alone = entry_for_quality(fields.quality)
+        alone = entry_for_quality(wanted.fields.quality)
         if alone == "light":
-            requests = await self._of(cascade.light, fields, limits, is_stored=is_stored)
+            requests = await self._of(cascade.light, wanted, limits)
             return _alone(requests, cascade.name, "light", "quality")
-        requests = await self._of(cascade.heavy, fields, limits, is_stored=is_stored)
+        requests = await self._of(cascade.heavy, wanted, limits)
         if alone == "heavy":
             return _alone(requests, cascade.name, "heavy", "quality")
         first = requests[0]
         # the size is the heavy model's where the call leaves it open
-        changes = {"size": f"{first.width_px}x{first.height_px}", "n": 1, "seed": first.seed}
-        light_fields = fields.model_copy(update={**dict.fromkeys(_OF_THE_HEAVY), **changes})
+        changes: dict[str, Any] = {"n": 1, "seed": first.seed}
+        if wanted.images is None:
+            changes["size"] = f"{first.width_px}x{first.height_px}"
+        light_fields = wanted.fields.model_copy(update={**dict.fromkeys(_OF_THE_HEAVY), **changes})
         try:
-            [light] = await self._of(cascade.light, light_fields, limits, is_stored=is_stored)
+            [light] = await self._of(cascade.light, replace(wanted, fields=light_fields), limits)
         except InvalidRequest as error:
             reason = _UNSUPPORTED.get(error.param or "", "prompt")
             return _alone(requests, cascade.name, "heavy", reason)
+        # both must make the same part of it, at the same size
+        supported = {"mask"} if _is_alike(light, first) else set[str]()
+        if cascade_entry((), supported, is_edit=wanted.images is not None) == "heavy":
+            return _alone(requests, cascade.name, "heavy", "edit")
         stage = LightStage(
             model=light.model,
             discriminator=cascade.discriminator,
@@ -70,17 +77,25 @@ class CascadeResolver:
             guidance_scale=light.guidance_scale,
             sampler=light.sampler,
             embeds_guidance=light.embeds_guidance,
+            schedule_steps=None if light.edit is None else light.schedule_steps,
         )
         use = CascadeUse(cascade.name, stage)
         return tuple(replace(one, cascade=use) for one in requests)
 
     async def _of(
-        self, model: str, fields: ImageGenerationRequest, limits: LimitsConfig, *, is_stored: bool
+        self, model: str, wanted: WantedImages, limits: LimitsConfig
     ) -> tuple[ImageRequest, ...]:
         profile = await self._catalog.profile(model)
-        requests = resolve(fields, profile, limits, is_stored=is_stored)
-        await self._prompts.check(fields, profile)
+        requests = wanted.of(profile, limits)
+        await self._prompts.check(wanted.fields, profile)
         return requests
+
+
+def _is_alike(light: ImageRequest, heavy: ImageRequest) -> bool:
+    """Whether both models make an edit of the same pixels."""
+    if light.size_px != heavy.size_px or light.edit is None or heavy.edit is None:
+        return light.size_px == heavy.size_px and light.edit == heavy.edit
+    return replace(light.edit, schedule_steps=heavy.edit.schedule_steps) == heavy.edit
 
 
 def _alone(

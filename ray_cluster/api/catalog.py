@@ -16,6 +16,7 @@ from ray_cluster.api.replies import (
     ModelList,
     StepsByFidelity,
 )
+from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient
@@ -149,6 +150,8 @@ def _card(profile: ModelProfile) -> ModelCard:
         default_size=f"{profile.default_width_px}x{profile.default_height_px}",
         max_prompt_tokens=profile.max_prompt_tokens,
         max_steps_by_sampler=dict(profile.max_steps_by_sampler),
+        edits=profile.edits,
+        max_input_images=MAX_INPUT_IMAGES,
         fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from ray_cluster.api.call import EventKind
 from ray_cluster.api.errors import ApiError, from_unavailable
 from ray_cluster.api.event_stream import KEEP_ALIVE
 from ray_cluster.api.reply import (
@@ -37,11 +38,12 @@ _NO_USAGE = {
 
 
 async def image_events(
-    request: ImageRequest, updates: Updates, clock: Callable[[], float]
+    request: ImageRequest, kind: EventKind, updates: Updates, clock: Callable[[], float]
 ) -> AsyncGenerator[bytes]:
     """Yield the events of an image, first nothing once it is admitted; errors end them.
 
     Args:
+        kind: what they are called.
         clock: Unix time in seconds.
 
     Raises:
@@ -52,7 +54,7 @@ async def image_events(
         yield b""
         try:
             async for update in updates:
-                yield await _event(request, update, int(clock()))
+                yield await _event(request, kind, update, int(clock()))
         except ApiError as error:
             yield _failure(error)
         except Unavailable as error:
@@ -61,19 +63,22 @@ async def image_events(
 
 
 async def _event(
-    request: ImageRequest, update: Preview | RepliedImage | None, created_s: int
+    request: ImageRequest,
+    kind: EventKind,
+    update: Preview | RepliedImage | None,
+    created_s: int,
 ) -> bytes:
     if update is None:
         return KEEP_ALIVE
     if isinstance(update, Preview):
-        name = "image_generation.partial_image"
+        name = f"{kind}.partial_image"
         more: dict[str, Any] = {
             "partial_image_index": update.index,
             "step": update.steps_done,
             "num_steps": update.num_steps,
         }
     else:
-        name = "image_generation.completed"
+        name = f"{kind}.completed"
         more = {
             "usage": _NO_USAGE,
             "model": update.request.called_model,

@@ -1,4 +1,4 @@
-"""``POST /v1/images/generations``: validate, have it made, reply. Nothing is queued here."""
+"""``POST /v1/images/...``: validate, have it made, reply. Nothing is queued here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ray_cluster.api.group import GroupRunner, while_connected
 from ray_cluster.api.image_stream import Updates, image_events
 from ray_cluster.api.jobs import JobCreator
 from ray_cluster.api.reply import RepliedImage, as_made, write_reply
+from ray_cluster.api.schema import ImageVariationRequest
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job, JobView
@@ -67,11 +68,32 @@ class ImagesEndpoint:
         sent again answers with the same images. With `stream` the image comes as an event, after
         as many previews as `partial_images` says.
         """
-        call = await self._reader.read(request)
+        return await self._answer(await self._reader.read(request), request)
+
+    async def edit(self, request: Request) -> Response:
+        """Change an image, where a mask says so or everywhere.
+
+        The body is a form with the files `image` and `mask`, or JSON that holds them in base64. All
+        fields of `POST /v1/images/generations` are taken too; in a form, what is not a text is JSON
+        in one text. With `stream` the events are called `image_edit.*`.
+        """
+        return await self._answer(await self._reader.read_edit(request), request)
+
+    async def vary(self, request: Request) -> Response:
+        """Make variations of an image: an edit of everything, which needs no text.
+
+        OpenAI has withdrawn this call; use `POST /v1/images/edits`.
+        """
+        call = await self._reader.read_edit(request, ImageVariationRequest)
+        response = await self._answer(call, request)
+        response.headers["Deprecation"] = "true"
+        return response
+
+    async def _answer(self, call: Call, request: Request) -> Response:
         is_job = call.idempotency_key is not None
         if call.fields.stream:
             updates = (self._job_updates if is_job else self._attached_updates)(call, request)
-            events = image_events(call.requests[0], updates, self._clock)
+            events = image_events(call.requests[0], call.event_kind, updates, self._clock)
             # until it is admitted, errors are replies of their own
             await anext(events)
             return EventStream(events)

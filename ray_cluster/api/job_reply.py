@@ -8,7 +8,7 @@ from ray_cluster.api.cascade_reply import cascade_card
 from ray_cluster.api.errors import from_failure
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
-from ray_cluster.api.reply import as_made, size_text
+from ray_cluster.api.reply import as_made, edit_card, size_text
 from ray_cluster.api.schema import ImageTiming
 from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.requests import ImageRequest
@@ -89,9 +89,10 @@ def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage
     return JobImage(
         url=url_of(image.file_id),
         seed=request.seed,
-        num_inference_steps=request.num_steps,
+        num_inference_steps=request.schedule_steps,
         fidelity=fidelity_of(request),
         num_bytes=image.num_bytes,
         timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
         cascade=None if image.cascade is None else cascade_card(image.cascade),
+        edit=edit_card(request),
     )

@@ -105,10 +105,11 @@ class JobsEndpoint:
     async def create(self, request: Request, response: Response) -> JobResponse:
         """Accept a job: it will be made, though this connection or any process end.
 
-        The body is that of `POST /v1/images/generations`. With the header `Idempotency-Key`, the
-        same call sent again answers with the same job (status 200 instead of 202).
+        The body is that of `POST /v1/images/generations`, or of `POST /v1/images/edits`. With the
+        header `Idempotency-Key`, the same call sent again answers with the same job (status 200
+        instead of 202).
         """
-        call = await self._reader.read(request, is_job=True)
+        call = await self._reader.read_job(request)
         view, is_new = await self._creator.create(call, request)
         response.status_code = HTTPStatus.ACCEPTED if is_new else HTTPStatus.OK
         response.headers["Location"] = url_of(request, f"/v1/jobs/{view.job.job_id}")

@@ -33,6 +33,12 @@ Event = PartBegin | bytes | None
 """A part begins, some bytes of it, and None at its end."""
 
 
+def is_form(request: Request) -> bool:
+    """Whether a call says that its body is a form."""
+    media_type, _ = parse_options_header(request.headers.get("content-type", ""))
+    return media_type == b"multipart/form-data"
+
+
 def boundary_of(request: Request) -> str:
     """Return what separates the parts of a form.
 

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
-from ray_cluster.api.schema import ImageFidelity, ImageTiming
+from ray_cluster.api.schema import EditCard, ImageFidelity, ImageTiming
 from ray_cluster.protocol.jobs import JobState
 from ray_cluster.protocol.outcomes import CascadeStage
-from ray_cluster.requests import SamplerName
+from ray_cluster.requests import EditKind, SamplerName
 
 
 class StepsByFidelity(BaseModel):
@@ -57,6 +57,11 @@ class ModelCard(BaseModel):
     max_steps_by_sampler: dict[str, int] = Field(
         description="(extension) The samplers, with the most `num_inference_steps` of each."
     )
+    edits: EditKind = Field(
+        description="(extension) `any`: images from text, edits with and without a mask; `masked`: "
+        "edits with a mask alone, as of an inpainting model."
+    )
+    max_input_images: int = Field(description="(extension) Most images of an edit.")
     fewer_steps: FewerStepsCard | None = Field(
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
     )
@@ -92,7 +97,9 @@ class JobImage(BaseModel):
 
     url: str = Field(description="Where it is, until it is forgotten with its job.")
     seed: int = Field(description="Makes this image again, with `n: 1`.")
-    num_inference_steps: int = Field(description="Steps that it was made with.")
+    num_inference_steps: int = Field(
+        description="Steps that it was made with; of an edit those of the whole schedule."
+    )
     fidelity: ImageFidelity | None = Field(
         description="null for jobs of earlier versions that may have been degraded."
     )
@@ -101,6 +108,7 @@ class JobImage(BaseModel):
         description="null where a dispatcher died before it could be noted."
     )
     cascade: CascadeCard | None = Field(None, description="How a cascade made it; null likewise.")
+    edit: EditCard | None = Field(None, description="How it was edited; null if from text.")
 
 
 class JobPreview(BaseModel):

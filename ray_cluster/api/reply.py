@@ -11,13 +11,14 @@ import asyncio
 import binascii
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ray_cluster.api.cascade_reply import cascade_card
 from ray_cluster.api.fidelity import fidelity_of
+from ray_cluster.api.schema import EditCard
 from ray_cluster.protocol.outcomes import CascadeAnswer, Completed
-from ray_cluster.requests import ImageRequest, Timing
+from ray_cluster.requests import ImageRequest, Timing, with_steps
 
 # a multiple of 3, so that the codes of slices join; about 1 ms of work
 _SLICE_BYTES = 3 * 128 * 1024
@@ -56,7 +57,7 @@ def as_made(
     """Return a request with the model and the steps that its image was made with."""
     is_light = answer is not None and answer.stage == "light"
     made = request.light or request if is_light else request
-    return made if num_steps is None else replace(made, num_steps=num_steps)
+    return made if num_steps is None else with_steps(made, num_steps)
 
 
 async def write_reply(
@@ -101,7 +102,7 @@ def quality_of(request: ImageRequest) -> str:
 
 def size_text(request: ImageRequest) -> str:
     """Return an image's size as the API writes it."""
-    return f"{request.width_px}x{request.height_px}"
+    return "{}x{}".format(*request.output_px)
 
 
 def deadline_of(images: Sequence[RepliedImage]) -> dict[str, Any]:
@@ -125,11 +126,23 @@ async def append_base64(parts: list[bytes], data: bytes) -> None:
 def details_of(image: RepliedImage) -> dict[str, Any]:
     """Return the JSON of one image without the image itself."""
     request = image.request
-    details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.num_steps}
+    details: dict[str, Any] = {"seed": request.seed, "num_inference_steps": request.schedule_steps}
     details["fidelity"] = fidelity_of(request).model_dump()
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
         details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}
     if image.cascade is not None:
         details["cascade"] = cascade_card(image.cascade).model_dump()
+    if (edit := edit_card(request)) is not None:
+        details["edit"] = edit.model_dump()
     return details
+
+
+def edit_card(request: ImageRequest) -> EditCard | None:
+    """Return how an image was edited; None for one from text."""
+    edit = request.edit
+    if edit is None:
+        return None
+    box = edit.window
+    crop = None if box is None else [box.left_px, box.top_px, box.width_px, box.height_px]
+    return EditCard(strength=edit.strength, mask_ratio=round(edit.mask_ratio, 6), crop=crop)

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from ray_cluster.api.fidelity import Setting, resolve_steps
-from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
+from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest, ImageVariationRequest
 from ray_cluster.api.validate import describe
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
@@ -31,9 +31,12 @@ def resolve(
             beside the others.
     """
     num_images = _num_images(fields, limits)
-    _check_prompt("prompt", fields.prompt, limits)
+    # a variation has no text
+    if not (isinstance(fields, ImageVariationRequest) and not fields.prompt):
+        _check_prompt("prompt", fields.prompt, limits)
     _check_prompt("negative_prompt", fields.negative_prompt or "", limits)
-    width_px, height_px = _size(fields, profile)
+    default_px = (profile.default_width_px, profile.default_height_px)
+    width_px, height_px = canvas_size(fields, profile) or default_px
     sampler = _sampler(fields, profile)
     num_steps = _num_steps(fields, profile, sampler)
     guidance_scale = _guidance_scale(fields, profile)
@@ -98,11 +101,15 @@ def _check_prompt(name: str, text: str, limits: LimitsConfig) -> None:
         raise InvalidRequest(f"The parameter {name!r} holds a NUL character; remove it.", name)
 
 
-def _size(fields: ImageGenerationRequest, profile: ModelProfile) -> tuple[int, int]:
-    """Return width and height in pixels."""
-    size = profile.default_width_px, profile.default_height_px
-    if fields.size is not None and fields.size != "auto":
-        size = size_of(fields.size)
+def canvas_size(fields: ImageGenerationRequest, profile: ModelProfile) -> tuple[int, int] | None:
+    """Return width and height in pixels that a call asks for; None for ``auto``.
+
+    Raises:
+        InvalidRequest: the model does not make that size.
+    """
+    if fields.size is None or fields.size == "auto":
+        return None
+    size = size_of(fields.size)
     widths, heights = (_nearest_sides(side, profile) for side in size)
     if [size] == [(width, height) for width in widths for height in heights]:
         return size

@@ -30,8 +30,8 @@ _ERRORS = {
     408: "The body has not arrived in time.",
     409: "The job of this `Idempotency-Key` was cancelled.",
     410: "The images of this `Idempotency-Key` were made, and are forgotten by now.",
-    413: "The body is too large.",
-    415: "The body is not JSON.",
+    413: "The body or an image is too large.",
+    415: "The body is neither JSON nor, where that is taken, a form.",
     422: "The `Idempotency-Key` has named a call with another body.",
     429: "The queue is full, or you have too much in flight; `Retry-After` says when to come back.",
     431: "The path and the headers are too large.",
@@ -51,11 +51,6 @@ _LAST_EVENT_ID = {
     "required": False,
     "schema": {"type": "string", "maxLength": 100},
     "description": "The id of the last event that you have; the stream goes on after it.",
-}
-_IMAGE_EVENTS: dict[str, type[BaseModel]] = {
-    "image_generation.partial_image": PartialImageEvent,
-    "image_generation.completed": CompletedEvent,
-    "error": ErrorResponse,
 }
 
 
@@ -157,25 +152,41 @@ def _add_files(router: APIRouter, files: FilesEndpoint) -> None:
 
 
 def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
-    _add(
-        router,
-        "POST /images/generations",
-        images.generate,
-        "Make images",
-        tags=["images"],
-        operation_id="createImage",
-        response_class=Response,
-        responses={
-            200: {
-                "model": ImagesResponse,
-                "description": "The images; with `stream`, the events "
-                "`image_generation.partial_image` and `image_generation.completed`.",
-                "content": event_stream(_IMAGE_EVENTS),
+    calls = {
+        "generations": (images.generate, "Make images", "createImage"),
+        "edits": (images.edit, "Edit an image", "createImageEdit"),
+        "variations": (images.vary, "Make variations of an image", "createImageVariation"),
+    }
+    for name, (endpoint, summary, operation_id) in calls.items():
+        kind = "image_generation" if name == "generations" else "image_edit"
+        _add(
+            router,
+            f"POST /images/{name}",
+            endpoint,
+            summary,
+            tags=["images"],
+            operation_id=operation_id,
+            deprecated=name == "variations",
+            response_class=Response,
+            responses={
+                200: {
+                    "model": ImagesResponse,
+                    "description": "The images; with `stream`, the events "
+                    f"`{kind}.partial_image` and `{kind}.completed`.",
+                    "content": event_stream(_image_events(kind)),
+                },
+                **_errors(*_ERRORS),
             },
-            **_errors(*_ERRORS),
-        },
-        openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
-    )
+            openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
+        )
+
+
+def _image_events(kind: str) -> dict[str, type[BaseModel]]:
+    return {
+        f"{kind}.partial_image": PartialImageEvent,
+        f"{kind}.completed": CompletedEvent,
+        "error": ErrorResponse,
+    }
 
 
 def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:

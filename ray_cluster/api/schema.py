@@ -1,4 +1,4 @@
-"""The JSON of ``POST /v1/images/generations``: OpenAI's fields and our extensions.
+"""The fields of calls for images, from text and from images: OpenAI's and our extensions.
 
 Of OpenAI's fields each is honoured, accepted with the values that change nothing, or refused by
 name; the refused ones stand in :data:`REFUSED` with what to do instead.
@@ -17,6 +17,9 @@ from ray_cluster.policies.types import WhenLate
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, ImageFormat, SamplerName
 
 MAX_SEED = 2**63 - 1
+MAX_FEATHER_PX = 256
+# of an edit
+MAX_INPUT_IMAGES = 1
 # all that OpenAI has documented for any of its models
 Quality = Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"]
 
@@ -26,13 +29,14 @@ REFUSED: dict[str, str] = {
     "svg": "Images are pixels here; leave it out.",
     "frame_count": "Animations are not made here; ask for several images with 'n'.",
     "frame_duration_ms": "Animations are not made here; leave it out.",
-    "image": "Images are made from text alone; leave it out.",
-    "images": "Images are made from text alone; leave it out.",
-    "mask": "Images are made from text alone; leave it out.",
-    "markup": "Images are made from text alone; leave it out.",
-    "input_fidelity": "It is about images to edit, and images are made from text alone here; "
-    "leave it out.",
+    "markup": "Say in the prompt what is to change, and where with a mask.",
 }
+_FOR_EDITS = "Images to edit go to /v1/images/edits, or into a job."
+# those that only edits have
+REFUSED_WITHOUT_IMAGE: dict[str, str] = dict.fromkeys(
+    ("image", "images", "mask", "input_fidelity", "strength", "feather_px", "paste_back", "crop"),
+    _FOR_EDITS,
+)
 
 
 class ImageGenerationRequest(BaseModel):
@@ -178,6 +182,61 @@ class ImageGenerationRequest(BaseModel):
     )
 
 
+class ImageEditRequest(ImageGenerationRequest):
+    """What one call that edits an image asks for, beside its image and its mask."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "a red circle on a blue background", "image": "iVBORw0KGgo..."},
+                {
+                    "prompt": "a red circle on a blue background",
+                    "image": "data:image/png;base64,iVBORw0KGgo...",
+                    "mask": "data:image/png;base64,iVBORw0KGgo...",
+                    "feather_px": 4,
+                    "crop": "auto",
+                },
+            ]
+        }
+    )
+
+    strength: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="(extension) How much of the noise schedule is run: the higher, the less is "
+        "kept of the image. 1 if absent with a mask, 0.8 without.",
+    )
+    input_fidelity: Literal["high", "low"] | None = Field(
+        None,
+        description="`low` is the strength if absent; `high` keeps more: 0.8 with a mask, 0.4 "
+        "without.",
+    )
+    feather_px: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_FEATHER_PX,
+        description="(extension) Width of the border within the mask over which the edit is "
+        "blended into the image; 0 if absent.",
+    )
+    paste_back: bool | None = Field(
+        None,
+        description="(extension) Whether pixels outside the mask stay the image's own, bit for "
+        "bit; true if absent.",
+    )
+    crop: Literal["auto"] | None = Field(
+        None,
+        description="(extension) `auto`: the model sees only the mask's surroundings, at their own "
+        "size, and the edit is pasted back into the whole image.",
+    )
+
+
+class ImageVariationRequest(ImageEditRequest):
+    """What one call for variations of an image asks for: an edit without a text, or a mask."""
+
+    prompt: str = Field("", description="What the image shows; may be left out.")
+
+
 class ImageTiming(BaseModel):
     """Seconds that one image took; waiting between stages counts to the later one."""
 
@@ -209,17 +268,34 @@ class ImageFidelity(BaseModel):
     )
 
 
+class EditCard(BaseModel):
+    """How an image was edited."""
+
+    strength: float = Field(description="How much of the noise schedule was run.")
+    mask_ratio: float = Field(description="Share of what the model saw that was edited.")
+    crop: list[int] | None = Field(
+        description="What the model saw of the image: left, top, width and height in pixels; null "
+        "for all of it."
+    )
+
+
 class ImageDetails(BaseModel):
     """What replies say of an image beside the image itself."""
 
     seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
-    num_inference_steps: int = Field(description="(extension) Steps that it was made with.")
+    num_inference_steps: int = Field(
+        description="(extension) Steps that it was made with; of an edit those of the whole "
+        "schedule, of which its strength leaves the last."
+    )
     fidelity: ImageFidelity = Field(description="(extension) How near it is to the exact image.")
     timing: ImageTiming | None = Field(
         None, description="(extension) Absent where a dispatcher died before it could be noted."
     )
     cascade: CascadeCard | None = Field(
         None, description="(extension) How a cascade made it; absent for a single model."
+    )
+    edit: EditCard | None = Field(
+        None, description="(extension) How it was edited; absent for an image from text."
     )
 
 
@@ -287,7 +363,7 @@ class ImageEvent(BaseModel):
 class PartialImageEvent(ImageEvent):
     """A preview: the image as the model estimates it at this step."""
 
-    type: Literal["image_generation.partial_image"]
+    type: Literal["image_generation.partial_image", "image_edit.partial_image"]
     partial_image_index: int = Field(description="From 0.")
     step: int = Field(description="(extension) Denoising steps done.")
     num_steps: int = Field(description="(extension) Denoising steps to do.")
@@ -296,7 +372,7 @@ class PartialImageEvent(ImageEvent):
 class CompletedEvent(ImageEvent, ImageDetails):
     """The image."""
 
-    type: Literal["image_generation.completed"]
+    type: Literal["image_generation.completed", "image_edit.completed"]
     usage: Usage
     model: str = Field(description="(extension) The model that made the image.")
     deadline: Deadline

@@ -17,6 +17,8 @@ from ray_cluster.api.auth import owner_of
 from ray_cluster.api.body import BodyLimit, bounded
 from ray_cluster.api.errors import ApiError, unavailable
 from ray_cluster.api.multipart import Event, PartBegin, boundary_of, form_events
+from ray_cluster.api.schema import REFUSED
+from ray_cluster.api.validate import refused
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef
@@ -176,6 +178,8 @@ class _FormReading:
             )
         if "[" in name.removesuffix(LIST_MARK):
             field_name = name.partition("[")[0]
+            if field_name in REFUSED:
+                raise refused(name, REFUSED[field_name])
             raise InvalidRequest(
                 f"The part {name!r} cannot be read: a form does not tell which of these values "
                 f"belong together. Send all of {field_name!r} as one text of JSON.",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ray_cluster.api.body import is_text
-from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
+from ray_cluster.api.schema import REFUSED, REFUSED_WITHOUT_IMAGE, ImageGenerationRequest
 from ray_cluster.config.validation_errors import must_be, nearest
 from ray_cluster.errors import InvalidRequest
+
+FieldsT = TypeVar("FieldsT", bound=ImageGenerationRequest)
 
 MAX_PROBLEMS = 5
 
@@ -40,6 +42,9 @@ _ELSEWHERE = {
     "sampler_name": "sampler",
     "scheduler": "sampler",
     "width": "size",
+    "denoising_strength": "strength",
+    "image_strength": "strength",
+    "mask_blur": "feather_px",
 }
 
 _SIZE = "'auto' or WIDTHxHEIGHT in pixels, like '64x64'"
@@ -50,21 +55,32 @@ _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
 
 
 def validate(body: Mapping[str, Any]) -> ImageGenerationRequest:
-    """Return the fields of a call; null means absent, whatever the field.
+    """Return the fields of a call for images from text; null means absent, whatever the field.
 
     Raises:
         InvalidRequest: names the first wrong parameter; its message tells of up to five.
     """
+    return validate_as(ImageGenerationRequest, body, REFUSED | REFUSED_WITHOUT_IMAGE)
+
+
+def validate_as(
+    kind: type[FieldsT], body: Mapping[str, Any], not_offered: Mapping[str, str]
+) -> FieldsT:
+    """Return the fields of a call, as :func:`validate` does.
+
+    Args:
+        not_offered: fields that are refused by name, with what to do instead.
+    """
     body = {name: value for name, value in body.items() if value is not None}
-    problems = [_refused(name) for name in REFUSED if name in body]
+    problems = [refused(name, not_offered[name]) for name in not_offered if name in body]
     problems += [_half_character(name) for name, value in body.items() if not _is_whole(value)]
-    offered = {name: value for name, value in body.items() if name not in REFUSED}
+    offered = {name: value for name, value in body.items() if name not in not_offered}
     try:
-        fields = ImageGenerationRequest.model_validate(offered)
+        fields = kind.model_validate(offered)
     except ValidationError as error:
         known = {problem.param for problem in problems}
         details = [one for one in error.errors(include_url=False) if one["loc"][0] not in known]
-        problems += [_problem(item) for item in details[:MAX_PROBLEMS]]
+        problems += [_problem(item, kind) for item in details[:MAX_PROBLEMS]]
     else:
         if not problems:
             return fields
@@ -83,18 +99,19 @@ def _half_character(name: str) -> InvalidRequest:
     )
 
 
-def _refused(name: str) -> InvalidRequest:
+def refused(name: str, instead: str) -> InvalidRequest:
+    """Return the error for a parameter that is not offered, with what to do instead."""
     return InvalidRequest(
-        f"The parameter {name!r} is not offered here. {REFUSED[name]}",
+        f"The parameter {name!r} is not offered here. {instead}",
         param=name,
         code="unsupported_parameter",
     )
 
 
-def _problem(item: ErrorDetails) -> InvalidRequest:
+def _problem(item: ErrorDetails, fields: type[ImageGenerationRequest]) -> InvalidRequest:
     name, kind = str(item["loc"][0]), item["type"]
     if kind == "extra_forbidden":
-        return _unknown(name)
+        return _unknown(name, fields)
     if kind == "missing":
         return InvalidRequest(
             f"The parameter {name!r} is required; say what the image shall show.",
@@ -116,8 +133,8 @@ def _problem(item: ErrorDetails) -> InvalidRequest:
     )
 
 
-def _unknown(name: str) -> InvalidRequest:
-    known = list(ImageGenerationRequest.model_fields)
+def _unknown(name: str, fields: type[ImageGenerationRequest]) -> InvalidRequest:
+    known = list(fields.model_fields)
     near = _ELSEWHERE.get(name.lower()) or nearest(name, known)
     hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
     return InvalidRequest(

@@ -12,6 +12,7 @@ from ray_cluster.requests.image import (
     file_name,
     granted,
     state_name,
+    with_steps,
 )
 from ray_cluster.requests.parts import (
     FLOW_SAMPLER_NAMES,
@@ -80,4 +81,5 @@ __all__ = [
     "noise_samplers",
     "size_of",
     "state_name",
+    "with_steps",
 ]

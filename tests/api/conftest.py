@@ -21,6 +21,7 @@ from tests.fakes import (
     memory_results,
     model_profile,
     registration,
+    sent_images,
     settings_for,
 )
 from tests.jobs.cell import JobsCell, Replica
@@ -59,7 +60,13 @@ def fake() -> FakeDispatcherClient:
 
 @pytest.fixture
 def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
-    return create_app(fake, settings_for(config), clock=lambda: NOW_S, results=memory_results())
+    return create_app(
+        fake,
+        settings_for(config),
+        clock=lambda: NOW_S,
+        results=memory_results(),
+        images=sent_images(),
+    )
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import error_of
 from tests.api.conftest import shapes_profile
 from tests.api.wild_calls import WildCall, WildReply, made
-from tests.fakes import registration, settings_for
+from tests.fakes import registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 CONFIG = ClusterConfig.model_validate(
@@ -75,7 +75,9 @@ class FuzzedService:
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
         self._loop = loop
         self.cell = JobsCell(folder, max_queued=1000)
-        self.app = create_app(self.cell, settings_for(CONFIG), results=self.cell.results)
+        self.app = create_app(
+            self.cell, settings_for(CONFIG), results=self.cell.results, images=sent_images()
+        )
         self.statuses: dict[str, Counter[int]] = defaultdict(Counter)
         self.job_ids: list[str] = []
         self.file_ids: list[str] = []

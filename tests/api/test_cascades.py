@@ -27,6 +27,7 @@ from tests.fakes import (
     completed,
     model_profile,
     registration,
+    sent_images,
     settings_for,
 )
 from tests.jobs.cell import JobsCell, Replica, until
@@ -220,7 +221,9 @@ async def cell_http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     assert workers
     cell.core.apply(settings_of(config), time.monotonic())
-    app = create_app(cell, settings_for(config), clock=lambda: NOW_S, results=cell.results)  # type: ignore[arg-type]
+    app = create_app(
+        cell, settings_for(config), clock=lambda: NOW_S, results=cell.results, images=sent_images()
+    )  # type: ignore[arg-type]
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://gateway"
     ) as http:

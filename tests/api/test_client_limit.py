@@ -17,7 +17,7 @@ from ray_cluster.config.loading import ClusterConfig, ConfigError, load_config
 from ray_cluster.config.sections import LimitsConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
-from tests.fakes import registration, settings_for
+from tests.fakes import registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 LIMITS = {"max_attached_images_per_client": 3, "max_images_per_request": 3}
@@ -37,7 +37,8 @@ class Gateways:
         )
         self.cell, self.replica = cell, replica
         self._apps = [
-            create_app(cell, settings_for(config), results=cell.results) for _ in range(2)
+            create_app(cell, settings_for(config), results=cell.results, images=sent_images())
+            for _ in range(2)
         ]
 
     async def call(

@@ -7,10 +7,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from ray_cluster.api.app import create_app
+from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
-from tests.fakes import FakeDispatcherClient, memory_results, settings_for
+from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
 JSON = {"content-type": "application/json"}
 
@@ -210,7 +210,11 @@ class TestRequestIds:
         self, fake: FakeDispatcherClient, config: ClusterConfig
     ) -> None:
         app = create_app(
-            fake, settings_for(config), request_id_writer="proxy", results=memory_results()
+            fake,
+            settings_for(config),
+            around=Surroundings(request_id_writer="proxy"),
+            results=memory_results(),
+            images=sent_images(),
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:

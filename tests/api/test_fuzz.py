@@ -15,7 +15,7 @@ from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, memory_results, settings_for
+from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
 CONFIG = ClusterConfig.model_validate({"pools": [{"name": "shapes", "model": "shapes-sd"}]})
 
@@ -44,7 +44,8 @@ PROMPTED = BODIES.map(lambda body: {**body, "prompt": "a red circle"})
 async def post(content: bytes) -> tuple[httpx.Response, FakeDispatcherClient]:
     fake = FakeDispatcherClient(shapes_profile())
     transport = httpx.ASGITransport(
-        create_app(fake, settings_for(CONFIG), results=memory_results()), raise_app_exceptions=True
+        create_app(fake, settings_for(CONFIG), results=memory_results(), images=sent_images()),
+        raise_app_exceptions=True,
     )
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         headers = {"content-type": "application/json"}

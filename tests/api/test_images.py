@@ -14,7 +14,7 @@ from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.api.checks import URL, refused
 from tests.api.conftest import NOW_S
-from tests.fakes import FakeDispatcherClient, completed, memory_results, settings_for
+from tests.fakes import FakeDispatcherClient, completed, memory_results, sent_images, settings_for
 
 RED = {"prompt": "a red circle"}
 
@@ -105,7 +105,10 @@ async def test_pool_defaults_come_before_the_models(
     defaults = DefaultsConfig(size="32x40", num_inference_steps=70, guidance_scale=0, sampler="lcm")
     pool = config.pools[0].model_copy(update={"defaults": defaults})
     app = create_app(
-        fake, settings_for(config.model_copy(update={"pools": (pool,)})), results=memory_results()
+        fake,
+        settings_for(config.model_copy(update={"pools": (pool,)})),
+        results=memory_results(),
+        images=sent_images(),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as other:
         await make(other)

@@ -16,7 +16,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
-from tests.fakes import settings_for
+from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -43,7 +43,7 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
 
 @pytest.fixture
 def app(cell: JobsCell, config: ClusterConfig) -> FastAPI:
-    return create_app(cell, settings_for(config), results=cell.results)
+    return create_app(cell, settings_for(config), results=cell.results, images=sent_images())
 
 
 class Gateway:

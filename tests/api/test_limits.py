@@ -15,7 +15,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import Serve
-from tests.fakes import FakeDispatcherClient, memory_results, settings_for
+from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
 JSON = {"content-type": "application/json"}
 
@@ -24,7 +24,10 @@ def app_with(fake: FakeDispatcherClient, config: ClusterConfig, **limits: Any) -
     changed = config.limits.model_copy(update=limits)
     changes = {"limits": changed}
     return create_app(
-        fake, settings_for(config.model_copy(update=changes)), results=memory_results()
+        fake,
+        settings_for(config.model_copy(update=changes)),
+        results=memory_results(),
+        images=sent_images(),
     )
 
 

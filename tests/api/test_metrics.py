@@ -15,7 +15,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, registration, settings_for
+from tests.fakes import FakeDispatcherClient, registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -34,7 +34,10 @@ async def scrape(gateway: httpx.AsyncClient) -> dict[tuple[str, str], float]:
 
 @pytest.fixture
 async def gateways(cell: JobsCell, config: ClusterConfig) -> AsyncIterator[list[httpx.AsyncClient]]:
-    apps = [create_app(cell, settings_for(config), results=cell.results) for _ in range(2)]
+    apps = [
+        create_app(cell, settings_for(config), results=cell.results, images=sent_images())
+        for _ in range(2)
+    ]
     clients = [
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
         for app in apps

@@ -16,7 +16,13 @@ from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure
 from tests.api.conftest import Serve
-from tests.fakes import FakeDispatcherClient, memory_results, model_profile, settings_for
+from tests.fakes import (
+    FakeDispatcherClient,
+    memory_results,
+    model_profile,
+    sent_images,
+    settings_for,
+)
 
 FULL = Offer(False, reason="queue_full", retry_after_s=0.5)
 ACCEPTED = Offer(True)
@@ -109,7 +115,10 @@ def test_a_wrong_key_raises_authentication_error(
     locked = config.http.model_copy(update={"api_keys": (SecretStr("right"),)})
     url = serve(
         create_app(
-            fake, settings_for(config.model_copy(update={"http": locked})), results=memory_results()
+            fake,
+            settings_for(config.model_copy(update={"http": locked})),
+            results=memory_results(),
+            images=sent_images(),
         )
     )
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong")

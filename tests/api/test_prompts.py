@@ -17,7 +17,7 @@ from ray_cluster.models.prompt_tokens import digest_of, packed
 from ray_cluster.requests import ModelProfile, PromptTokenizer
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, registration, settings_for
+from tests.fakes import FakeDispatcherClient, registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell
 
 
@@ -134,7 +134,7 @@ async def test_a_new_dispatcher_knows_before_any_replica_is_back(
         assert [each.registration.prompt_tokenizers for each in cell.core.replicas] == [()]
         cell._save_worker(one)
     async with JobsCell(tmp_path, epoch=2) as cell:
-        app = create_app(cell, settings_for(config), results=cell.results)
+        app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             for path, more in ((URL, {"stream": True}), ("/v1/jobs", {})):

@@ -18,7 +18,7 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import HttpConfig
 from tests.api.checks import URL
-from tests.fakes import settings_for
+from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 PROXY, INNER_PROXY, STRANGER = "10.0.0.5", "fd00::7", "203.0.113.9"
@@ -149,7 +149,9 @@ async def test_every_link_leads_there(
 ) -> None:
     base = "https://example.com/images"
     body = {"prompt": "a red circle", "partial_images": 1}
-    app = create_app(cell, settings(config, public_url=base), results=cell.results)
+    app = create_app(
+        cell, settings(config, public_url=base), results=cell.results, images=sent_images()
+    )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=DIRECT) as client:
         reply = await client.post("/v1/jobs", json=body)

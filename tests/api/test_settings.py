@@ -18,7 +18,7 @@ from ray_cluster.config.settings import settings_of
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, memory_results
+from tests.fakes import FakeDispatcherClient, memory_results, sent_images
 from tests.jobs.cell import until
 
 CALL = {"prompt": "a red circle"}
@@ -41,7 +41,7 @@ def current() -> CurrentSettings:
 
 @pytest.fixture
 def app(fake: FakeDispatcherClient, current: CurrentSettings) -> FastAPI:
-    return create_app(fake, current, results=memory_results())
+    return create_app(fake, current, results=memory_results(), images=sent_images())
 
 
 @pytest.fixture

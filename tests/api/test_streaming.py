@@ -22,7 +22,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
 from ray_cluster.policies.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
-from tests.fakes import settings_for
+from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica
 
 PROMPT = "a red circle"
@@ -37,7 +37,9 @@ async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
 @pytest.fixture
 async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
     """The gateway on a real socket, on the test's own loop."""
-    app: FastAPI = create_app(cell, settings_for(config), results=cell.results)
+    app: FastAPI = create_app(
+        cell, settings_for(config), results=cell.results, images=sent_images()
+    )
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server, socket = uvicorn.Server(settings), settings.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))

@@ -20,7 +20,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
-from tests.fakes import FakeDispatcherClient, memory_results, settings_for
+from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
 FORM_URL, JSON_URL = "/v1/images/edits", "/v1/json"
 MAX_IMAGES = {"image": 3, "mask": 1}
@@ -61,7 +61,9 @@ class UploadApp:
         self.inputs = InputStore(self.blobs, grace_s=3600.0, wall_clock=time.time)
         self.uploads = Uploads(self.inputs, limits)
         self._json_limit = BodyLimit.of_json(limits)
-        self.app: FastAPI = create_app(FakeDispatcherClient(), settings, results=memory_results())
+        self.app: FastAPI = create_app(
+            FakeDispatcherClient(), settings, results=memory_results(), images=sent_images()
+        )
         guards = [Depends(key_guard(settings))]
         for path, endpoint in ((FORM_URL, self.form), (JSON_URL, self.json)):
             self.app.add_api_route(path, endpoint, methods=["POST"], dependencies=guards)

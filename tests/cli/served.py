@@ -25,7 +25,7 @@ from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.previews import preview_steps
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import ImageRequest
-from tests.fakes import model_profile, registration, settings_for
+from tests.fakes import model_profile, registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
 
 T = TypeVar("T")
@@ -145,7 +145,9 @@ class Served:
         self._loop = asyncio.get_running_loop()
         cell = JobsCell(self._folder, epoch=self._epoch, **cell_options)
         async with cell as self.cell, self._replica():
-            self._app = create_app(cell, settings_for(config), results=cell.results)
+            self._app = create_app(
+                cell, settings_for(config), results=cell.results, images=sent_images()
+            )
             settings = uvicorn.Config(
                 self._front, log_level="critical", lifespan="off", interface="asgi3"
             )

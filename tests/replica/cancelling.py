@@ -29,7 +29,7 @@ from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
-from tests.fakes import settings_for
+from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell
 from tests.replica.setup import BY_ID, REQUESTS, Link, check_image, new_agent, until
 
@@ -67,9 +67,9 @@ class Doorkeeper:
             self.arrived.set()
             assert self._opened.wait(PATIENCE_S)
 
-    def submit(self, pixels: Any, spec: Any, recipe: Any) -> Future[bytes]:
+    def submit(self, pixels: Any, spec: Any, recipe: Any, paste: Any = None) -> Future[bytes]:
         """The coder, as the delivery knows it."""
-        coding = self._coder.submit(pixels, spec, recipe)
+        coding = self._coder.submit(pixels, spec, recipe, paste)
         if self._stage != "coding" or recipe["seed"] != str(SEED):
             return coding
         held: Future[bytes] = Future()
@@ -116,7 +116,9 @@ class CancelCell:
             self.states, knows=core.knows, note_stored=core.note_stored, wall_clock=time.time
         )
         self.cell.dispatch._on_outcome = self._left.on_outcome
-        app = create_app(self.cell, settings_for(CONFIG), results=self.cell.results)
+        app = create_app(
+            self.cell, settings_for(CONFIG), results=self.cell.results, images=sent_images()
+        )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
         self.agents: list[ReplicaAgent] = []

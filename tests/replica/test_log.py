@@ -20,7 +20,7 @@ from ray_cluster.config.sections import LogsConfig
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.observability.logs import set_up_logs
 from tests.engine.staged import StagedModel
-from tests.fakes import settings_for
+from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell
 from tests.replica.setup import Link, new_agent, until
 
@@ -69,7 +69,7 @@ async def running(
         link = Link(cell.dispatch)
         agent = new_agent(model, link, coder, "r1", results=cell.results)
         agent.start()
-        app = create_app(cell, settings_for(config), results=cell.results)
+        app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://gateway", timeout=60.0

@@ -105,8 +105,8 @@ class BrokenCoder:
     def __init__(self, inner: ImageCoder, error: Exception, *, at_once: bool) -> None:
         self._inner, self._error, self._at_once = inner, error, at_once
 
-    def submit(self, pixels: Any, spec: Any, recipe: Any) -> Any:
-        coding = self._inner.submit(pixels, spec, recipe)
+    def submit(self, pixels: Any, spec: Any, recipe: Any, paste: Any = None) -> Any:
+        coding = self._inner.submit(pixels, spec, recipe, paste)
         if recipe["seed"] == "2":
             if self._at_once:
                 raise self._error
