@@ -28,6 +28,10 @@ def any_in(mask: Mask, size_px: SizePx) -> Mask:
             continue
         index = np.arange(side)
         starts, stops = index * length // side, -(-(index + 1) * length // side)
+        if side > length:
+            # two at most
+            mask = mask.take(starts, axis) | mask.take(stops - 1, axis)
+            continue
         # reduceat takes pairs of bounds too; every second result is of what lies between pairs
         bounds = np.stack([starts, stops], axis=1).ravel()[:-1]
         mask = np.logical_or.reduceat(mask, bounds, axis).take(2 * index, axis)
