@@ -86,7 +86,7 @@ def on_white(image: Image.Image) -> Image.Image:
     if image.mode != "RGBA":
         return image
     white = Image.new("RGB", image.size, "white")
-    white.paste(image.convert("RGB"), mask=image.getchannel("A"))
+    white.paste(image, mask=image)
     return white
 
 

@@ -124,10 +124,9 @@ def edit_pixels(image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx) -
     Raises:
         InvalidRequest: they cannot be decoded after all.
     """
-    template = _resized(on_white(decoded(image, "image")), edit.canvas_px)
+    canvas = np.array(_resized(on_white(decoded(image, "image")), edit.canvas_px))
     window = edit.window or Box(0, 0, *edit.canvas_px)
     content_px = _content_px(window.size_px, work_px)
-    canvas = np.array(template)
     work = _filled_up(_resized_pixels(canvas[_part(window)], content_px), work_px)
     if mask is None:
         return EditPixels(work, None, canvas, None)
