@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -33,15 +34,11 @@ def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_text(annotation: Any) -> bool:
-    kinds = [one for one in get_args(annotation) or (annotation,) if one is not type(None)]
-    return all(one is str or isinstance(one, str) or _is_text_literal(one) for one in kinds)
-
-
-def _is_text_literal(kind: Any) -> bool:
-    values = get_args(kind)
-    return bool(values) and all(
-        isinstance(value, str) or _is_text_literal(value) for value in values
-    )
+    """Whether a field's values are texts: any, or some, or none of them."""
+    if get_origin(annotation) is Literal:
+        return all(isinstance(value, str) for value in get_args(annotation))
+    kinds = [one for one in get_args(annotation) if one is not type(None)]
+    return annotation is str or (get_origin(annotation) is UnionType and all(map(_is_text, kinds)))
 
 
 def _value(text: str) -> Any:

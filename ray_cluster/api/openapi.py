@@ -9,11 +9,29 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from ray_cluster.api.schema import ImageGenerationRequest
+from ray_cluster.api.schema import (
+    ImageEditRequest,
+    ImageGenerationRequest,
+    ImageVariationRequest,
+)
 from ray_cluster.api.settings import CurrentSettings
 
 # the endpoints of these calls read the body by themselves, bounded and strictly
-_GENERATING = ("/v1/images/generations", "/v1/jobs")
+_KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
+    "/v1/images/generations": (ImageGenerationRequest,),
+    "/v1/images/edits": (ImageEditRequest,),
+    "/v1/images/variations": (ImageVariationRequest,),
+    "/v1/jobs": (ImageGenerationRequest, ImageEditRequest),
+}
+# the fields that hold images, in a form and in JSON
+_FILE = {"type": "string", "format": "binary"}
+_TEXT = {"type": "string", "contentEncoding": "base64"}
+_IMAGE = "The image to edit: a png, jpeg or webp."
+_MASK = (
+    "A png or webp of the image's size with an alpha channel: what is transparent there (alpha "
+    "below 128) is edited. Everything, if absent."
+)
+_IN_JSON = " In base64, or as a data URL."
 
 
 def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:
@@ -22,8 +40,8 @@ def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:
 
     def described() -> dict[str, Any]:
         document = copy.deepcopy(describe())
-        for path in _GENERATING:
-            document["paths"][path]["post"]["requestBody"] = _json_body(settings)
+        for path, kinds in _KINDS.items():
+            document["paths"][path]["post"]["requestBody"] = _body(kinds, settings)
         if settings.is_open:
             _leave_keys_out(document)
         return document
@@ -39,19 +57,52 @@ def _leave_keys_out(document: dict[str, Any]) -> None:
     document.get("components", {}).pop("securitySchemes", None)
 
 
-def _json_body(settings: CurrentSettings) -> dict[str, Any]:
-    schema = _request_schema(settings)
-    examples = {example["prompt"]: {"value": example} for example in schema.pop("examples")}
-    return {
-        "required": True,
-        "content": {"application/json": {"schema": schema, "examples": examples}},
+def _body(
+    kinds: tuple[type[ImageGenerationRequest], ...], settings: CurrentSettings
+) -> dict[str, Any]:
+    schemas = [_request_schema(kind, settings) for kind in kinds]
+    examples = {
+        f"{kind.__name__} {number}": {"value": example}
+        for kind, schema in zip(kinds, schemas, strict=True)
+        for number, example in enumerate(schema.pop("examples", ()), start=1)
     }
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    content: dict[str, Any] = {"application/json": {"schema": schema, "examples": examples}}
+    if issubclass(kinds[-1], ImageEditRequest):
+        content["multipart/form-data"] = {"schema": _form_schema(kinds[-1], settings)}
+    return {"required": True, "content": content}
 
 
-def _request_schema(settings: CurrentSettings) -> dict[str, Any]:
-    """Return the body's schema; bounds that depend on the model stand in ``GET /v1/models``."""
+def _request_schema(
+    kind: type[ImageGenerationRequest], settings: CurrentSettings
+) -> dict[str, Any]:
+    """Return a JSON body's schema; bounds that depend on the model are in ``GET /v1/models``."""
+    schema = _fields_schema(kind, settings)
+    if issubclass(kind, ImageEditRequest):
+        _add_images(schema, kind, _TEXT, _IN_JSON)
+    return schema
+
+
+def _form_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:
+    """Return the schema of a form: its parts are texts or files."""
+    schema = _fields_schema(kind, settings)
+    schema.pop("examples", None)
+    _add_images(schema, kind, _FILE, "")
+    return schema
+
+
+def _add_images(
+    schema: dict[str, Any], kind: type[ImageGenerationRequest], one: dict[str, Any], how: str
+) -> None:
+    schema["properties"]["image"] = {**one, "description": _IMAGE + how}
+    schema["required"] = [*schema.get("required", []), "image"]
+    if not issubclass(kind, ImageVariationRequest):
+        schema["properties"]["mask"] = {**one, "description": _MASK + how}
+
+
+def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:
     # all parts of the schema are inside it: no reference to other components
-    schema = ImageGenerationRequest.model_json_schema()
+    schema = kind.model_json_schema()
     assert "$defs" not in schema
     limits = settings.limits
     num_images = min(limits.max_images_per_request, limits.max_queued_images)

@@ -234,6 +234,8 @@ class ImageEditRequest(ImageGenerationRequest):
 class ImageVariationRequest(ImageEditRequest):
     """What one call for variations of an image asks for: an edit without a text, or a mask."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": []})
+
     prompt: str = Field("", description="What the image shows; may be left out.")
 
 

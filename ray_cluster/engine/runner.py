@@ -107,13 +107,19 @@ class EngineRunner:
             clock=clock,
             stream=decoding,
         )
+        self._threads = self._stage_threads((seeing, encoding, decoding), num_threads)
+
+    def _stage_threads(
+        self, streams: tuple[StageStream, StageStream, StageStream], num_threads: int
+    ) -> dict[Stage, StageThread]:
+        seeing, encoding, decoding = streams
         loops: tuple[tuple[Stage, Callable[[], None], StageStream], ...] = (
             ("image", self._images.run, seeing),
             ("encode", self._encode.run, encoding),
             ("denoise", self._step_loop, self._stepping),
             ("decode", self._decode.run, decoding),
         )
-        self._threads: dict[Stage, StageThread] = {
+        return {
             name: StageThread(name, loop, stream, on_error=self._die, num_threads=num_threads)
             for name, loop, stream in loops
         }

@@ -71,7 +71,7 @@ async def refused(caller: httpx.AsyncClient, parts: Parts, param: str | None, **
 
 
 def test_the_official_clients_edits_are_stored(uploads: UploadApp, serve: Serve) -> None:
-    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1", api_key="any", timeout=60)
+    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1/forms", api_key="any", timeout=60)
     reply: Any = client.images.edit(
         image=[PNG, JPEG, WEBP],
         mask=PNG,
@@ -93,7 +93,7 @@ def test_the_official_clients_edits_are_stored(uploads: UploadApp, serve: Serve)
 
 
 def test_lists_of_objects_in_a_form_are_refused_by_name(uploads: UploadApp, serve: Serve) -> None:
-    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1", api_key="any", timeout=60)
+    client = openai.OpenAI(base_url=f"{serve(uploads.app)}/v1/forms", api_key="any", timeout=60)
     loras = [{"name": "x", "scale": 0.5}, {"name": "y", "scale": 1}]
     with pytest.raises(openai.BadRequestError, match="'loras' as one text of JSON") as caught:
         client.images.edit(image=PNG, prompt="a", extra_body={"loras": loras})

@@ -1,4 +1,4 @@
-"""Routes that take images, as edits and ControlNets will: for tests alone."""
+"""Routes that take several images, as those of the service do not yet: for tests alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
-FORM_URL, JSON_URL = "/v1/images/edits", "/v1/json"
+# where the official client sends edits of the service below /v1/forms
+FORM_URL, JSON_URL = "/v1/forms/images/edits", "/v1/json"
 MAX_IMAGES = {"image": 3, "mask": 1}
 MAX_INPUT_BYTES, MAX_UPLOAD_BYTES, MAX_BODY_BYTES = 100_000, 250_000, 4096
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
