@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -38,7 +38,8 @@ def _is_text(annotation: Any) -> bool:
     if get_origin(annotation) is Literal:
         return all(isinstance(value, str) for value in get_args(annotation))
     kinds = [one for one in get_args(annotation) if one is not type(None)]
-    return annotation is str or (get_origin(annotation) is UnionType and all(map(_is_text, kinds)))
+    is_union = get_origin(annotation) in {Union, UnionType}
+    return annotation is str or (is_union and all(map(_is_text, kinds)))
 
 
 def _value(text: str) -> Any:

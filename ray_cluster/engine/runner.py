@@ -201,12 +201,15 @@ class EngineRunner:
         *,
         deadline_s: float,
         queued_s: float = 0.0,
+        read_s: float = 0.0,
         state: RequestState | None = None,
         pixels: EditPixels | None = None,
     ) -> None:
         """Take a request; with ``state`` it goes on where that was exported.
 
         Args:
+            queued_s: seconds that it has waited before this replica had it.
+            read_s: seconds that this one took to read its images; they count to encoding.
             pixels: of an edit; not needed with a state, which has what comes of them.
 
         Raises:
@@ -219,7 +222,12 @@ class EngineRunner:
             raise ValueError(f"the edit {request.request_id!r} comes without its pixels")
         now_s = self._clock()
         ticket = Ticket(
-            request, now_s - queued_s, deadline_s, queued_s, entered_s=now_s, pixels=pixels
+            request,
+            now_s - read_s - queued_s,
+            deadline_s,
+            queued_s,
+            entered_s=now_s - read_s,
+            pixels=pixels,
         )
         self._live.enter(ticket)
         if state is None and pixels is not None:

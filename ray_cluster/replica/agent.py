@@ -261,6 +261,7 @@ class ReplicaAgent:
     async def _begin(self, lease: Lease, deadline_s: float) -> None:
         """Go on from another replica's state, or fetch an edit's image; ``_drop`` cancels it."""
         state = pixels = None
+        began_s = self._clock()
         if lease.may_resume:
             state = await self._states.load(lease.request, self._runner.device)
         if state is not None:
@@ -273,7 +274,7 @@ class ReplicaAgent:
                 self._fail(lease, error)
                 return
         del self._beginning[lease.request.request_id]
-        self._submit(lease, deadline_s, state, pixels)
+        self._submit(lease, deadline_s, state, pixels, self._clock() - began_s)
 
     def _submit(
         self,
@@ -281,12 +282,14 @@ class ReplicaAgent:
         deadline_s: float,
         state: RequestState | None,
         pixels: EditPixels | None,
+        read_s: float = 0.0,
     ) -> None:
         self._log.started(lease, state)
         self._runner.submit(
             lease.request,
             deadline_s=deadline_s,
             queued_s=lease.queued_s,
+            read_s=read_s,
             state=state,
             pixels=pixels,
         )

@@ -48,7 +48,10 @@ async def test_an_integer_of_thousands_of_digits_is_refused(
 ) -> None:
     limits = config.limits.model_copy(update={"max_body_bytes": 1 << 20})
     app = create_app(
-        fake, settings_for(config.model_copy(update={"limits": limits})), results=memory_results()
+        fake,
+        settings_for(config.model_copy(update={"limits": limits})),
+        results=memory_results(),
+        images=sent_images(),
     )
     body = b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}"
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
@@ -142,7 +145,7 @@ async def test_a_body_of_just_the_limit_is_read(http: httpx.AsyncClient) -> None
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404),
-        ("POST", "/v1/images/edits", 404),
+        ("POST", "/v1/images/nothing", 404),
         ("POST", "/v1/images/generations/", 404),
         ("GET", "/v1/images/generations", 405),
         ("DELETE", "/v1/models", 405),

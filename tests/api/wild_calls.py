@@ -19,7 +19,7 @@ PATHS = (
     *POSTED,
     *("/v1/jobs/{job}", "/v1/jobs/{job}/events", "/v1/files/{file}"),
     *("/v1/models", "/v1/models/{model}", "/healthz", "/readyz", "/metrics"),
-    *("/docs", "/openapi.json", "/v1/images/edits", "/v1/chat/completions", "/", "", "*"),
+    *("/docs", "/openapi.json", "/v1/images/upscales", "/v1/chat/completions", "/", "", "*"),
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get")
 NAMES = (*ImageGenerationRequest.model_fields, *REFUSED, "steps", "loras", "", "\ud800", "a" * 200)
