@@ -61,7 +61,7 @@ class EditGeometry:
 
     Attributes:
         canvas_px: width and height of the image that is returned.
-        window: what the model sees of it; None for all of it.
+        window: what the model sees of it; None for all of it, where a crop changes nothing.
         work_px: size at which the model makes it, on its grid. A window that is not larger is
             filled up at its right and lower edge; a larger one is scaled down.
     """
@@ -106,16 +106,17 @@ def edit_geometry(
 
     Args:
         image_px: width and height of the template.
-        size_px: of the image that is returned, on the model's grid; None for the template's own,
-            or the nearest that the model makes.
+        size_px: of the image that is returned, within the bounds, on the grid or not; None for the
+            template's own, or the nearest that the model makes.
         crop_to: bounds of the mask on the canvas, of an edit that is to be made on a part of it;
             the canvas may have any size then.
     """
     canvas = size_px or image_px
     if crop_to is not None:
         window = _window(canvas, bounds, crop_to)
-        whole = window.size_px == canvas
-        return EditGeometry(canvas, None if whole else window, _work_px(window.size_px, bounds))
+        # without the crop, an image beyond the bounds would be returned in another size
+        is_idle = window.size_px == canvas == _within_bounds(canvas, bounds)
+        return EditGeometry(canvas, None if is_idle else window, _work_px(window.size_px, bounds))
     if size_px is None:
         canvas = _within_bounds(image_px, bounds)
     return EditGeometry(canvas, None, _work_px(canvas, bounds))

@@ -193,12 +193,23 @@ def _geometry(fields: ImageEditRequest, images: EditImages, profile: ModelProfil
         max_px=profile.max_px,
         native_px=(profile.default_width_px, profile.default_height_px),
     )
+    own = edit_geometry(images.size_px, bounds, crop_to=_crop_to(fields, images, images.size_px))
+    # a recipe repeats it, on the model's grid or not
+    if fields.size == "{}x{}".format(*own.canvas_px):
+        return own
     size_px = canvas_size(fields, profile)
-    crop_to = None
-    if fields.crop is not None:
-        assert images.mask_facts is not None, "a crop without a mask was refused"
-        crop_to = _scaled(images.mask_facts.box, images.size_px, size_px or images.size_px)
+    if size_px is None:
+        return own
+    crop_to = _crop_to(fields, images, size_px)
     return edit_geometry(images.size_px, bounds, size_px=size_px, crop_to=crop_to)
+
+
+def _crop_to(fields: ImageEditRequest, images: EditImages, canvas_px: SizePx) -> Box | None:
+    """Return the bounds of the mask on the canvas; None for an edit that is not cropped."""
+    if fields.crop is None:
+        return None
+    assert images.mask_facts is not None, "a crop without a mask was refused"
+    return _scaled(images.mask_facts.box, images.size_px, canvas_px)
 
 
 def _scaled(box: Box, size_px: SizePx, to_px: SizePx) -> Box:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.schema import ImageGenerationRequest
-from ray_cluster.api.validate import validate
+from ray_cluster.api.edits import EditImages, WantedImages
+from ray_cluster.api.schema import REFUSED, ImageEditRequest
+from ray_cluster.api.validate import validate, validate_as
+from ray_cluster.cli.edit_inputs import EditInputs
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
+from ray_cluster.imaging.templates import EditPixels, edit_pixels, image_facts, mask_facts
 from ray_cluster.models.builtin import BUILTIN_MODELS
 from ray_cluster.models.local import LocalModel, ModelSizes, local_model
-from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, ModelProfile
+from ray_cluster.requests import (
+    FLOW_SAMPLER_NAMES,
+    SAMPLER_NAMES,
+    ImageRequest,
+    ModelProfile,
+)
 
 # where nothing is known before the model is downloaded, or it is damaged, everything passes
 _ANY = LocalModel(ModelSizes(1, 1, 1 << 30, 1, 1), (*SAMPLER_NAMES, *FLOW_SAMPLER_NAMES))
@@ -26,26 +34,52 @@ class CheckedCall:
 
     Attributes:
         pool: of the configuration, or made for a model that has none.
+        inputs: the images that it edits; None for images from text.
     """
 
-    fields: ImageGenerationRequest
+    wanted: WantedImages
     pool: PoolConfig
+    inputs: EditInputs | None
+
+    def requests(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
+        """Return one request per image.
+
+        Raises:
+            InvalidRequest: a parameter, or what it edits, does not suit the model.
+        """
+        return self.wanted.of(profile, limits)
+
+    def pixels(self, request: ImageRequest) -> EditPixels | None:
+        """Return what a request of the call is made from; None: from text alone."""
+        if self.inputs is None or request.edit is None:
+            return None
+        image, mask = self.inputs
+        mask_data = None if mask is None else mask.data
+        return edit_pixels(image.data, mask_data, request.edit, request.size_px)
 
 
 def check_call(
-    body: Mapping[str, Any], config: ClusterConfig, pool_name: str | None
+    body: Mapping[str, Any],
+    inputs: EditInputs | None,
+    config: ClusterConfig,
+    pool_name: str | None,
 ) -> CheckedCall:
     """Validate a call, in a fraction of the time that the imports take.
 
     Args:
-        body: the parameters of the call, by the API's names.
+        body: the parameters of the call, by the API's names, without its images.
+        inputs: the images that it edits.
         pool_name: pool of the configuration; None chooses it by the body's model.
 
     Raises:
         InvalidRequest: a parameter is wrong.
         ConfigError: there is no such pool.
     """
-    fields = validate(body)
+    if inputs is None:
+        fields, images = validate(body), None
+    else:
+        fields = validate_as(ImageEditRequest, body, REFUSED)
+        images = _checked(inputs, config.limits)
     for name in ("priority", "allow", "min_inference_steps"):
         if getattr(fields, name) is not None:
             raise InvalidRequest(
@@ -54,10 +88,21 @@ def check_call(
                 name,
             )
     pool = choose_pool(config, fields.model, pool_name)
+    wanted = WantedImages(fields, images, is_stored=False)
     # without fidelity: its steps depend on defaults that only the model's files have
-    without = fields.model_copy(update={"fidelity": None})
-    resolve(without, _profile(pool), config.limits)
-    return CheckedCall(fields, pool)
+    without = replace(wanted, fields=fields.model_copy(update={"fidelity": None}))
+    without.of(_profile(pool), config.limits)
+    return CheckedCall(wanted, pool, inputs)
+
+
+def _checked(inputs: EditInputs, limits: LimitsConfig) -> EditImages:
+    """Decode the images of an edit and return what they are, as a gateway does."""
+    image, mask = inputs
+    most = limits.max_input_pixels
+    facts = image_facts(image.data, "image", most)
+    if mask is None:
+        return EditImages(image.ref, facts)
+    return EditImages(image.ref, facts, mask.ref, mask_facts(mask.data, "mask", most))
 
 
 def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None) -> PoolConfig:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +14,10 @@ from ray_cluster.requests import ImageFormat, SamplerName
 
 def _image(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="The image")
+
+
+def _edit(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="The image to edit")
 
 
 def _file(text: str, *names: str) -> Any:
@@ -66,6 +71,32 @@ _Guidance = Annotated[float | None, _image("Guidance scale. 1 or less turns it o
 _Sampler = Annotated[SamplerName | None, _image("Sampler.")]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
+_Edit = Annotated[
+    Path | None, _edit("Image to change (PNG, JPEG or WebP); the prompt says what it shows then.")
+]
+_Mask = Annotated[
+    Path | None,
+    _edit("Mask of its size (PNG or WebP): what is transparent is edited. Default: everything."),
+]
+_Strength = Annotated[
+    float | None,
+    _edit("How far it changes, above 0 up to 1. Default: 1 with a mask, 0.8 without."),
+]
+_Feather = Annotated[
+    int | None,
+    _edit("With --mask: width in pixels over which the edit is blended in.", "--feather"),
+]
+_Crop = Annotated[
+    Literal["auto"] | None,
+    _edit("With --mask: auto works on the part around the mask, at the model's own size."),
+]
+_PasteBack = Annotated[
+    bool | None,
+    _edit(
+        "With --mask: whether pixels outside the mask stay as they are, bit for bit. Default: yes.",
+        "--paste-back/--no-paste-back",
+    ),
+]
 _Model = Annotated[
     str | None,
     _where("Model by its served name; without --url also a built-in one, a folder or a hub id."),
@@ -90,6 +121,24 @@ _Pool = Annotated[
 ]
 
 
+# options that are parameters of the API, and those of them that have another name there
+_PARAMS = (
+    *("prompt", "model", "negative_prompt", "seed", "num_images", "size", "steps", "fidelity"),
+    *("allow", "min_steps", "guidance", "sampler", "priority", "slo", "compression", "metadata"),
+    *("previews", "strength", "feather", "crop", "paste_back"),
+)
+_API_NAMES: Mapping[str, str] = {
+    "compression": "output_compression",
+    "feather": "feather_px",
+    "guidance": "guidance_scale",
+    "min_steps": "min_inference_steps",
+    "num_images": "n",
+    "previews": "partial_images",
+    "slo": "slo_s",
+    "steps": "num_inference_steps",
+}
+
+
 def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer declares them
     prompt: _Prompt = None,
     output: _Output = Path("out.png"),
@@ -109,6 +158,12 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     min_steps: _MinSteps = None,
     guidance: _Guidance = None,
     sampler: _Sampler = None,
+    edit: _Edit = None,
+    mask: _Mask = None,
+    strength: _Strength = None,
+    feather: _Feather = None,
+    crop: _Crop = None,
+    paste_back: _PasteBack = None,
     slo: _Slo = None,
     priority: _Priority = None,
     model: _Model = None,
@@ -118,7 +173,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     config: _Config = None,
     pool: _Pool = None,
 ) -> None:
-    """Make images from a text, and write them to files.
+    """Make images from a text, or by changing an image, and write them to files.
 
     With --url they are a job of that service. A lost connection does not end it; Ctrl-C does.
 
@@ -132,19 +187,23 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate --like red.png --guidance 5 -o stronger.png
 
+      ray-cluster generate "a blue star" --edit photo.png --mask mask.png -o edited.png
+
       ray-cluster generate "a red circle" --url http://127.0.0.1:8000 -o red.webp
     """
+    _generate(dict(locals()))
+
+
+def _generate(options: dict[str, Any]) -> None:
     from ray_cluster.cli.output import plain_errors
 
-    values: dict[str, Any] = {"prompt": prompt, "model": model, "negative_prompt": negative_prompt}
-    values |= {"seed": seed, "n": num_images, "size": size, "num_inference_steps": steps}
     # typer gives an empty list for an option that is not there
-    values |= {"fidelity": fidelity, "allow": allow or None, "min_inference_steps": min_steps}
-    values |= {"guidance_scale": guidance, "sampler": sampler, "priority": priority, "slo_s": slo}
-    values |= {"output_compression": compression, "metadata": metadata}
-    values |= {"partial_images": previews}
+    options["allow"] = options["allow"] or None
+    values = {_API_NAMES.get(name, name): options[name] for name in _PARAMS}
     with plain_errors():
         from ray_cluster.cli.generate_run import Files, Target, run
 
-        files = Files(output, image_format, like, force)
-        run(values, files, Target(url, api_key, timeout, config, pool))
+        files = [options[name] for name in ("output", "image_format", "like", "force")]
+        inputs = [options[name] for name in ("edit", "mask")]
+        target = [options[name] for name in ("url", "api_key", "timeout", "config", "pool")]
+        run(values, Files(*files, *inputs), Target(*target))

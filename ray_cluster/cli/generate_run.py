@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_cluster.cli.edit_inputs import EditInputs, RecipeInputs, read_inputs
 from ray_cluster.cli.image_files import (
     GeneratedImages,
     PreviewFiles,
@@ -14,7 +15,7 @@ from ray_cluster.cli.image_files import (
     output_paths,
 )
 from ray_cluster.cli.output import stderr
-from ray_cluster.config.loading import load_config
+from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.requests import ImageFormat
 
@@ -29,18 +30,24 @@ _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "guidance_scale": float,
     "sampler": str,
     "seed": int,
+    "strength": float,
+    "feather_px": int,
+    "paste_back": {"true": True, "false": False}.__getitem__,
+    "crop": str,
 }
 # what says how the image came about, and nothing that is needed to make it again
 _NOTES = {"cascade"}
 
 
 class Files(NamedTuple):
-    """Files to write, and the png whose recipe is repeated (``like``)."""
+    """Files to write, the png whose recipe is repeated (``like``), and images to edit."""
 
     output: Path
     image_format: ImageFormat | None
     like: Path | None
     force: bool
+    edit: Path | None
+    mask: Path | None
 
 
 class Target(NamedTuple):
@@ -66,15 +73,15 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     image_format = format_of(files.output, files.image_format)
     given = {**options, "output_format": image_format}
     body = {name: value for name, value in given.items() if value is not None}
-    if files.like is not None:
-        body = _recipe(files.like) | body
+    config = load_config(target.config)
+    body, inputs = _with_inputs(body, files, config.limits.max_input_bytes)
     # before any work; what is wrong with `n` itself is reported by those who make the images
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
     check_writable(paths, force=files.force)
     previews = PreviewFiles(paths, force=files.force)
     try:
-        images = _generate(body, target, previews)
+        images = _generate(body, inputs, config, target, previews)
     finally:
         previews.remove()
     images.save(paths, force=files.force)
@@ -91,14 +98,27 @@ def _check_options(target: Target) -> None:
             raise ConfigError(f"{name} changes nothing without --url; leave it out")
 
 
-def _recipe(path: Path) -> dict[str, Any]:
-    """Return the recipe in a png of this service as parameters of the API."""
+def _with_inputs(
+    body: dict[str, Any], files: Files, max_input_bytes: int
+) -> tuple[dict[str, Any], EditInputs | None]:
+    """Return a call with what its recipe adds, and the images that it edits."""
+    if files.like is None:
+        return body, read_inputs(files.edit, files.mask, body, max_input_bytes)
+    recipe, wanted = _recipe(files.like)
+    wanted.check_given(files.edit, files.mask)
+    inputs = read_inputs(files.edit, files.mask, body, max_input_bytes)
+    wanted.check_same(inputs)
+    return recipe | body, inputs
+
+
+def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
+    """Return the recipe in a png of this service: parameters of the API, and its images."""
     from ray_cluster.imaging.encoder import read_recipe
 
     def unusable(reason: str) -> InvalidRequest:
         return InvalidRequest(
             f"{path}: the recipe cannot be used: {reason}. Give its values as options instead.",
-            "image",
+            "like",
             "no_recipe",
         )
 
@@ -107,8 +127,8 @@ def _recipe(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except InvalidRequest as error:
-        raise InvalidRequest(f"{path}: {error.message}", "image", error.code) from error
-    values = {}
+        raise InvalidRequest(f"{path}: {error.message}", "like", error.code) from error
+    inputs, values = RecipeInputs.taken_from(path, recipe), {}
     for name, text in recipe.items():
         if name in _NOTES:
             continue
@@ -116,17 +136,22 @@ def _recipe(path: Path) -> dict[str, Any]:
             raise unusable(f"there is no parameter {name!r} in this version")
         try:
             values[name] = _VALUE_BY_NAME[name](text)
-        except ValueError:
+        except (ValueError, KeyError):
             raise unusable(f"{name} is {text!r}") from None
-    return values
+    return values, inputs
 
 
-def _generate(body: Mapping[str, Any], target: Target, previews: PreviewFiles) -> GeneratedImages:
-    config = load_config(target.config)
+def _generate(
+    body: Mapping[str, Any],
+    inputs: EditInputs | None,
+    config: ClusterConfig,
+    target: Target,
+    previews: PreviewFiles,
+) -> GeneratedImages:
     if target.url is None:
         from ray_cluster.cli.call_check import check_call
 
-        call = check_call(body, config, target.pool)
+        call = check_call(body, inputs, config, target.pool)
         # torch and diffusers take seconds to import
         from ray_cluster.cli.local_images import generate_here
 
@@ -134,6 +159,8 @@ def _generate(body: Mapping[str, Any], target: Target, previews: PreviewFiles) -
     from ray_cluster.cli.remote_jobs import generate_there
     from ray_cluster.cli.remote_service import RemoteService
 
+    if inputs is not None:
+        body = {**body, **inputs.body}
     timeout_s = _TIMEOUT_S if target.timeout_s is None else target.timeout_s
     with RemoteService.at(target.url, target.api_key, config, answer_s=timeout_s) as service:
         return generate_there(service, body, timeout_s, previews, stderr())

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ray_cluster.api.fidelity import fidelity_of
-from ray_cluster.api.resolve import resolve
 from ray_cluster.cli.call_check import CheckedCall
 from ray_cluster.cli.image_files import (
     GeneratedFile,
@@ -31,7 +30,9 @@ from ray_cluster.engine.events import Broken, Decoded, Previewed, RunnerEvent, S
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.errors import InvalidRequest, RequestFailed
+from ray_cluster.imaging.blending import Pixels
 from ray_cluster.imaging.encoder import encode_image
+from ray_cluster.imaging.templates import EditPixels, finished
 from ray_cluster.requests import ImageRequest
 
 _CHECK_EVERY_S = 1.0
@@ -56,14 +57,16 @@ def generate_here(
         pool = pool.model_copy(update=on_gpu)
     prepare_threads(pool.num_threads)
     # errors are raised before the weights are loaded
-    requests = resolve(call.fields, profile_of(pool), config.limits)
+    requests = call.requests(profile_of(pool), config.limits)
+    pixels = call.pixels(requests[0])
     with step_progress(console) as progress:
-        return _generate(pool, requests, config.dispatch.default_slo_s, previews, progress)
+        return _generate(pool, requests, pixels, config.dispatch.default_slo_s, previews, progress)
 
 
 def _generate(
     pool: PoolConfig,
     requests: Sequence[ImageRequest],
+    pixels: EditPixels | None,
     default_slo_s: float,
     previews: PreviewFiles,
     progress: Progress,
@@ -78,8 +81,9 @@ def _generate(
     decoded: dict[str, Decoded] = {}
     runner.start(events.put)
     try:
+        deadline_s = started_s + (first.slo_s or default_slo_s)
         for request in requests:
-            runner.submit(request, deadline_s=started_s + (first.slo_s or default_slo_s))
+            runner.submit(request, deadline_s=deadline_s, pixels=pixels)
         while len(decoded) < len(requests):
             try:
                 event = events.get(timeout=_CHECK_EVERY_S)
@@ -90,9 +94,11 @@ def _generate(
                 case Stepped(report):
                     progress.advance(task, len(report.stepped))
                 case Previewed():
-                    _write(event, requests.index(event.request), previews, progress)
+                    shown = replace(event, pixels=_finished(event, pixels))
+                    _write(shown, requests.index(event.request), previews, progress)
                 case Decoded():
-                    decoded[event.request.request_id] = event
+                    made = replace(event, pixels=_finished(event, pixels))
+                    decoded[event.request.request_id] = made
                 case Broken(error=InvalidRequest() as error):
                     raise error
                 case Broken(error=RequestFailed() as error):
@@ -103,11 +109,19 @@ def _generate(
     elapsed_s = time.monotonic() - started_s
     return GeneratedImages(
         model=first.model,
-        size=f"{first.width_px}x{first.height_px}",
+        size="{}x{}".format(*first.output_px),
         images=images,
         elapsed_s=elapsed_s,
         deadline_met=None if first.slo_s is None else elapsed_s <= first.slo_s,
     )
+
+
+def _finished(event: Decoded | Previewed, edited: EditPixels | None) -> Pixels:
+    """Return the pixels of the image that is returned."""
+    edit = event.request.edit
+    if edited is None or edit is None:
+        return event.pixels
+    return finished(event.pixels, edited, edit.window)
 
 
 def _write(event: Previewed, image: int, previews: PreviewFiles, progress: Progress) -> None:

@@ -29,7 +29,10 @@ _OPTION_BY_PARAM: Mapping[str, str] = {
     "output_format": "--format",
     "output_compression": "--compression",
     "slo_s": "--slo",
-    "image": "--like",
+    "image": "--edit",
+    "feather_px": "--feather",
+    # of the command alone
+    "like": "--like",
 }
 
 # what an extra brings, by the module that is missing without it
