@@ -19,6 +19,8 @@ from ray_cluster.errors import InvalidRequest
 # what a client may go on sending after the limit: it reads the 413 only when it has sent all
 DRAIN_FACTOR = 16
 _MAX_DRAINED_BYTES = 64 << 20
+# no call needs as many; millions of them take seconds to read, and gigabytes of memory
+_MAX_JSON_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +68,29 @@ class BodyLimit:
             ) from None
 
 
-async def read_object(request: Request, limit: BodyLimit) -> dict[str, Any]:
+async def read_object(
+    request: Request, limit: BodyLimit, *, may_be_form: bool = False
+) -> dict[str, Any]:
     """Return the request's JSON object.
+
+    Args:
+        may_be_form: whether the call could have sent a form instead; for the error.
 
     Raises:
         ApiError: 415 for another content type, 413 for a body that is too large, 408 for one that
             has not arrived in time.
-        InvalidRequest: not UTF-8, not JSON, not an object, nested too deeply, a name given twice.
+        InvalidRequest: not UTF-8, not JSON, not an object, too many values or nested too deeply, a
+            name given twice.
     """
-    _check_content_type(request)
+    _check_content_type(request, "JSON, or a form with files" if may_be_form else "JSON")
     body = bytearray()
     async with limit.in_time():
         async for chunk in bounded(request, limit):
             body += chunk
-    return parse_object(bytes(body))
+    return parse_object(body)
 
 
-def _check_content_type(request: Request) -> None:
+def _check_content_type(request: Request, allowed: str) -> None:
     given = request.headers.get("content-type", "")
     media_type, _, parameters = given.partition(";")
     charset = parameters.partition("charset=")[2].partition(";")[0].strip().strip('"').lower()
@@ -94,8 +102,8 @@ def _check_content_type(request: Request) -> None:
     ):
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"The body must be plain UTF-8 JSON; given content type {given[:100]!r} with content "
-            f"encoding {coding[:100]!r}. Send 'Content-Type: application/json'.",
+            f"The body must be plain UTF-8 {allowed}; given content type {given[:100]!r} with "
+            f"content encoding {coding[:100]!r}. Send 'Content-Type: application/json'.",
             code="unsupported_media_type",
         )
 
@@ -135,8 +143,10 @@ def too_large(limit: BodyLimit) -> ApiError:
     )
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in ``raw``; see :func:`read_object` for the errors."""
+    if sum(raw.count(mark) for mark in b",[{") > _MAX_JSON_VALUES:
+        raise _not_json(f"it has more than {_MAX_JSON_VALUES} values or commas")
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant

@@ -26,7 +26,7 @@ from ray_cluster.api.schema import (
 )
 from ray_cluster.api.sent_images import SentImages, has_images, take_image_texts
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.api.validate import describe, validate, validate_as
+from ray_cluster.api.validate import describe, refused, validate, validate_as
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef, ImageRequest
 
@@ -98,7 +98,8 @@ class CallReader:
         key = _idempotency_key(request)
         if is_form(request):
             return await self._from_form(request, kind, key, is_job=False)
-        body = await read_object(request, BodyLimit.of_uploads(self._settings.limits))
+        limit = BodyLimit.of_uploads(self._settings.limits)
+        body = await read_object(request, limit, may_be_form=True)
         return await self._from_image(request, body, kind, key, is_job=False)
 
     async def read_job(self, request: Request) -> Call:
@@ -113,7 +114,7 @@ class CallReader:
         # images make it large, and a body of unknown length is not read on the off-chance
         is_large = announced_bytes(request) > own.max_bytes
         limit = BodyLimit.of_uploads(limits) if is_large else own
-        body = await read_object(request, limit)
+        body = await read_object(request, limit, may_be_form=True)
         if has_images(body):
             return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
         if is_large:
@@ -130,9 +131,8 @@ class CallReader:
     async def _from_form(
         self, request: Request, kind: type[ImageEditRequest], key: str | None, *, is_job: bool
     ) -> Call:
-        limits = self._settings.limits
-        has_mask = kind is not ImageVariationRequest
-        texts, image, mask = await self._images.read_form(request, limits, has_mask=has_mask)
+        texts, image, mask = await self._images.read_form(request, self._settings.limits)
+        _check_mask(kind, mask)
         fields = validate_as(kind, typed_texts(texts, kind), REFUSED)
         return await self._edit(request, fields, image, mask, key, is_job=is_job)
 
@@ -146,6 +146,7 @@ class CallReader:
         is_job: bool,
     ) -> Call:
         texts = take_image_texts(body)
+        _check_mask(kind, texts.mask)
         fields = validate_as(kind, body, REFUSED)
         image, mask = await self._images.store(request, texts, self._settings.limits)
         return await self._edit(request, fields, image, mask, key, is_job=is_job)
@@ -162,8 +163,9 @@ class CallReader:
     ) -> Call:
         images = await self._images.check(request, image, mask, self._settings.limits)
         requests = await self._resolved(request, fields, key, images, is_job=is_job)
-        # a form and JSON of the same content are the same call
-        body = fields.model_dump(mode="json", exclude_none=True) | {"image": image.sha256}
+        # a form and JSON of the same content are the same call; a variation with a prompt is none
+        body = fields.model_dump(mode="json", exclude_none=True)
+        body |= {"image": image.sha256, "kind": type(fields).__name__}
         if mask is not None:
             body["mask"] = mask.sha256
         return Call(fields, requests, _digest(body), key, "image_edit")
@@ -201,6 +203,11 @@ class CallReader:
         call_id = request_id_of(request)
         owner = owner_of(request)
         return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
+
+
+def _check_mask(kind: type[ImageEditRequest], mask: object | None) -> None:
+    if mask is not None and "mask" not in kind.image_fields:
+        raise refused("mask", "Images with a mask go to /v1/images/edits.")
 
 
 def _check_job(fields: ImageGenerationRequest) -> None:

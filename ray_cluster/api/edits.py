@@ -17,7 +17,6 @@ from ray_cluster.policies.edits import (
     SizePx,
     computed_steps,
     edit_geometry,
-    steps_of_schedule,
 )
 from ray_cluster.policies.fidelity import Terms
 from ray_cluster.requests import (
@@ -181,7 +180,7 @@ def _idle(name: str, why: str) -> InvalidRequest:
 def _strength(fields: ImageEditRequest, images: EditImages) -> float:
     if fields.strength is not None:
         return float(fields.strength)
-    if isinstance(fields, ImageVariationRequest) and fields.input_fidelity is None:
+    if isinstance(fields, ImageVariationRequest) and fields.input_fidelity != "high":
         return _VARIATION_STRENGTH
     return _STRENGTH[images.mask is not None, fields.input_fidelity or "low"]
 
@@ -234,11 +233,11 @@ def _edited(request: ImageRequest, edit: Edit, profile: ModelProfile) -> ImageRe
     is_flow = request.sampler in FLOW_SAMPLER_NAMES
     num_steps = computed_steps(request.num_steps, edit.strength, is_flow=is_flow)
     if num_steps == 0:
-        least = steps_of_schedule(1, edit.strength, is_flow=is_flow)
-        most = profile.max_steps_by_sampler[request.sampler]
-        steps = (
-            f"Set num_inference_steps to at least {least}, or raise" if least <= most else "Raise"
-        )
+        # a strength may be so small that no schedule would do
+        schedules = range(1, profile.max_steps_by_sampler[request.sampler] + 1)
+        enough = (n for n in schedules if computed_steps(n, edit.strength, is_flow=is_flow))
+        least = next(enough, None)
+        steps = f"Set num_inference_steps to at least {least}, or raise" if least else "Raise"
         raise InvalidRequest(
             f"The parameter 'strength' is {edit.strength:g}, which leaves none of the "
             f"{request.num_steps} steps of the schedule. {steps} the strength.",

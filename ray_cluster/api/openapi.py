@@ -96,7 +96,7 @@ def _add_images(
 ) -> None:
     schema["properties"]["image"] = {**one, "description": _IMAGE + how}
     schema["required"] = [*schema.get("required", []), "image"]
-    if not issubclass(kind, ImageVariationRequest):
+    if "mask" in kind.image_fields:
         schema["properties"]["mask"] = {**one, "description": _MASK + how}
 
 

@@ -6,7 +6,7 @@ name; the refused ones stand in :data:`REFUSED` with what to do instead.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,7 +31,7 @@ REFUSED: dict[str, str] = {
     "frame_duration_ms": "Animations are not made here; leave it out.",
     "markup": "Say in the prompt what is to change, and where with a mask.",
 }
-_FOR_EDITS = "Images to edit go to /v1/images/edits, or into a job."
+_FOR_EDITS = "It belongs to edits: send it with an 'image' to /v1/images/edits, or in a job."
 # those that only edits have
 REFUSED_WITHOUT_IMAGE: dict[str, str] = dict.fromkeys(
     ("image", "images", "mask", "input_fidelity", "strength", "feather_px", "paste_back", "crop"),
@@ -41,6 +41,9 @@ REFUSED_WITHOUT_IMAGE: dict[str, str] = dict.fromkeys(
 
 class ImageGenerationRequest(BaseModel):
     """What one call asks for; null and absent mean the same."""
+
+    # further fields, which hold images and are checked elsewhere
+    image_fields: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(
         extra="forbid",
@@ -199,6 +202,7 @@ class ImageEditRequest(ImageGenerationRequest):
             ]
         }
     )
+    image_fields: ClassVar[tuple[str, ...]] = ("image", "mask")
 
     strength: float | None = Field(
         None,
@@ -235,6 +239,7 @@ class ImageVariationRequest(ImageEditRequest):
     """What one call for variations of an image asks for: an edit without a text, or a mask."""
 
     model_config = ConfigDict(json_schema_extra={"examples": []})
+    image_fields: ClassVar[tuple[str, ...]] = ("image",)
 
     prompt: str = Field("", description="What the image shows; may be left out.")
 

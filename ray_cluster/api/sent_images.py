@@ -53,17 +53,14 @@ class SentImages:
         self._checks = checks
 
     async def read_form(
-        self, request: Request, limits: LimitsConfig, *, has_mask: bool
+        self, request: Request, limits: LimitsConfig
     ) -> tuple[dict[str, str], BlobRef, BlobRef | None]:
         """Read a form; return its texts by name, its image and its mask.
-
-        Args:
-            has_mask: whether it may have one.
 
         Raises:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
         """
-        most = {"image": MAX_INPUT_IMAGES} | ({"mask": 1} if has_mask else {})
+        most = {"image": MAX_INPUT_IMAGES, "mask": 1}
         form = await Uploads(self._inputs, limits).read_form(request, most)
         if not form.images.get("image"):
             raise _no_image()

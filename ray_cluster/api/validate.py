@@ -134,7 +134,7 @@ def _problem(item: ErrorDetails, fields: type[ImageGenerationRequest]) -> Invali
 
 
 def _unknown(name: str, fields: type[ImageGenerationRequest]) -> InvalidRequest:
-    known = list(fields.model_fields)
+    known = [*fields.model_fields, *fields.image_fields]
     near = _ELSEWHERE.get(name.lower()) or nearest(name, known)
     hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
     return InvalidRequest(

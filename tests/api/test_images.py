@@ -217,7 +217,7 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("negativePrompt", 5, "Did you mean 'negative_prompt'?"),
         ("cfg_scale", 5, "Did you mean 'guidance_scale'?"),
         ("width", 64, "Did you mean 'size'?"),
-        ("images", [], "not offered here. Images to edit go to"),
+        ("images", [], "not offered here. It belongs to edits"),
         ("guidence_scale", 5, "Did you mean 'guidance_scale'?"),
     ],
 )
