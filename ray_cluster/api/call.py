@@ -22,7 +22,6 @@ from ray_cluster.api.schema import (
     REFUSED,
     ImageEditRequest,
     ImageGenerationRequest,
-    ImageVariationRequest,
 )
 from ray_cluster.api.sent_images import SentImages, has_images, take_image_texts
 from ray_cluster.api.settings import CurrentSettings
