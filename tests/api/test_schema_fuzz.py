@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.config.loading import ClusterConfig
-from tests.api.fuzzing import CONFIG, FuzzedService, fuzzed_service, own_bytes
+from tests.api.fuzzing import FuzzedService, fuzzed_service, own_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +34,8 @@ def run(service: FuzzedService, count: int, *, derandomize: bool) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    # in four of five calls, names and images of what there is are put in
-    @given(service.cases(), st.integers(0, 4), st.integers(0, 1000))
+    # in nine of ten calls, names and images of what there is are put in
+    @given(service.cases(), st.integers(0, 9), st.integers(0, 1000))
     def call(case: Any, chance: int, pick: int) -> None:
         service.call(case, pick + 1 if chance else 0)
 
@@ -90,15 +89,23 @@ def test_thousands_of_calls_by_the_schema_leave_nothing_behind(tmp_path: Path) -
 
 
 def test_the_schema_tells_the_bounds_of_this_service(tmp_path: Path) -> None:
-    def field(config: ClusterConfig, name: str) -> dict[str, Any]:
-        with fuzzed_service(tmp_path) as service:
-            operation = service.app.openapi()["paths"]["/v1/jobs"]["post"]
-        body = operation["requestBody"]["content"]["application/json"]["schema"]
-        found: dict[str, Any] = body["properties"][name]
-        return next(iter(found.get("anyOf", [found])))
+    with fuzzed_service(tmp_path) as service:
+        content = service.app.openapi()["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]
+    from_text, edit = content["application/json"]["schema"]["anyOf"]
+    form = content["multipart/form-data"]["schema"]
 
-    assert field(CONFIG, "n")["maximum"] == 3
-    assert field(CONFIG, "prompt")["maxLength"] == 60
-    assert field(CONFIG, "negative_prompt")["maxLength"] == 60
-    assert field(CONFIG, "num_inference_steps")["maximum"] == 50
-    assert field(CONFIG, "partial_images")["maximum"] == 3
+    for schema in (from_text, edit, form):
+
+        def field(name: str, schema: dict[str, Any] = schema) -> dict[str, Any]:
+            found: dict[str, Any] = schema["properties"][name]
+            return next(iter(found.get("anyOf", [found])))
+
+        assert field("n")["maximum"] == 3
+        assert field("prompt")["maxLength"] == 60
+        assert field("negative_prompt")["maxLength"] == 60
+        assert field("num_inference_steps")["maximum"] == 50
+        assert field("partial_images")["maximum"] == 3
+    assert "image" not in from_text["properties"]
+    assert {"image", "images", "mask", "strength"} <= edit["properties"].keys()
+    assert form["properties"]["image"]["format"] == "binary"
+    assert form["required"] == ["prompt", "image"]
