@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -175,8 +176,12 @@ def event_stream(events: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
     return {"text/event-stream": {"schema": {"anyOf": kinds}}}
 
 
+@cache
 def _inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a model's JSON schema with its parts in their places, without references."""
+    """Return a model's JSON schema with its parts in their places, without references.
+
+    The same one for every call: it must not be changed.
+    """
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 

@@ -44,7 +44,9 @@ _ELSEWHERE = {
     "width": "size",
     "denoising_strength": "strength",
     "image_strength": "strength",
+    "init_image": "image",
     "mask_blur": "feather_px",
+    "mask_image": "mask",
 }
 
 _SIZE = "'auto' or WIDTHxHEIGHT in pixels, like '64x64'"

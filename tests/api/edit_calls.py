@@ -9,8 +9,10 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from ray_cluster.requests import ImageRequest
+from tests.api.checks import check_error, error_of
 from tests.fakes import FakeDispatcherClient
 from tests.imaging.pictures import file_of, gradient, mask_file
 
@@ -74,6 +76,9 @@ async def by_json(
     return await http.post(url, json=body, headers=headers)
 
 
+both_ways = pytest.mark.parametrize("post", [by_form, by_json])
+
+
 async def edited(
     http: httpx.AsyncClient,
     fake: FakeDispatcherClient,
@@ -86,3 +91,21 @@ async def edited(
     assert response.status_code == 200, response.text
     [request] = fake.offered[-1]
     return request
+
+
+async def refused(
+    http: httpx.AsyncClient,
+    fake: FakeDispatcherClient,
+    post: Post,
+    fields: dict[str, Any],
+    param: str | None,
+    code: str = "invalid_value",
+    url: str = EDITS,
+) -> str:
+    """Make a call that has to be refused with 400; returns the message."""
+    response = await post(http, url, **fields)
+    check_error(response, 400, code=code)
+    error = error_of(response)
+    assert error["param"] == param, error
+    assert fake.offered == []
+    return str(error["message"])

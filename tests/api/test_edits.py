@@ -22,6 +22,7 @@ from tests.api.edit_calls import (
     PROMPT,
     VARIATIONS,
     Post,
+    both_ways,
     by_form,
     by_json,
     edited,
@@ -33,8 +34,6 @@ from tests.api.edit_calls import (
 )
 from tests.fakes import FakeDispatcherClient, model_profile
 from tests.imaging.pictures import exif_of, file_of
-
-both_ways = pytest.mark.parametrize("post", [by_form, by_json])
 
 
 def ref_of(data: bytes) -> BlobRef:
