@@ -79,7 +79,7 @@ async def read_object(request: Request, limit: BodyLimit) -> dict[str, Any]:
     async with limit.in_time():
         async for chunk in bounded(request, limit):
             body += chunk
-    return parse_object(bytes(body))
+    return parse_object(body)
 
 
 def _check_content_type(request: Request) -> None:
@@ -135,7 +135,7 @@ def too_large(limit: BodyLimit) -> ApiError:
     )
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in ``raw``; see :func:`read_object` for the errors."""
     try:
         value = json.loads(

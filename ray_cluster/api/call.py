@@ -32,8 +32,6 @@ from ray_cluster.requests import BlobRef, ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
-
-
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -124,6 +122,7 @@ class CallReader:
         self, request: Request, body: dict[str, Any], key: str | None, *, is_job: bool
     ) -> Call:
         fields = validate(body)
+        _check_delivery(fields, is_job=is_job)
         requests = await self._resolved(request, fields, key, None, is_job=is_job)
         return Call(fields, requests, _digest(body), key)
 
@@ -134,6 +133,7 @@ class CallReader:
         has_mask = kind is not ImageVariationRequest
         texts, image, mask = await self._images.read_form(request, limits, has_mask=has_mask)
         fields = validate_as(kind, typed_texts(texts, kind), REFUSED)
+        _check_delivery(fields, is_job=is_job)
         return await self._edit(request, fields, image, mask, key, is_job=is_job)
 
     async def _from_image(
@@ -145,8 +145,9 @@ class CallReader:
         *,
         is_job: bool,
     ) -> Call:
-        texts = take_image_texts(body)
+        texts = take_image_texts(body, has_mask=kind is not ImageVariationRequest)
         fields = validate_as(kind, body, REFUSED)
+        _check_delivery(fields, is_job=is_job)
         image, mask = await self._images.store(request, texts, self._settings.limits)
         return await self._edit(request, fields, image, mask, key, is_job=is_job)
 
@@ -166,6 +167,9 @@ class CallReader:
         body = fields.model_dump(mode="json", exclude_none=True) | {"image": image.sha256}
         if mask is not None:
             body["mask"] = mask.sha256
+        if isinstance(fields, ImageVariationRequest):
+            # with a text, its fields may be those of an edit, which is another call
+            body["kind"] = "variation"
         return Call(fields, requests, _digest(body), key, "image_edit")
 
     async def _resolved(
@@ -177,16 +181,6 @@ class CallReader:
         *,
         is_job: bool,
     ) -> tuple[ImageRequest, ...]:
-        if is_job:
-            _check_job(fields)
-        elif fields.stream:
-            _check_stream(fields)
-        elif fields.partial_images:
-            raise InvalidRequest(
-                f"The parameter 'partial_images' is {fields.partial_images}, which changes "
-                "nothing without 'stream': previews come as events. Set stream to true.",
-                "partial_images",
-            )
         limits = self._settings.limits
         wanted = WantedImages(
             fields, images, is_stored=is_job or key is not None or fields.response_format == "url"
@@ -201,6 +195,20 @@ class CallReader:
         call_id = request_id_of(request)
         owner = owner_of(request)
         return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
+
+
+def _check_delivery(fields: ImageGenerationRequest, *, is_job: bool) -> None:
+    """Refuse ways of getting the images that the call does not have, or that exclude each other."""
+    if is_job:
+        _check_job(fields)
+    elif fields.stream:
+        _check_stream(fields)
+    elif fields.partial_images:
+        raise InvalidRequest(
+            f"The parameter 'partial_images' is {fields.partial_images}, which changes "
+            "nothing without 'stream': previews come as events. Set stream to true.",
+            "partial_images",
+        )
 
 
 def _check_job(fields: ImageGenerationRequest) -> None:

@@ -14,7 +14,7 @@ from ray_cluster.api.edits import EditImages
 from ray_cluster.api.errors import ApiError, unavailable
 from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.uploads import Uploads
-from ray_cluster.api.validate import describe
+from ray_cluster.api.validate import describe, refused
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
@@ -34,10 +34,15 @@ class ImageChecks(Protocol):
 
 
 class ImageTexts(NamedTuple):
-    """The images of a JSON body, in base64 or as ``data:`` URLs."""
+    """The images of a JSON body, in base64 or as ``data:`` URLs.
+
+    Attributes:
+        param: the field that the image is in, for errors.
+    """
 
     image: str
     mask: str | None
+    param: str
 
 
 class SentImages:
@@ -76,7 +81,7 @@ class SentImages:
     ) -> tuple[BlobRef, BlobRef | None]:
         """Store the images of a JSON body; errors are those of :meth:`Uploads.store_text`."""
         uploads, owner = Uploads(self._inputs, limits), owner_of(request)
-        image = await uploads.store_text(owner, texts.image, "image")
+        image = await uploads.store_text(owner, texts.image, texts.param)
         mask = None
         if texts.mask is not None:
             mask = await uploads.store_text(owner, texts.mask, "mask")
@@ -123,8 +128,11 @@ def has_images(body: Mapping[str, Any]) -> bool:
     return body.get("image") is not None or body.get("images") is not None
 
 
-def take_image_texts(body: dict[str, Any]) -> ImageTexts:
+def take_image_texts(body: dict[str, Any], *, has_mask: bool) -> ImageTexts:
     """Take the images out of a JSON body, in either spelling, and return them.
+
+    Args:
+        has_mask: whether it may have one.
 
     Raises:
         InvalidRequest: there is none, there are too many, or one is not a text.
@@ -149,8 +157,10 @@ def take_image_texts(body: dict[str, Any]) -> ImageTexts:
             f"{MAX_INPUT_IMAGES}. Send one.",
             name,
         )
+    if mask is not None and not has_mask:
+        raise refused("mask", "Variations have none; an edit of a part goes to /v1/images/edits.")
     text = None if mask is None else _text(mask, "mask")
-    return ImageTexts(_text(several[0], name), text)
+    return ImageTexts(_text(several[0], name), text, name)
 
 
 def _text(value: object, name: str) -> str:
