@@ -68,12 +68,14 @@ class SentImages:
         Raises:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
         """
-        most = {"image": MAX_INPUT_IMAGES} | ({"mask": 1} if has_mask else {})
+        most = {"image": MAX_INPUT_IMAGES, "mask": 1}
         form = await Uploads(self._inputs, limits).read_form(request, most)
         if not form.images.get("image"):
             raise _no_image()
         [image] = form.images["image"]
         mask = form.images.get("mask", (None,))[0]
+        if mask is not None and not has_mask:
+            raise _no_mask()
         return form.texts, image, mask
 
     async def store(
@@ -158,7 +160,7 @@ def take_image_texts(body: dict[str, Any], *, has_mask: bool) -> ImageTexts:
             name,
         )
     if mask is not None and not has_mask:
-        raise refused("mask", "Variations have none; an edit of a part goes to /v1/images/edits.")
+        raise _no_mask()
     text = None if mask is None else _text(mask, "mask")
     return ImageTexts(_text(several[0], name), text, name)
 
@@ -196,6 +198,10 @@ def _no_image() -> InvalidRequest:
         "image",
         "missing_required_parameter",
     )
+
+
+def _no_mask() -> InvalidRequest:
+    return refused("mask", "Variations have none; an edit of a part goes to /v1/images/edits.")
 
 
 def _store_fails() -> ApiError:

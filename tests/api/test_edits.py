@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from ray_cluster.api.app import create_app
@@ -132,6 +133,14 @@ async def test_an_image_of_any_kind_is_turned_as_its_exif_data_says(
     image = file_of(gradient(96, 48), kind, exif=exif_of(6))
     request = await edited(http, fake, image, mask_of((0, 0, 8, 8), 48, 96))
     assert (request.output_px, request.size_px) == ((48, 96), (48, 96))
+
+
+@pytest.mark.parametrize(("alpha", "status"), [(127, 200), (128, 400)])
+async def test_a_mask_edits_where_its_alpha_is_below_128_whatever_its_colours(
+    http: httpx.AsyncClient, alpha: int, status: int
+) -> None:
+    pixels = np.dstack([gradient(64, 64), np.full((64, 64), alpha, np.uint8)])
+    assert (await post_form(http, IMAGE, file_of(pixels))).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -271,7 +280,7 @@ async def test_a_variation_needs_no_text_and_is_marked_as_deprecated(
 
 async def test_variations_have_no_mask(http: httpx.AsyncClient) -> None:
     reply = await http.post(VARIATIONS, files=parts({"image": IMAGE, "mask": MASK}, {}))
-    check_error(reply, 400, param="mask")
+    check_error(reply, 400, code="unsupported_parameter", param="mask")
     reply = await http.post(VARIATIONS, json={"image": coded(IMAGE), "mask": coded(MASK)})
     check_error(reply, 400, code="unsupported_parameter", param="mask")
 
