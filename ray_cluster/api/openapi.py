@@ -87,6 +87,11 @@ def _form_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) 
     """Return the schema of a form: its parts are texts or files."""
     schema = _fields_schema(kind, settings)
     schema.pop("examples", None)
+    for field in schema["properties"].values():
+        # a part cannot be null; it can be left out
+        if "anyOf" in field:
+            field["anyOf"] = [one for one in field["anyOf"] if one["type"] != "null"]
+            field.pop("default", None)
     _add_images(schema, kind, _FILE, "")
     return schema
 

@@ -30,6 +30,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import error_of
 from tests.api.conftest import shapes_profile
+from tests.api.edit_calls import IMAGE, MASK, coded
 from tests.api.wild_calls import WildCall, WildReply, made
 from tests.fakes import registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
@@ -165,6 +166,10 @@ class FuzzedService:
             for name, choices in (("size", SIZES), ("model", ("shapes",))):
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
+            is_json = case.media_type == "application/json"
+            for name, data in (("image", IMAGE), ("mask", MASK)):
+                if name in body:
+                    body[name] = coded(data) if is_json else data
         for name, known in (
             ("job_id", self.job_ids),
             ("file_id", self.file_ids),
