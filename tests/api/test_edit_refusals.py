@@ -14,6 +14,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import RequestFailed
+from ray_cluster.policies.edits import computed_steps
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
@@ -172,14 +173,27 @@ async def test_what_would_change_nothing_or_does_not_fit_together_is_refused(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"strength": 0.05, "num_inference_steps": 10}, "at least 20, or raise the strength"),
-        ({"strength": 0.001}, "10 steps of the schedule. Raise the strength"),
+        (
+            {"strength": 0.05, "num_inference_steps": 10},
+            "num_inference_steps to at least 20, or the strength to at least 0.1.",
+        ),
+        ({"strength": 0.001, "num_inference_steps": 7}, "Raise the strength to at least 0.143."),
+        ({"strength": 1e-300}, "none of the 10 steps of the schedule. Raise the strength"),
+        ({"strength": 5e-324, "sampler": "lcm", "n": 3}, "Raise the strength"),
     ],
 )
 async def test_a_strength_that_leaves_no_step_is_refused_with_what_would_do(
     http: httpx.AsyncClient, fields: dict[str, Any], says: str
 ) -> None:
     assert says in await refused_edit(http, "strength", **fields)
+
+
+async def test_a_strength_that_a_refusal_names_leaves_a_step(http: httpx.AsyncClient) -> None:
+    for num_steps in (1, 3, 7, 49, 93, 100):
+        fields: dict[str, Any] = {"num_inference_steps": num_steps}
+        message = await refused_edit(http, "strength", strength=1e-9, **fields)
+        named = float(message.rpartition("at least ")[2].removesuffix("."))
+        assert computed_steps(num_steps, named, is_flow=False) == 1
 
 
 # a hundred bytes that stand for gigabytes
