@@ -53,11 +53,13 @@ class RequestView:
             all.
         loras: names of its LoRAs.
         controls: names of its ControlNets.
-        template: digest of the image that it edits; None for text to image.
+        template: digest of the image that it edits, where replicas keep activations of it; None for
+            all others.
         mask_ratio: share of the template that is edited, in (0, 1].
         num_passes: later requests that were leased before it.
         step_share: what one of its steps costs in the mean, as a share of one computed whole; below
             1 where some of them reuse activations.
+        num_inputs: images of its size that are read and encoded before its first step.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class RequestView:
     mask_ratio: float = 1.0
     num_passes: int = 0
     step_share: float = 1.0
+    num_inputs: int = 0
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -121,10 +124,10 @@ class RequestView:
 
     @property
     def encoded_pixels(self) -> int:
-        """Image pixels that are still to be encoded: of an edit that has not begun."""
-        if self.template is None or self.steps_done:
+        """Image pixels that are still to be encoded: none once it has begun."""
+        if self.steps_done:
             return 0
-        return self.width_px * self.height_px
+        return self.num_inputs * self.width_px * self.height_px
 
     @property
     def spared_pixels(self) -> int:
