@@ -151,25 +151,25 @@ class StepCost:
         per_squared_megapixel_s: seconds per square of one model row's megapixels (self-attention).
         per_further_size_s: seconds for every image size in a model call but the first.
         decode_per_megapixel_s: seconds of decoding per million image pixels.
-        encode_per_megapixel_s: seconds of reading and encoding an edit's image, likewise.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
         control_share: share of a whole row's work that each of its ControlNets adds.
         lora_share: share of the work of a whole row's pixels that each of its LoRAs adds; attention
             itself does not grow.
         spared_share: share of a row's work that the template's activations would save an edit
             without any mask; linear in the mask ratio (InstGenIE, section 4.4).
+        encode_per_megapixel_s: seconds of reading and encoding an edit's image, per million pixels.
     """
 
     fixed_s: float
     per_megapixel_s: float
     decode_per_megapixel_s: float = 0.0
-    encode_per_megapixel_s: float = 0.0
     per_squared_megapixel_s: float = 0.0
     per_further_size_s: float = 0.0
     source: Literal["measured", "modelled"] = "measured"
     control_share: float = 0.0
     lora_share: float = 0.0
     spared_share: float = 0.0
+    encode_per_megapixel_s: float = 0.0
 
     @property
     def prices_extras(self) -> bool:

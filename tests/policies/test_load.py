@@ -38,7 +38,7 @@ requests = st.builds(
     num_passes=st.integers(0, 9),
     num_inputs=st.integers(0, 2),
 )
-COST = StepCost(0.1, 1.0, 0.5, 0.25, per_squared_megapixel_s=3.0)
+COST = StepCost(0.1, 1.0, 0.5, per_squared_megapixel_s=3.0, encode_per_megapixel_s=0.25)
 SHARES = replace(COST, control_share=0.5, lora_share=0.1, spared_share=0.75)
 costs = st.sampled_from([COST, SHARES])
 
