@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ray_cluster.engine.autoencoder import Pixels
-from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.templates import EditPixels, Paste
 from ray_cluster.policies.edits import SizePx
 from ray_cluster.replica.retries import retry_waits_s
@@ -114,6 +114,9 @@ class EditImages:
         try:
             reading = self._reader.edit_pixels(image, mask, edit, request.size_px)
             return await asyncio.wrap_future(reading)
+        except InvalidRequest as error:
+            # the gateway had found nothing wrong with them
+            raise RequestFailed(error.message, "image") from error
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "image") from error
 

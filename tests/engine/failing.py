@@ -57,6 +57,7 @@ class FailsWith:
 
     def __init__(self, inner: Any, error: Exception, marked: Any, at_calls: Sequence[int]) -> None:
         self.device, self.latent_shape = inner.device, inner.latent_shape
+        self.num_conditions = inner.num_conditions
         self.num_levels, self.decode_half = inner.num_levels, inner.decode_half
         self.num_outer, self.patch_multiple = inner.num_outer, inner.patch_multiple
         self._inner, self._error, self._marked, self._at = inner, error, marked, at_calls

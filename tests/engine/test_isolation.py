@@ -111,6 +111,7 @@ def test_the_second_half_of_the_model_may_fail_too(zoo: Zoo, model: StagedModel)
 
     class FailsInSecondHalf:
         device, latent_shape = inner.device, inner.latent_shape
+        num_conditions = 0
         num_levels, prepare = inner.num_levels, staticmethod(inner.prepare)
         encode_half = staticmethod(inner.encode_half)
 

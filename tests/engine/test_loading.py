@@ -53,7 +53,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["PixArtSigmaPipeline", "FluxFillPipeline", "StableDiffusionInpaintPipeline"],
+    ["PixArtSigmaPipeline", "FluxFillPipeline", "StableDiffusionImg2ImgPipeline"],
 )
 def test_a_pipeline_of_another_family_is_refused_by_name(copy: Path, name: str) -> None:
     change(copy / "model_index.json", _class_name=name)
@@ -100,11 +100,17 @@ def test_a_truncated_weights_file_is_refused(copy: Path) -> None:
         load_model(pool(copy))
 
 
-def test_an_inpainting_model_is_refused_by_its_channels(copy: Path) -> None:
-    change(copy / "unet" / "config.json", in_channels=9)
-    with pytest.raises(ModelUnsupported, match="takes 9 channels and gives 4") as error:
+def test_an_editing_model_is_refused_by_its_channels(copy: Path) -> None:
+    """Those of instruct-pix2pix."""
+    change(copy / "unet" / "config.json", in_channels=8)
+    with pytest.raises(ModelUnsupported, match="takes 8 channels and gives 4") as error:
         load_model(pool(copy))
-    assert "no inpainting" in str(error.value)
+    assert "9" in str(error.value)
+
+
+def test_an_inpainting_model_says_that_it_needs_masks(zoo: Zoo) -> None:
+    kinds = {name: zoo.model(name).profile.edits for name in ("inpaint", "sd", "flux")}
+    assert kinds == {"inpaint": "masked", "sd": "any", "flux": "any"}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ray_cluster.engine.folders import component_config
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.memory import (
     decode_bytes,
+    encode_bytes,
     model_need,
     plan_model_memory,
     step_bytes,
@@ -141,6 +142,29 @@ def test_the_planned_bytes_of_decoding_are_those_of_the_allocator(
         planned = decode_bytes(config, (side, side))
         record(f"decode {name} {side}", planned / real - 1)
         assert abs(planned / real - 1) <= SHARE
+
+
+@pytest.mark.parametrize("name", ["sd", "sdxl"])
+def test_the_planned_bytes_of_encoding_are_those_of_the_allocator(
+    zoo: Zoo, name: str, record: Record
+) -> None:
+    config = component_config(zoo.folder(name), "vae")
+    vae = zoo.model(name).images._vae
+    for side in (32, 64):
+        image = torch.randn(1, 3, 4 * side, 4 * side)
+        with torch.inference_mode():
+            real = allocator_peak(lambda x=image: vae.encode(x, return_dict=False))
+        planned = encode_bytes(config, (side, side))
+        record(f"encode {name} {side}", planned / real - 1)
+        assert abs(planned / real - 1) <= SHARE
+
+
+def test_a_plan_has_room_to_encode_beside_a_step_and_decoding(zoo: Zoo) -> None:
+    folder = zoo.folder("sdxl")
+    config = component_config(folder, "vae")
+    need = model_need(folder, [(64, 64)], torch.float32, 1)
+    coding = decode_bytes(config, (16, 16)) + encode_bytes(config, (16, 16))
+    assert need.activation_by_size[64, 64].fixed_bytes >= coding
 
 
 @pytest.mark.parametrize("name", ["sd", "sdxl"])

@@ -13,13 +13,14 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
-from ray_cluster.engine.autoencoder import ImageDecoder
+from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder
 from ray_cluster.engine.batch_caps import BatchCaps
 from ray_cluster.engine.building import build_engine
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.models.local import vae_scale_factor
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
+from tests.engine.edits import template
 from tests.engine.failing import FailsWith
 from tests.engine.harness import (
     RUN_TOLERANCE,
@@ -300,6 +301,44 @@ def test_an_autoencoder_that_cannot_tile_fails_for_want_of_memory(
     with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
         ImageDecoder(vae, torch.device("cpu")).decode(latents_of(1))
     assert tight.calls == [32 * 32, "empty cache", 32 * 32]
+
+
+class TightEncoder:
+    """Lets an autoencoder encode only so many pixels at once."""
+
+    def __init__(self, vae: Any, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.calls: list[int] = []
+        self._room, self._forward = room, vae.encoder.forward
+        monkeypatch.setattr(vae.encoder, "forward", self)
+
+    def __call__(self, images: torch.Tensor) -> Any:
+        pixels = images.shape[0] * images.shape[-2] * images.shape[-1]
+        self.calls.append(pixels)
+        if pixels > self._room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._forward(images)
+
+
+@pytest.mark.parametrize("room", [3 * 64 * 64, 64 * 64, 32 * 32])
+def test_images_that_do_not_fit_are_encoded_one_by_one_then_in_tiles(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    vae = copy.deepcopy(zoo.model("sdxl").images._vae)
+    encoder = ImageEncoder(vae, torch.device("cpu"))
+    images = [template((64, 64), seed) for seed in range(3)]
+    reference = copy.deepcopy(vae)
+    reference.enable_tiling()
+    reference.tile_latent_min_size, reference.tile_sample_min_size = 8, 32
+    in_tiles = ImageEncoder(reference, torch.device("cpu"))
+    with torch.inference_mode():
+        whole = encoder.encode(images)
+        tiled = [in_tiles.encode([one])[0] for one in images]
+        assert difference(torch.stack(tiled), torch.stack(whole)) > 1e-3, "tiles are seen"
+        tight = TightEncoder(vae, monkeypatch, room)
+        found = encoder.encode(images)
+    assert tight.calls[0] == 3 * 64 * 64
+    expected = tiled if room == 32 * 32 else whole
+    assert difference(torch.stack(found), torch.stack(expected)) <= 1e-5
 
 
 def test_any_other_error_of_decoding_is_not_tried_again(

@@ -150,6 +150,7 @@ class Noting:
     """An executor that notes the predictions of its calls, and the order of halves."""
 
     def __init__(self, inner: Any, calls: list[str] | None = None) -> None:
+        self.num_conditions = inner.num_conditions
         self.device, self.num_levels = inner.device, inner.num_levels
         self.num_outer, self.patch_multiple = inner.num_outer, inner.patch_multiple
         self.prepare, self._inner = inner.prepare, inner

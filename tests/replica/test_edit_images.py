@@ -264,3 +264,16 @@ async def test_the_input_store_is_what_edits_read(tmp_path: Path) -> None:
         pixels = await EditImages(store, coder).pixels(one)
     assert np.array_equal(pixels.work, template((64, 64)))
     assert pixels.weights is None
+
+
+async def test_an_image_that_only_the_replica_finds_wrong_fails_its_request(
+    coder: ImageCoder,
+) -> None:
+    inputs = Inputs()
+    one = edit_of(inputs)
+    assert one.edit is not None
+    broken = inputs.put(png(template((64, 64)))[:60])
+    one = replace(one, edit=replace(one.edit, image=broken))
+    with pytest.raises(RequestFailed) as failed:
+        await EditImages(inputs, coder).pixels(one)
+    assert failed.value.stage == "image"
