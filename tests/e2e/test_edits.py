@@ -1,9 +1,8 @@
-"""Edits through the running service: random ones, what they show, kills in between, and sweeps."""
+"""Edits through the running service: random ones, what they show, and the command line."""
 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import logging
 import os
@@ -13,17 +12,15 @@ import sys
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import numpy.typing as npt
-import psutil
 import pytest
 import torch
-from PIL import Image
 
 from ray_cluster.models.picture_reader import ANCHOR_OFFSET
 from ray_cluster.quality.classifier import load_classifier, read_pictures
@@ -39,22 +36,8 @@ from ray_cluster.training.captions import write_caption
 from ray_cluster.training.scoring import Drawn
 from tests.e2e import drawn_edits
 from tests.e2e.drawn_edits import Outcome
-from tests.e2e.jobs import (
-    create,
-    ends_of,
-    growth,
-    images_in,
-    images_of,
-    kill_one,
-    look,
-    scrape,
-    states_of,
-    wait_for_replicas,
-    wait_until_whole,
-)
-from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import API_KEY, HEADERS, Service, running, storage_in
-from tests.e2e.settings import wait_for
+from tests.e2e.edit_templates import Template, mask_png, pixels_of
+from tests.e2e.service import API_KEY, HEADERS, Service
 from tests.e2e.test_service import OLDER_CLIENT
 
 logger = logging.getLogger(__name__)
@@ -127,52 +110,6 @@ def test_random_edits_change_nothing_outside_their_masks(service: Service) -> No
 @pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
 def test_250_random_edits_change_nothing_outside_their_masks(service: Service, older: bool) -> None:
     check(drawn(service, range(2000 + 250 * older, 2250 + 250 * older), older=older), 500_000)
-
-
-def png(pixels: npt.NDArray[Any]) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, "PNG")
-    return data.getvalue()
-
-
-def pixels_of(data: bytes) -> npt.NDArray[np.int_]:
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """An image to edit, and a mask of a disc in it.
-
-    Attributes:
-        inside: ``[H, W]``, what is edited.
-    """
-
-    image: bytes
-    mask: bytes
-    inside: npt.NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, seed: int, side_px: int = SIDE_PX) -> Template:
-        numbers = np.random.default_rng(seed)
-        image = numbers.integers(0, 256, (side_px // 8, side_px // 8, 3), dtype=np.uint8)
-        rows, columns = np.mgrid[:side_px, :side_px]
-        inside = np.hypot(rows - side_px / 2, columns - side_px / 2) < side_px / 3
-        return cls(png(image.repeat(8, 0).repeat(8, 1)), mask_png(inside), inside)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Of a JSON call."""
-        return {name: base64.b64encode(getattr(self, name)).decode() for name in ("image", "mask")}
-
-    def is_kept_in(self, data: bytes) -> bool:
-        """Whether an edit has these pixels outside the mask, and others inside."""
-        changed = (pixels_of(data) != pixels_of(self.image)).any(axis=2)
-        return bool(not changed[~self.inside].any() and changed[self.inside].mean() > 0.8)
-
-
-def mask_png(inside: npt.NDArray[np.bool_]) -> bytes:
-    alpha = np.where(inside, 0, 255).astype(np.uint8)
-    return png(np.stack([alpha, alpha], axis=2))
 
 
 def post(service: Service, path: str, **fields: Any) -> bytes:
@@ -267,14 +204,14 @@ def test_a_feather_blends_within_the_mask_only(service: Service) -> None:
     apart = np.hypot(*(points[:, None] - outside[None]).transpose(2, 0, 1))
     distance_px[template.inside] = apart.min(axis=1)
     # images made with others may differ by a level
-    deep = distance_px > feather_px
+    deep = distance_px >= feather_px + 1
     assert np.abs(feathered[deep] - plain[deep]).max() <= 1
     border = template.inside & ~deep
     lowest, highest = np.minimum(plain, original), np.maximum(plain, original)
     assert (feathered[border] >= lowest[border] - 1).all()
     assert (feathered[border] <= highest[border] + 1).all()
     # next to the edge little of the edit is seen, and more further in
-    near, far = border & (distance_px < 2), border & (distance_px > feather_px - 1)
+    near, far = border & (distance_px < 2), border & (distance_px > feather_px)
     share = [
         np.abs(feathered[one] - original[one]).sum() / np.abs(plain[one] - original[one]).sum()
         for one in (near, far)
@@ -302,129 +239,3 @@ def test_the_command_line_edits_at_the_service(service: Service, tmp_path: Path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert template.is_kept_in((tmp_path / "edited.png").read_bytes())
-
-
-class Busiest:
-    """Kills the replica that has worked most for a while."""
-
-    def __init__(self, service: Service) -> None:
-        self._before = {one: self._cpu_s(one) for one in service.replicas()}
-
-    @staticmethod
-    def _cpu_s(process: psutil.Process) -> float:
-        times = process.cpu_times()
-        return float(times.user + times.system)
-
-    def kill(self) -> None:
-        max(self._before, key=lambda one: self._cpu_s(one) - self._before[one]).kill()
-
-
-def start_edit(service: Service, seed: int, template: Template, **fields: Any) -> str:
-    return create(service, seed, **template.fields, **fields)
-
-
-def test_an_edit_of_a_killed_replica_goes_on_from_its_state_bit_for_bit(service: Service) -> None:
-    """The other replica reads the template anew, and pastes back as the first would have."""
-    template = Template.of(5, side_px=128)
-    # long enough to be killed in between; alone, so that sums are made in the same order
-    fields = {"num_inference_steps": 250, "strength": 0.8, "feather_px": 4}
-    wait_for_replicas(service)
-    undisturbed = images_of(service, [start_edit(service, 5, template, **fields)])
-    assert template.is_kept_in(undisturbed[5])
-    for _ in range(5):
-        before = wait_for_replicas(service)
-        busiest = Busiest(service)
-        job_id = start_edit(service, 5, template, **fields)
-        wait_for(lambda: states_of(service).get(5, 0) > 0, "a state of the edit", 60)
-        busiest.kill()
-        state = states_of(service)
-        [job] = ends_of(service, [job_id])
-        # it may have ended before it could be killed, on a machine that stood still
-        if job["attempts"] > 1:
-            break
-    else:
-        pytest.fail("the edit ended before its replica was killed, five times")
-    assert images_in(service, [job]) == undisturbed
-    wait_until_whole(service)
-    after = scrape(service)
-    assert growth(before, after, "resumed_images_total") == 1
-    # what the store held when it was killed, or what was on its way there
-    assert growth(before, after, "resumed_steps_total") >= state[5] > 0
-
-
-def test_edits_outlive_a_killed_dispatcher_and_end_once(service: Service) -> None:
-    templates = {seed: Template.of(seed) for seed in range(20, 26)}
-    strengths = {seed: (1.0, 0.6)[seed % 2] for seed in templates}
-
-    def start() -> list[str]:
-        return [
-            start_edit(service, seed, one, strength=strengths[seed], num_inference_steps=40)
-            for seed, one in templates.items()
-        ]
-
-    undisturbed = images_of(service, start())
-    job_ids = start()
-    kill_one(service, "dispatcher")()
-    ended = ends_of(service, job_ids)
-    found = images_in(service, ended)
-    assert found.keys() == templates.keys()
-    for seed, template in templates.items():
-        assert pixels_differ(found[seed], undisturbed[seed]) <= 1
-        assert template.is_kept_in(found[seed])
-    wait_until_whole(service)
-    # ends are final: nobody has begun one of them again
-    reply = look(service, f"/v1/jobs?limit={len(job_ids)}")
-    assert reply is not None
-    listed = {job["id"]: job for job in reply.json()["data"]}
-    assert listed.keys() == set(job_ids)
-    assert all(job["state"] == "completed" for job in listed.values())
-    assert [listed[job["id"]]["finished"] for job in ended] == [job["finished"] for job in ended]
-
-
-def inputs_in(folder: Path) -> set[Path]:
-    return set((folder / "store" / "inputs").glob("*.?"))
-
-
-def age(paths: Collection[Path], grace_s: float) -> set[str]:
-    """Make inputs as old as a sweep deletes them; return the names that they have then."""
-    now_s = time.time()
-    generation = int(now_s // grace_s - 2) % 3
-    names = set()
-    for path in paths:
-        aged = path.rename(path.with_suffix(f".{generation}"))
-        os.utime(aged, (now_s - 2 * grace_s, now_s - 2 * grace_s))
-        names.add(aged.name)
-    return names
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_inputs_are_swept_and_never_while_an_open_job_needs_them(tmp_path: Path) -> None:
-    """A dispatcher sweeps as soon as it knows the open jobs of the one before it."""
-    # a period that has just begun: at its end nothing is swept
-    grace_s = time.time() / (time.time() // 3000 + 0.01)
-    storage = storage_in(tmp_path) | {"inputs_grace_s": grace_s}
-    with running(tmp_path, storage=storage) as service:
-        wait_for_replicas(service)
-        ended, needed = Template.of(6), Template.of(7, side_px=128)
-        images_of(service, [start_edit(service, 6, ended, num_inference_steps=4)])
-        unneeded = inputs_in(tmp_path)
-        assert len(unneeded) == 2
-        job_id = start_edit(service, 7, needed, num_inference_steps=400, n=8)
-        kept = inputs_in(tmp_path) - unneeded
-        assert len(kept) == 2
-        age(unneeded, grace_s)
-        kept_names = age(kept, grace_s)
-        kill_one(service, "dispatcher")()
-        wait_for(lambda: len(inputs_in(tmp_path)) < 4, "a sweep", 120)
-        wait_for(lambda: len(inputs_in(tmp_path)) == 2, "the end of the sweep", 10)
-        reply = look(service, f"/v1/jobs/{job_id}")
-        assert reply is not None
-        assert reply.json()["state"] in {"queued", "running"}, "it was to be open all the time"
-        assert {path.name for path in inputs_in(tmp_path)} == kept_names
-        [job] = ends_of(service, [job_id])
-        assert len(job["data"]) == 8
-        for image in job["data"]:
-            data = httpx.get(image["url"], headers=HEADERS, timeout=60).content
-            assert needed.is_kept_in(data)
-        wait_for(lambda: not inputs_in(tmp_path), "the next sweep", 120)
