@@ -67,6 +67,18 @@ def has_ended(service: Service, job_id: str) -> bool:
     return reply is not None and reply.json()["state"] == "completed"
 
 
+def killed_in_between(service: Service, job_id: str) -> dict[str, Any]:
+    """Kill the replica of an edit once its state is in the store; return the job at its end."""
+    busiest = Busiest(service)
+    wait_for(
+        lambda: states_of(service).get(SEED, 0) > 0 or has_ended(service, job_id),
+        "a state of the edit",
+    )
+    busiest.kill()
+    [job] = ends_of(service, [job_id])
+    return job
+
+
 def test_an_edit_of_a_killed_replica_goes_on_from_its_state_bit_for_bit(service: Service) -> None:
     """The other replica reads the template anew, and pastes back as the first would have."""
     template = Template.of(SEED, side_px=128)
@@ -77,14 +89,8 @@ def test_an_edit_of_a_killed_replica_goes_on_from_its_state_bit_for_bit(service:
     assert template.is_kept_in(undisturbed[SEED])
     for _ in range(5):
         wait_for(lambda: is_idle(service) and SEED not in states_of(service), "idle replicas")
-        before, busiest = scrape(service), Busiest(service)
-        job_id = start_edit(service, SEED, template, **fields)
-        wait_for(
-            lambda: states_of(service).get(SEED, 0) > 0 or has_ended(service, job_id),
-            "a state of the edit",
-        )
-        busiest.kill()
-        [job] = ends_of(service, [job_id])
+        before = scrape(service)
+        job = killed_in_between(service, start_edit(service, SEED, template, **fields))
         # it may have ended before its replica was killed, on a machine that stood still
         if job["attempts"] > 1:
             break
