@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 SIDE_PX = 64
 # around an object of the reference model's images, which is 14 px at most from its middle
 HALF_PX = 18
-TEMPLATES = 20
+TEMPLATES = 16
 # 240 of 240 were right; so few must not fail by chance
 LEAST_RIGHT = 0.9
 
