@@ -66,15 +66,20 @@ class BodyLimit:
             ) from None
 
 
-async def read_object(request: Request, limit: BodyLimit) -> dict[str, Any]:
+async def read_object(
+    request: Request, limit: BodyLimit, *, may_be_form: bool = False
+) -> dict[str, Any]:
     """Return the request's JSON object.
+
+    Args:
+        may_be_form: whether the route takes forms as well, for the error of another content type.
 
     Raises:
         ApiError: 415 for another content type, 413 for a body that is too large, 408 for one that
             has not arrived in time.
         InvalidRequest: not UTF-8, not JSON, not an object, nested too deeply, a name given twice.
     """
-    _check_content_type(request)
+    _check_content_type(request, may_be_form=may_be_form)
     body = bytearray()
     async with limit.in_time():
         async for chunk in bounded(request, limit):
@@ -82,7 +87,7 @@ async def read_object(request: Request, limit: BodyLimit) -> dict[str, Any]:
     return parse_object(body)
 
 
-def _check_content_type(request: Request) -> None:
+def _check_content_type(request: Request, *, may_be_form: bool) -> None:
     given = request.headers.get("content-type", "")
     media_type, _, parameters = given.partition(";")
     charset = parameters.partition("charset=")[2].partition(";")[0].strip().strip('"').lower()
@@ -92,10 +97,11 @@ def _check_content_type(request: Request) -> None:
         or charset not in {"", "utf-8", "utf8"}
         or coding.lower() != "identity"
     ):
+        instead = ", or a form with 'multipart/form-data'" if may_be_form else ""
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"The body must be plain UTF-8 JSON; given content type {given[:100]!r} with content "
-            f"encoding {coding[:100]!r}. Send 'Content-Type: application/json'.",
+            f"encoding {coding[:100]!r}. Send 'Content-Type: application/json'{instead}.",
             code="unsupported_media_type",
         )
 

@@ -96,7 +96,8 @@ class CallReader:
         key = _idempotency_key(request)
         if is_form(request):
             return await self._from_form(request, kind, key, is_job=False)
-        body = await read_object(request, BodyLimit.of_uploads(self._settings.limits))
+        limit = BodyLimit.of_uploads(self._settings.limits)
+        body = await read_object(request, limit, may_be_form=True)
         return await self._from_image(request, body, kind, key, is_job=False)
 
     async def read_job(self, request: Request) -> Call:
@@ -111,7 +112,7 @@ class CallReader:
         # images make it large, and a body of unknown length is not read on the off-chance
         is_large = announced_bytes(request) > own.max_bytes
         limit = BodyLimit.of_uploads(limits) if is_large else own
-        body = await read_object(request, limit)
+        body = await read_object(request, limit, may_be_form=True)
         if has_images(body):
             return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
         if is_large:
