@@ -53,11 +53,13 @@ class RequestView:
             all.
         loras: names of its LoRAs.
         controls: names of its ControlNets.
-        template: digest of the image that it edits; None for text to image.
+        template: digest of the image that it edits, where replicas keep activations of it; None for
+            all others.
         mask_ratio: share of the template that is edited, in (0, 1].
         num_passes: later requests that were leased before it.
         step_share: what one of its steps costs in the mean, as a share of one computed whole; below
             1 where some of them reuse activations.
+        num_inputs: images of its size that are read and encoded before its first step.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class RequestView:
     mask_ratio: float = 1.0
     num_passes: int = 0
     step_share: float = 1.0
+    num_inputs: int = 0
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -121,10 +124,10 @@ class RequestView:
 
     @property
     def encoded_pixels(self) -> int:
-        """Image pixels that are still to be encoded: of an edit that has not begun."""
-        if self.template is None or self.steps_done:
+        """Image pixels that are still to be encoded: none once it has begun."""
+        if self.steps_done:
             return 0
-        return self.width_px * self.height_px
+        return self.num_inputs * self.width_px * self.height_px
 
     @property
     def spared_pixels(self) -> int:
@@ -148,25 +151,25 @@ class StepCost:
         per_squared_megapixel_s: seconds per square of one model row's megapixels (self-attention).
         per_further_size_s: seconds for every image size in a model call but the first.
         decode_per_megapixel_s: seconds of decoding per million image pixels.
-        encode_per_megapixel_s: seconds of reading and encoding an edit's image, likewise.
         source: ``measured`` on this machine or ``modelled`` before anything was measured.
         control_share: share of a whole row's work that each of its ControlNets adds.
         lora_share: share of the work of a whole row's pixels that each of its LoRAs adds; attention
             itself does not grow.
         spared_share: share of a row's work that the template's activations would save an edit
             without any mask; linear in the mask ratio (InstGenIE, section 4.4).
+        encode_per_megapixel_s: seconds of reading and encoding an edit's image, per million pixels.
     """
 
     fixed_s: float
     per_megapixel_s: float
     decode_per_megapixel_s: float = 0.0
-    encode_per_megapixel_s: float = 0.0
     per_squared_megapixel_s: float = 0.0
     per_further_size_s: float = 0.0
     source: Literal["measured", "modelled"] = "measured"
     control_share: float = 0.0
     lora_share: float = 0.0
     spared_share: float = 0.0
+    encode_per_megapixel_s: float = 0.0
 
     @property
     def prices_extras(self) -> bool:

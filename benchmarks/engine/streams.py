@@ -21,6 +21,7 @@ from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.building import build_engine
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest
 
 Images = dict[str, Pixels]
@@ -107,22 +108,33 @@ def by_pipeline(pipeline: Any, requests: Sequence[ImageRequest], in_flight: int)
 
 
 @torch.inference_mode()
-def by_engine(subject: Subject, requests: Sequence[ImageRequest], in_flight: int) -> Images:
-    """Make the images by the encode stage, the production step engine and the decode stage."""
+def by_engine(
+    subject: Subject,
+    requests: Sequence[ImageRequest],
+    in_flight: int,
+    pixels: Mapping[str, EditPixels] | None = None,
+) -> Images:
+    """Make the images by the encode stages, the production step engine and the decode stage.
+
+    Args:
+        pixels: of edits, by request id; None for images from text.
+    """
     images: Images = {}
     queue = deque(requests)
     engine = build_engine(subject.model, max_batch=in_flight, clock=time.monotonic)
     while queue or len(engine):
         num_admitted = min(len(queue), in_flight - len(engine))
         if num_admitted:
-            for state in subject.start([queue.popleft() for _ in range(num_admitted)]):
+            admitted = [queue.popleft() for _ in range(num_admitted)]
+            own = [pixels[one.request_id] for one in admitted] if pixels is not None else []
+            for state in subject.start(admitted, own):
                 engine.add(state)
         report = engine.step()
         if report.failed:
             raise RuntimeError(f"a request failed: {report.failed[0].error}")
         for size in {state.request.size_px for state in report.finished}:
             alike = [state for state in report.finished if state.request.size_px == size]
-            pixels = subject.model.decoder.decode([state.latents for state in alike])
-            pairs = zip(alike, pixels, strict=True)
+            decoded = subject.model.decoder.decode([state.latents for state in alike])
+            pairs = zip(alike, decoded, strict=True)
             images |= {state.request.request_id: image for state, image in pairs}
     return images

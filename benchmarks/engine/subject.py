@@ -14,13 +14,19 @@ from torch import Tensor
 
 from benchmarks.settings import MODEL
 from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.autoencoder import ImageDecoder, Pixels
+from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder, Pixels
 from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.loading import LoadedModel, load_model
+from ray_cluster.engine.loading import (
+    LoadedModel,
+    encode_images,
+    load_model,
+    start_states,
+)
 from ray_cluster.engine.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest
 
 _CPU = torch.device("cpu")
@@ -42,20 +48,16 @@ class Subject:
     pipeline: Any
     model: LoadedModel
 
-    def start(self, requests: Sequence[ImageRequest]) -> list[RequestState]:
-        """Encode requests, as the runner's encode stage does."""
-        conditionings = self.model.encoder.encode(requests)
-        return [
-            RequestState.start(
-                request,
-                conditioning,
-                latent_shape=self.model.executor.latent_shape(request.width_px, request.height_px),
-                table=self.model.tables.table(request.sampler, request.num_steps, request.size_px),
-                arrival_s=0.0,
-                deadline_s=float("inf"),
-            )
-            for request, conditioning in zip(requests, conditionings, strict=True)
-        ]
+    def start(
+        self, requests: Sequence[ImageRequest], pixels: Sequence[EditPixels] = ()
+    ) -> list[RequestState]:
+        """Encode requests, as the runner's encode stages do.
+
+        Args:
+            pixels: of edits, all of one size; left out for images from text.
+        """
+        images = encode_images(self.model, pixels) if pixels else ()
+        return start_states(self.model, requests, now_s=0.0, images=images)
 
 
 def load_subject(max_batch: int = 16) -> Subject:
@@ -75,6 +77,7 @@ def load_subject(max_batch: int = 16) -> Subject:
             copy.deepcopy(pipeline.unet), vae_scale_factor=pipeline.vae_scale_factor, device=_CPU
         ),
         decoder=ImageDecoder(copy.deepcopy(pipeline.vae), _CPU),
+        images=ImageEncoder(copy.deepcopy(pipeline.vae), _CPU),
     )
     return Subject(pipeline, model)
 

@@ -22,17 +22,16 @@ from ray_cluster.api.schema import (
     REFUSED,
     ImageEditRequest,
     ImageGenerationRequest,
+    ImageVariationRequest,
 )
 from ray_cluster.api.sent_images import SentImages, has_images, take_image_texts
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.api.validate import describe, refused, validate, validate_as
+from ray_cluster.api.validate import describe, validate, validate_as
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef, ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
-
-
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -124,15 +123,18 @@ class CallReader:
         self, request: Request, body: dict[str, Any], key: str | None, *, is_job: bool
     ) -> Call:
         fields = validate(body)
+        _check_delivery(fields, is_job=is_job)
         requests = await self._resolved(request, fields, key, None, is_job=is_job)
         return Call(fields, requests, _digest(body), key)
 
     async def _from_form(
         self, request: Request, kind: type[ImageEditRequest], key: str | None, *, is_job: bool
     ) -> Call:
-        texts, image, mask = await self._images.read_form(request, self._settings.limits)
-        _check_mask(kind, mask)
+        limits = self._settings.limits
+        has_mask = kind is not ImageVariationRequest
+        texts, image, mask = await self._images.read_form(request, limits, has_mask=has_mask)
         fields = validate_as(kind, typed_texts(texts, kind), REFUSED)
+        _check_delivery(fields, is_job=is_job)
         return await self._edit(request, fields, image, mask, key, is_job=is_job)
 
     async def _from_image(
@@ -144,9 +146,9 @@ class CallReader:
         *,
         is_job: bool,
     ) -> Call:
-        texts = take_image_texts(body)
-        _check_mask(kind, texts.mask)
+        texts = take_image_texts(body, has_mask=kind is not ImageVariationRequest)
         fields = validate_as(kind, body, REFUSED)
+        _check_delivery(fields, is_job=is_job)
         image, mask = await self._images.store(request, texts, self._settings.limits)
         return await self._edit(request, fields, image, mask, key, is_job=is_job)
 
@@ -162,11 +164,13 @@ class CallReader:
     ) -> Call:
         images = await self._images.check(request, image, mask, self._settings.limits)
         requests = await self._resolved(request, fields, key, images, is_job=is_job)
-        # a form and JSON of the same content are the same call; a variation with a prompt is none
-        body = fields.model_dump(mode="json", exclude_none=True)
-        body |= {"image": image.sha256, "kind": type(fields).__name__}
+        # a form and JSON of the same content are the same call
+        body = fields.model_dump(mode="json", exclude_none=True) | {"image": image.sha256}
         if mask is not None:
             body["mask"] = mask.sha256
+        if isinstance(fields, ImageVariationRequest):
+            # with a text, its fields may be those of an edit, which is another call
+            body["kind"] = "variation"
         return Call(fields, requests, _digest(body), key, "image_edit")
 
     async def _resolved(
@@ -178,16 +182,6 @@ class CallReader:
         *,
         is_job: bool,
     ) -> tuple[ImageRequest, ...]:
-        if is_job:
-            _check_job(fields)
-        elif fields.stream:
-            _check_stream(fields)
-        elif fields.partial_images:
-            raise InvalidRequest(
-                f"The parameter 'partial_images' is {fields.partial_images}, which changes "
-                "nothing without 'stream': previews come as events. Set stream to true.",
-                "partial_images",
-            )
         limits = self._settings.limits
         wanted = WantedImages(
             fields, images, is_stored=is_job or key is not None or fields.response_format == "url"
@@ -204,9 +198,18 @@ class CallReader:
         return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
 
 
-def _check_mask(kind: type[ImageEditRequest], mask: object | None) -> None:
-    if mask is not None and "mask" not in kind.image_fields:
-        raise refused("mask", "Images with a mask go to /v1/images/edits.")
+def _check_delivery(fields: ImageGenerationRequest, *, is_job: bool) -> None:
+    """Refuse ways of getting the images that the call does not have, or that exclude each other."""
+    if is_job:
+        _check_job(fields)
+    elif fields.stream:
+        _check_stream(fields)
+    elif fields.partial_images:
+        raise InvalidRequest(
+            f"The parameter 'partial_images' is {fields.partial_images}, which changes "
+            "nothing without 'stream': previews come as events. Set stream to true.",
+            "partial_images",
+        )
 
 
 def _check_job(fields: ImageGenerationRequest) -> None:

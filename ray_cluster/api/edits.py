@@ -35,6 +35,8 @@ _STRENGTH = {
     (False, "high"): 0.4,
 }
 _VARIATION_STRENGTH = 0.6
+# to which one that would do is rounded up
+_STRENGTH_DIGITS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def _idle(name: str, why: str) -> InvalidRequest:
 def _strength(fields: ImageEditRequest, images: EditImages) -> float:
     if fields.strength is not None:
         return float(fields.strength)
-    if isinstance(fields, ImageVariationRequest) and fields.input_fidelity != "high":
+    if isinstance(fields, ImageVariationRequest) and fields.input_fidelity is None:
         return _VARIATION_STRENGTH
     return _STRENGTH[images.mask is not None, fields.input_fidelity or "low"]
 
@@ -233,18 +235,25 @@ def _edited(request: ImageRequest, edit: Edit, profile: ModelProfile) -> ImageRe
     is_flow = request.sampler in FLOW_SAMPLER_NAMES
     num_steps = computed_steps(request.num_steps, edit.strength, is_flow=is_flow)
     if num_steps == 0:
-        # a strength may be so small that no schedule would do
-        schedules = range(1, profile.max_steps_by_sampler[request.sampler] + 1)
-        enough = (n for n in schedules if computed_steps(n, edit.strength, is_flow=is_flow))
-        least = next(enough, None)
-        steps = f"Set num_inference_steps to at least {least}, or raise" if least else "Raise"
-        raise InvalidRequest(
-            f"The parameter 'strength' is {edit.strength:g}, which leaves none of the "
-            f"{request.num_steps} steps of the schedule. {steps} the strength.",
-            "strength",
-        )
+        raise _no_step(request, edit, profile)
     return replace(
         request, num_steps=num_steps, terms=_terms(request.terms, edit, is_flow), edit=edit
+    )
+
+
+def _no_step(request: ImageRequest, edit: Edit, profile: ModelProfile) -> InvalidRequest:
+    is_flow = request.sampler in FLOW_SAMPLER_NAMES
+    # of any strength, however near to 0: as far as the sampler goes
+    longer = range(request.num_steps, profile.max_steps_by_sampler[request.sampler] + 1)
+    enough = (steps for steps in longer if computed_steps(steps, edit.strength, is_flow=is_flow))
+    least = next(enough, None)
+    steps = "" if least is None else f"num_inference_steps to at least {least}, or "
+    strength = math.ceil(_STRENGTH_DIGITS / request.num_steps) / _STRENGTH_DIGITS
+    return InvalidRequest(
+        f"The parameter 'strength' is {edit.strength:g}, which leaves none of the "
+        f"{request.num_steps} steps of the schedule. Raise {steps}the strength to at least "
+        f"{strength:g}.",
+        "strength",
     )
 
 

@@ -14,7 +14,7 @@ from ray_cluster.api.edits import EditImages
 from ray_cluster.api.errors import ApiError, unavailable
 from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.uploads import Uploads
-from ray_cluster.api.validate import describe
+from ray_cluster.api.validate import describe, refused
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
@@ -34,10 +34,15 @@ class ImageChecks(Protocol):
 
 
 class ImageTexts(NamedTuple):
-    """The images of a JSON body, in base64 or as ``data:`` URLs."""
+    """The images of a JSON body, in base64 or as ``data:`` URLs.
+
+    Attributes:
+        param: the field that the image is in, for errors.
+    """
 
     image: str
     mask: str | None
+    param: str
 
 
 class SentImages:
@@ -53,9 +58,12 @@ class SentImages:
         self._checks = checks
 
     async def read_form(
-        self, request: Request, limits: LimitsConfig
+        self, request: Request, limits: LimitsConfig, *, has_mask: bool
     ) -> tuple[dict[str, str], BlobRef, BlobRef | None]:
         """Read a form; return its texts by name, its image and its mask.
+
+        Args:
+            has_mask: whether it may have one.
 
         Raises:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
@@ -66,6 +74,8 @@ class SentImages:
             raise _no_image()
         [image] = form.images["image"]
         mask = form.images.get("mask", (None,))[0]
+        if mask is not None and not has_mask:
+            raise _no_mask()
         return form.texts, image, mask
 
     async def store(
@@ -73,7 +83,7 @@ class SentImages:
     ) -> tuple[BlobRef, BlobRef | None]:
         """Store the images of a JSON body; errors are those of :meth:`Uploads.store_text`."""
         uploads, owner = Uploads(self._inputs, limits), owner_of(request)
-        image = await uploads.store_text(owner, texts.image, "image")
+        image = await uploads.store_text(owner, texts.image, texts.param)
         mask = None
         if texts.mask is not None:
             mask = await uploads.store_text(owner, texts.mask, "mask")
@@ -120,8 +130,11 @@ def has_images(body: Mapping[str, Any]) -> bool:
     return body.get("image") is not None or body.get("images") is not None
 
 
-def take_image_texts(body: dict[str, Any]) -> ImageTexts:
+def take_image_texts(body: dict[str, Any], *, has_mask: bool) -> ImageTexts:
     """Take the images out of a JSON body, in either spelling, and return them.
+
+    Args:
+        has_mask: whether it may have one.
 
     Raises:
         InvalidRequest: there is none, there are too many, or one is not a text.
@@ -146,8 +159,10 @@ def take_image_texts(body: dict[str, Any]) -> ImageTexts:
             f"{MAX_INPUT_IMAGES}. Send one.",
             name,
         )
+    if mask is not None and not has_mask:
+        raise _no_mask()
     text = None if mask is None else _text(mask, "mask")
-    return ImageTexts(_text(several[0], name), text)
+    return ImageTexts(_text(several[0], name), text, name)
 
 
 def _text(value: object, name: str) -> str:
@@ -183,6 +198,10 @@ def _no_image() -> InvalidRequest:
         "image",
         "missing_required_parameter",
     )
+
+
+def _no_mask() -> InvalidRequest:
+    return refused("mask", "Variations have none; an edit of a part goes to /v1/images/edits.")
 
 
 def _store_fails() -> ApiError:

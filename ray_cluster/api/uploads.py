@@ -169,6 +169,9 @@ class _FormReading:
 
     async def _read_text(self, part: PartBegin, data: AsyncIterator[bytes]) -> None:
         name = part.name
+        field_name = name.partition("[")[0]
+        if field_name in REFUSED:
+            raise refused(name, REFUSED[field_name])
         if part.is_file:
             allowed = ", ".join(self._max_images)
             raise InvalidRequest(
@@ -176,13 +179,10 @@ class _FormReading:
                 f"{allowed}.",
                 name,
             )
-        if "[" in name.removesuffix(LIST_MARK):
-            field_name = name.partition("[")[0]
-            if field_name in REFUSED:
-                raise refused(name, REFUSED[field_name])
+        if "[" in name:
             raise InvalidRequest(
-                f"The part {name!r} cannot be read: a form does not tell which of these values "
-                f"belong together. Send all of {field_name!r} as one text of JSON.",
+                f"The part {name!r} cannot be read: a form does not tell which values belong "
+                f"together. Send all of {field_name!r} as one text of JSON.",
                 name,
             )
         if name in self._texts:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -42,10 +43,15 @@ class _Autoencoder:
         vae: ``AutoencoderKL`` or ``AutoencoderTiny`` in its dtype; its memory format may be
             changed.
         device: where it computes.
+        turn: held while it works: encoding and decoding take turns, so that the memory of the
+            larger one is enough for both. A lock of its own unless given.
     """
 
-    def __init__(self, vae: Any, device: torch.device) -> None:
-        # its own tiles: encoding and decoding run side by side
+    def __init__(
+        self, vae: Any, device: torch.device, turn: AbstractContextManager[Any] | None = None
+    ) -> None:
+        self._turn = turn or threading.Lock()
+        # with tiles of its own
         self._vae: Any = copy.copy(in_decoders_format(vae.eval(), device))
         # diffusers walks through all modules to answer this
         self._dtype = vae.dtype
@@ -89,7 +95,8 @@ class _Autoencoder:
     ) -> list[ResultT]:
         for is_last in (False, True):
             try:
-                return work(items)
+                with self._turn:
+                    return work(items)
             except (RuntimeError, MemoryError) as error:
                 is_hopeless = is_last and len(items) == 1 and not self._can_tile
                 if is_hopeless or not is_out_of_memory(error):
@@ -99,7 +106,7 @@ class _Autoencoder:
         if len(items) > 1:
             return [one for item in items for one in self._within_memory([item], latent_hw, work)]
         logger.warning("an image is coded in tiles: whole it ran out of memory twice")
-        with self._tiled(max(latent_hw)):
+        with self._turn, self._tiled(max(latent_hw)):
             return work(items)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,13 +184,14 @@ def load_model(pool: PoolConfig) -> LoadedModel:
         vae_scale_factor=pipeline.vae_scale_factor,
         device=device,
     )
+    turn = threading.Lock()
     # it has replaced weights by others in its own order: what they took may be others' now
     torch.cuda.empty_cache()
     return LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
-        images=ImageEncoder(pipeline.vae, device),
+        images=ImageEncoder(pipeline.vae, device, turn),
         executor=executor,
-        decoder=ImageDecoder(pipeline.vae, device),
+        decoder=ImageDecoder(pipeline.vae, device, turn),
         tables=model.tables,
         profile=model.profile,
         memory=plan,

@@ -204,8 +204,8 @@ def model_need(
     """Return what a model needs for images of each size, from its files alone.
 
     A step is counted with guidance (two model rows a request, if the model is guided by these),
-    beside the decoding of the images that may be decoded together meanwhile, and the encoding of
-    as many for edits.
+    beside the decoding of the images that may be decoded together meanwhile, or the encoding of
+    as many for edits: they take turns.
     """
     model, vae = (component_config(folder, name) for name in (denoiser_name(folder), "vae"))
     per_request = 2 if guidance_kind(model) == "rows" else 1
@@ -220,7 +220,7 @@ def model_need(
         latent_hw = (size[1] // factor, size[0] // factor)
         one, two = (share * step_bytes(model, latent_hw, n * per_request, followed) for n in (1, 2))
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
-        coding = sum(count(vae, latent_hw, device) for count in (decode_bytes, encode_bytes))
+        coding = max(count(vae, latent_hw, device) for count in (decode_bytes, encode_bytes))
         activation[size] = ActivationCost(
             fixed_bytes=int(max(0, 2 * one - two) + coding_share * together * coding),
             per_row_bytes=int(two - one),

@@ -7,7 +7,6 @@ replica knows.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -23,6 +22,7 @@ from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepp
 from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.stage_thread import StageThread
 from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_commands import StepCommands
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.streams import StageStream, finish_queued
 from ray_cluster.engine.tickets import LiveTickets, Ticket
@@ -76,7 +76,7 @@ class EngineRunner:
         if sink is not None:
             handed_over = self._stepping.synchronize
             self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval, handed_over)
-        self._commands = _Commands()
+        self._commands = StepCommands()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
         self._images = BatchStage[Ticket, EncodedImage](
@@ -375,30 +375,3 @@ class EngineRunner:
 
 def _to_nobody(_event: RunnerEvent) -> None:
     """Drop an event of a runner that has not been started."""
-
-
-class _Commands:
-    """What other threads want of the step thread, carried out between two steps, in order."""
-
-    def __init__(self) -> None:
-        self._arrived = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()
-
-    def put(self, command: Callable[[], None]) -> None:
-        """Have a command carried out; from any thread."""
-        with self._arrived:
-            self._commands.append(command)
-            self._arrived.notify()
-
-    def carry_out(self, wait_s: float = 0.0) -> None:
-        """Carry out what has come; with nothing there, wait so long for something to come."""
-        for command in self._take(wait_s):
-            command()
-
-    def _take(self, wait_s: float) -> list[Callable[[], None]]:
-        with self._arrived:
-            if not self._commands and wait_s:
-                self._arrived.wait(wait_s)
-            commands = list(self._commands)
-            self._commands.clear()
-        return commands

@@ -190,7 +190,8 @@ class ImageRequest:
             fewest_steps=self.fewest_steps,
             loras=tuple(use.name for use in self.add_ons.loras),
             controls=tuple(use.name for use in self.add_ons.controls),
-            template=None if self.edit is None else self.edit.image.sha256,
+            # no replica keeps activations of a template yet: none is worth waiting for
+            num_inputs=0 if self.edit is None else 1,
             mask_ratio=1.0 if self.edit is None else self.edit.mask_ratio,
             step_share=1.0 if self.reuse is None else self.reuse.cost_share,
         )

@@ -38,6 +38,10 @@ def shapes_profile() -> ModelProfile:
 
 @pytest.fixture
 def config() -> ClusterConfig:
+    return shapes_config()
+
+
+def shapes_config() -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
             "pools": [

@@ -1,111 +1,103 @@
-"""Calls that edit images: the same content as a form and as JSON."""
+"""Calls that edit images: an image, its masks, and how forms and JSON hold them."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import BlobRef, ImageRequest
 from tests.api.checks import check_error, error_of
 from tests.fakes import FakeDispatcherClient
 from tests.imaging.pictures import file_of, gradient, mask_file
 
 EDITS, VARIATIONS, JOBS = "/v1/images/edits", "/v1/images/variations", "/v1/jobs"
 PROMPT = "a red circle"
-Post = Callable[..., Awaitable[httpx.Response]]
 
 
-def photo(width: int = 64, height: int = 48, kind: str = "PNG", **options: Any) -> bytes:
-    return file_of(gradient(width, height), kind, **options)
+def picture(width: int = 64, height: int = 64, kind: str = "PNG") -> bytes:
+    return file_of(gradient(width, height), kind)
 
 
-def mask(
-    width: int = 64, height: int = 48, box: tuple[int, int, int, int] = (8, 8, 16, 12)
-) -> bytes:
-    """A mask with a box of left, top, width and height to be edited."""
-    edited = np.zeros((height, width), bool)
-    left, top, across, down = box
+def mask_of(box: tuple[int, int, int, int] | None, width: int = 64, height: int = 64) -> bytes:
+    """Return a mask that edits a box (left, top, width, height); None for everything."""
+    left, top, across, down = box or (0, 0, width, height)
+    edited = np.zeros((height, width), np.bool_)
     edited[top : top + down, left : left + across] = True
     return mask_file(edited)
 
 
-def mask_of_all(width: int = 64, height: int = 48) -> bytes:
-    return mask(width, height, (0, 0, width, height))
+IMAGE = picture()
+# a quarter of it
+MASK = mask_of((16, 8, 32, 32))
+WHOLE_MASK = mask_of(None)
 
 
-def in_base64(data: bytes) -> str:
+def ref_of(data: bytes) -> BlobRef:
+    return BlobRef(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def coded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def part(value: object) -> tuple[str | None, bytes | str]:
-    """A part of a form: bytes are a file, all else is a text."""
-    if isinstance(value, bytes):
-        # neither name nor kind of a file says anything
-        return ("upload.txt", value)
-    return (None, value if isinstance(value, str) else json.dumps(value))
-
-
-async def by_form(
-    http: httpx.AsyncClient,
-    url: str = EDITS,
-    *,
-    headers: Mapping[str, str] | None = None,
-    **fields: Any,
-) -> httpx.Response:
-    parts: Any = [(name, part(value)) for name, value in fields.items()]
-    return await http.post(url, files=parts, headers=headers)
-
-
-async def by_json(
-    http: httpx.AsyncClient,
-    url: str = EDITS,
-    *,
-    headers: Mapping[str, str] | None = None,
-    **fields: Any,
-) -> httpx.Response:
-    body = {
-        name: in_base64(value) if isinstance(value, bytes) else value
+def parts(files: Mapping[str, bytes], fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the parts of a form: files as raw bytes, values as texts or as JSON."""
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
         for name, value in fields.items()
     }
-    return await http.post(url, json=body, headers=headers)
+    sent: list[tuple[str, Any]] = [(name, ("upload", data)) for name, data in files.items()]
+    return sent + [(name, (None, text)) for name, text in texts.items()]
 
 
-both_ways = pytest.mark.parametrize("post", [by_form, by_json])
+async def post_form(
+    http: httpx.AsyncClient, image: bytes = IMAGE, mask: bytes | None = None, **fields: Any
+) -> httpx.Response:
+    files = {"image": image} | ({} if mask is None else {"mask": mask})
+    return await http.post(EDITS, files=parts(files, {"prompt": PROMPT} | fields))
+
+
+async def post_json(
+    http: httpx.AsyncClient, image: bytes = IMAGE, mask: bytes | None = None, **fields: Any
+) -> httpx.Response:
+    body = {"prompt": PROMPT, "image": coded(image)}
+    if mask is not None:
+        body["mask"] = coded(mask)
+    return await http.post(EDITS, json=body | fields)
 
 
 async def edited(
     http: httpx.AsyncClient,
     fake: FakeDispatcherClient,
-    post: Post = by_form,
-    url: str = EDITS,
+    image: bytes = IMAGE,
+    mask: bytes | None = None,
     **fields: Any,
 ) -> ImageRequest:
-    """The one request that a call becomes."""
-    response = await post(http, url, **{"prompt": PROMPT, "image": photo(), **fields})
-    assert response.status_code == 200, response.text
-    [request] = fake.offered[-1]
-    return request
+    """Return the request that a call becomes: the first one of its images."""
+    reply = await post_form(http, image, mask, **fields)
+    assert reply.status_code == 200, reply.text
+    return fake.offered[-1][0]
 
 
-async def refused(
+async def refused_edit(
     http: httpx.AsyncClient,
-    fake: FakeDispatcherClient,
-    post: Post,
-    fields: dict[str, Any],
     param: str | None,
-    code: str = "invalid_value",
-    url: str = EDITS,
+    image: bytes = IMAGE,
+    mask: bytes | None = None,
+    *,
+    code: str | None = None,
+    **fields: Any,
 ) -> str:
-    """Make a call that has to be refused with 400; returns the message."""
-    response = await post(http, url, **fields)
-    check_error(response, 400, code=code)
-    error = error_of(response)
+    """Return the message of a call that is refused with 400, by a parameter's name."""
+    reply = await post_form(http, image, mask, **fields)
+    check_error(reply, 400, code=code)
+    error = error_of(reply)
     assert error["param"] == param, error
-    assert fake.offered == []
+    assert param is None or repr(param) in error["message"]
     return str(error["message"])

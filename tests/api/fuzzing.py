@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
 import threading
 import tracemalloc
@@ -16,11 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-import numpy as np
 import requests
 import schemathesis
 from hypothesis import strategies as st
-from PIL import Image
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -34,9 +30,9 @@ from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import error_of
 from tests.api.conftest import shapes_profile
+from tests.api.edit_calls import IMAGE, MASK, coded
 from tests.api.wild_calls import WildCall, WildReply, made
 from tests.fakes import registration, sent_images, settings_for
-from tests.imaging.pictures import file_of, gradient, mask_file
 from tests.jobs.cell import JobsCell, Replica, until
 
 CONFIG = ClusterConfig.model_validate(
@@ -65,12 +61,6 @@ T = TypeVar("T")
 
 # values that only the model or the service knows: the schema can't tell them
 SIZES = ("auto", "64x64", "96x32", "256x256")
-_PHOTO = Image.fromarray(gradient())
-_BOTTOM = np.mgrid[:24, :40][0] > 12
-# of one size; the first mask leaves nothing of the image
-IMAGES = (file_of(_PHOTO), file_of(_PHOTO, "JPEG"), file_of(_PHOTO, "WEBP"))
-MASKS = (mask_file(np.ones_like(_BOTTOM)), mask_file(_BOTTOM))
-_OF_MASKS = ("feather_px", "paste_back", "crop")
 _OPERATIONS_WITH_BODY = 4
 _MAX_KNOWN = 50
 
@@ -176,7 +166,10 @@ class FuzzedService:
             for name, choices in (("size", SIZES), ("model", ("shapes",))):
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
-            _fill_in_images(body, pick, is_form=case.media_type == "multipart/form-data")
+            is_json = case.media_type == "application/json"
+            for name, data in (("image", IMAGE), ("mask", MASK)):
+                if name in body:
+                    body[name] = coded(data) if is_json else data
         for name, known in (
             ("job_id", self.job_ids),
             ("file_id", self.file_ids),
@@ -210,28 +203,6 @@ class FuzzedService:
         totals = cluster.totals
         ends = ("completed", "error", "invalid", "aborted", "lost")
         assert totals["accepted"] == sum(totals.get(end, 0) for end in ends), totals
-
-
-def _fill_in_images(body: dict[str, Any], pick: int, *, is_form: bool) -> None:
-    """Put images where there is anything that stands for one; nothing that needs a mask without."""
-    for name, files in (("image", IMAGES), ("mask", MASKS)):
-        if body.get(name) is not None:
-            body[name] = _file(files[pick % len(files)], is_form)
-    images = body.get("images")
-    if isinstance(images, list) and images:
-        images[:] = [_file(IMAGES[pick % len(IMAGES)], is_form)]
-        # not beside it
-        body.pop("image", None)
-    if is_form and isinstance(body.get("allow"), list):
-        # as the schema's encoding says, which schemathesis does not follow
-        body["allow"] = json.dumps(body["allow"])
-    if "mask" not in body:
-        for name in _OF_MASKS:
-            body.pop(name, None)
-
-
-def _file(data: bytes, is_form: bool) -> bytes | str:
-    return data if is_form else base64.b64encode(data).decode()
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:

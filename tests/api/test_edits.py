@@ -1,431 +1,396 @@
-"""What a call that edits an image becomes: the request, its size, its steps, and the reply."""
+"""Edits that are accepted: what the engine is asked for, and what the reply says of it."""
 
 from __future__ import annotations
 
-import hashlib
-import io
+import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from PIL import Image
 
+from ray_cluster.api.app import create_app
+from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.edits import Box
-from ray_cluster.policies.fidelity import Terms
-from ray_cluster.requests import BlobRef, Edit
-from tests.api.checks import URL, check_error
+from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.requests import Edit, ImageRequest, SamplerName
+from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
+from tests.api.checks import check_error, error_of
 from tests.api.conftest import shapes_profile
 from tests.api.edit_calls import (
     EDITS,
+    IMAGE,
     JOBS,
+    MASK,
     PROMPT,
     VARIATIONS,
-    Post,
-    both_ways,
-    by_form,
-    by_json,
+    WHOLE_MASK,
+    coded,
     edited,
-    in_base64,
-    mask,
-    mask_of_all,
-    part,
-    photo,
+    mask_of,
+    parts,
+    picture,
+    post_form,
+    post_json,
+    ref_of,
 )
-from tests.fakes import FakeDispatcherClient, model_profile
-from tests.imaging.pictures import exif_of, file_of
+from tests.fakes import FakeDispatcherClient, completed, sent_images, settings_for
+from tests.imaging.pictures import exif_of, file_of, gradient
+from tests.jobs.cell import JobsCell, Replica, until
 
 
-def ref_of(data: bytes) -> BlobRef:
-    return BlobRef(hashlib.sha256(data).hexdigest(), len(data))
-
-
-@both_ways
-async def test_an_edit_has_all_that_the_call_says(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, post: Post
+async def test_a_form_and_json_ask_for_the_same(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:
-    more: dict[str, Any] = {
-        "negative_prompt": "blue",
+    fields = {
+        "n": 2,
         "seed": 7,
         "num_inference_steps": 20,
-        "guidance_scale": 2.5,
-        "sampler": "euler",
-        "strength": 0.6,
-        "feather_px": 3,
+        "strength": 0.5,
+        "feather_px": 4,
         "paste_back": True,
-        "output_format": "webp",
-        "output_compression": 80,
-        "priority": 5,
-        "slo_s": 9,
+        "guidance_scale": 2.5,
+        "metadata": False,
+        "allow": ["steps"],
+        "min_inference_steps": 12,
+        "user": "12",
+        "slo_s": 30,
     }
-    request = await edited(http, fake, post, mask=mask(), **more)
+    assert (await post_form(http, IMAGE, MASK, **fields)).status_code == 200
+    assert (await post_json(http, IMAGE, MASK, **fields)).status_code == 200
+    by_form, by_json = fake.offered
+    assert [one.seed for one in by_form] == [7, 8]
+    anonymous = [[replace(one, request_id="") for one in offer] for offer in fake.offered]
+    assert anonymous[0] == anonymous[1]
+    request = by_json[0]
     assert request.edit == Edit(
-        image=ref_of(photo()),
-        canvas_px=(64, 48),
+        image=ref_of(IMAGE),
+        canvas_px=(64, 64),
         schedule_steps=20,
-        mask=ref_of(mask()),
-        mask_ratio=0.0625,
-        strength=0.6,
-        paste_back=True,
-        feather_px=3,
+        mask=ref_of(MASK),
+        mask_ratio=0.25,
+        strength=0.5,
+        feather_px=4,
     )
-    assert (request.num_steps, request.schedule_steps, request.first_step) == (12, 20, 8)
-    assert (request.size_px, request.output_px) == ((64, 48), (64, 48))
-    assert (request.prompt, request.negative_prompt, request.seed) == (PROMPT, "blue", 7)
-    assert (request.guidance_scale, request.sampler, request.priority) == (2.5, "euler", 5)
-    assert (request.output.image_format, request.output.compression) == ("webp", 80)
-    assert request.slo_s == 9
+    assert (request.num_steps, request.schedule_steps, request.fewest_steps) == (10, 20, 6)
+    assert (request.size_px, request.owner) == ((64, 64), OPEN_OWNER)
+    assert request.inputs == (ref_of(IMAGE), ref_of(MASK))
 
 
-async def test_a_form_and_json_become_the_same_request(
+async def test_the_images_are_in_the_input_store_under_their_owner(
+    fake: FakeDispatcherClient, config: ClusterConfig, tmp_path: Path
+) -> None:
+    images = sent_images(str(tmp_path))
+    app = create_app(
+        fake, settings_for(config), results=BlobStore("memory://results"), images=images
+    )
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        request = await edited(http, fake, IMAGE, MASK)
+    inputs = InputStore.open(str(tmp_path), grace_s=3600.0)
+    assert [inputs.get(request.owner, ref) for ref in request.inputs] == [IMAGE, MASK]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"image": coded(IMAGE)},
+        {"image": f"data:image/jpeg;base64,{coded(IMAGE)}"},
+        {"image": [coded(IMAGE)]},
+        {"images": [{"image_url": f"data:image/png;base64,{coded(IMAGE)}"}]},
+        {"image": {"image_url": coded(IMAGE)}},
+    ],
+    ids=["base64", "data url", "a list of one", "openai's", "an object"],
+)
+async def test_each_spelling_of_an_image_in_json_is_read(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, body: dict[str, Any]
+) -> None:
+    mask = {"image_url": f"data:image/png;base64,{coded(MASK)}"}
+    reply = await http.post(EDITS, json={"prompt": PROMPT, **body, "mask": mask})
+    assert reply.status_code == 200, reply.text
+    assert fake.offered[0][0].inputs == (ref_of(IMAGE), ref_of(MASK))
+
+
+async def test_a_form_may_give_one_image_as_a_list_and_python_words_for_booleans(
     http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:
-    same = {"seed": 1, "mask": mask(), "strength": 1, "min_inference_steps": 5, "allow": ["steps"]}
-    one, other = [
-        replace(await edited(http, fake, post, **same), request_id="")
-        for post in (by_form, by_json)
-    ]
-    assert one == other
+    sent = parts({"image[]": IMAGE, "mask": MASK}, {"prompt": "17", "paste_back": "False"})
+    assert (await http.post(EDITS, files=sent)).status_code == 200
+    [request] = fake.offered[0]
+    assert request.edit is not None
+    # a text that could be a number stays a text
+    assert (request.prompt, request.edit.paste_back) == ("17", False)
 
 
-@both_ways
-async def test_without_a_mask_all_of_the_image_is_edited(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, post: Post
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+async def test_an_image_of_any_kind_is_turned_as_its_exif_data_says(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, kind: str
 ) -> None:
-    request = await edited(http, fake, post)
-    assert request.edit == Edit(ref_of(photo()), (64, 48), 10, strength=0.8)
-    assert request.num_steps == 8
+    image = file_of(gradient(96, 48), kind, exif=exif_of(6))
+    request = await edited(http, fake, image, mask_of((0, 0, 8, 8), 48, 96))
+    assert (request.output_px, request.size_px) == ((48, 96), (48, 96))
 
 
-@pytest.mark.parametrize("name", ["image", "image[]"])
-async def test_a_form_names_its_image_alone_or_as_a_list(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, name: str
+@pytest.mark.parametrize(("alpha", "status"), [(127, 200), (128, 400)])
+async def test_a_mask_edits_where_its_alpha_is_below_128_whatever_its_colours(
+    http: httpx.AsyncClient, alpha: int, status: int
 ) -> None:
-    parts: Any = [(name, part(photo())), ("prompt", part(PROMPT)), ("mask[]", part(mask()))]
-    assert (await http.post(EDITS, files=parts)).status_code == 200
-    [request] = fake.offered[-1]
-    assert request.inputs == (ref_of(photo()), ref_of(mask()))
-
-
-TEXT = in_base64(photo())
-DATA_URL = "data:image/jpeg;base64," + TEXT
-
-
-@pytest.mark.parametrize("url", [EDITS, VARIATIONS])
-@pytest.mark.parametrize(
-    "images",
-    [
-        {"image": TEXT},
-        {"image": DATA_URL},
-        {"image": [TEXT]},
-        {"image": {"image_url": DATA_URL}},
-        {"images": [TEXT]},
-        {"images": [{"image_url": DATA_URL}]},
-        {"images": [{"image_url": TEXT}], "image": None, "mask": None},
-    ],
-)
-async def test_json_has_its_image_in_every_spelling(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, url: str, images: dict[str, Any]
-) -> None:
-    response = await http.post(url, json={"prompt": PROMPT, **images})
-    assert response.status_code == 200, response.text
-    [request] = fake.offered[-1]
-    assert request.inputs == (ref_of(photo()),)
-
-
-@pytest.mark.parametrize("given", [{"image_url": in_base64(mask())}, in_base64(mask())])
-async def test_json_has_its_mask_in_both_spellings(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, given: object
-) -> None:
-    request = await edited(http, fake, by_json, mask=given)
-    assert request.inputs == (ref_of(photo()), ref_of(mask()))
-
-
-# strength and steps
+    pixels = np.dstack([gradient(64, 64), np.full((64, 64), alpha, np.uint8)])
+    assert (await post_form(http, IMAGE, file_of(pixels))).status_code == status
 
 
 @pytest.mark.parametrize(
-    ("url", "has_mask", "fields", "strength"),
+    ("fields", "mask", "strength"),
     [
-        (EDITS, True, {}, 1.0),
-        (EDITS, True, {"input_fidelity": "low"}, 1.0),
-        (EDITS, True, {"input_fidelity": "high"}, 0.8),
-        (EDITS, True, {"strength": 0.3}, 0.3),
-        (EDITS, False, {}, 0.8),
-        (EDITS, False, {"input_fidelity": "low"}, 0.8),
-        (EDITS, False, {"input_fidelity": "high"}, 0.4),
-        (EDITS, False, {"strength": 1}, 1.0),
-        (VARIATIONS, False, {}, 0.6),
-        (VARIATIONS, False, {"input_fidelity": "low"}, 0.6),
-        (VARIATIONS, False, {"input_fidelity": "high"}, 0.4),
-        (VARIATIONS, False, {"strength": 0.7}, 0.7),
+        ({}, MASK, 1.0),
+        ({}, None, 0.8),
+        ({"input_fidelity": "low"}, MASK, 1.0),
+        ({"input_fidelity": "low"}, None, 0.8),
+        ({"input_fidelity": "high"}, MASK, 0.8),
+        ({"input_fidelity": "high"}, None, 0.4),
+        ({"strength": 1}, None, 1.0),
+        ({"strength": 0.3}, MASK, 0.3),
     ],
 )
-async def test_a_strength_by_mask_and_fidelity(
+async def test_strength_follows_from_what_is_given(
     http: httpx.AsyncClient,
     fake: FakeDispatcherClient,
-    url: str,
-    has_mask: bool,
     fields: dict[str, Any],
+    mask: bytes | None,
     strength: float,
 ) -> None:
-    images = {"mask": mask()} if has_mask else {}
-    request = await edited(http, fake, by_form, url, **images, **fields)
+    request = await edited(http, fake, IMAGE, mask, num_inference_steps=20, **fields)
     assert request.edit is not None
     assert request.edit.strength == strength
-    assert request.num_steps == int(10 * strength + 1e-9)
+    assert (request.num_steps, request.first_step) == (20 * strength, 20 - 20 * strength)
+
+
+@pytest.mark.parametrize(("sampler", "num_steps"), [("ddim", 1), ("flow_match_euler", 2)])
+async def test_steps_are_rounded_as_the_samplers_kind_has_it(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, sampler: SamplerName, num_steps: int
+) -> None:
+    bounds: dict[SamplerName, int] = {sampler: 50}
+    profile = replace(shapes_profile(), default_sampler=sampler, max_steps_by_sampler=bounds)
+    fake.profiles = {"shapes": profile}
+    request = await edited(http, fake, strength=0.15, num_inference_steps=10)
+    assert (request.num_steps, request.schedule_steps) == (num_steps, 10)
 
 
 @pytest.mark.parametrize(
-    ("sampler", "steps", "strength", "num_steps"),
+    ("image_px", "fields", "canvas", "work"),
     [
-        ("ddim", 10, 0.25, 2),
-        ("ddim", 10, 0.1, 1),
-        # flows round up, as diffusers does
-        ("flow_match_euler", 10, 0.25, 3),
-        ("flow_match_euler", 10, 0.01, 1),
-        ("flow_match_euler", 1, 0.01, 1),
+        ((64, 64), {}, (64, 64), (64, 64)),
+        # filled up to the model's grid
+        ((67, 50), {}, (67, 50), (72, 56)),
+        # within the bounds of the model
+        ((512, 256), {}, (256, 128), (256, 128)),
+        ((16, 32), {}, (32, 64), (32, 64)),
+        ((67, 50), {"size": "96x64"}, (96, 64), (96, 64)),
+        ((67, 50), {"size": "auto"}, (67, 50), (72, 56)),
     ],
 )
-async def test_a_strength_leaves_the_last_steps(
+async def test_the_canvas_is_the_images_size_or_what_the_call_says(
     http: httpx.AsyncClient,
     fake: FakeDispatcherClient,
-    sampler: Any,
-    steps: int,
-    strength: float,
-    num_steps: int,
-) -> None:
-    fake.profiles = {"shapes": replace(shapes_profile(), max_steps_by_sampler={sampler: 100})}
-    fields = {"sampler": sampler, "num_inference_steps": steps, "strength": strength}
-    request = await edited(http, fake, **fields)
-    assert (request.num_steps, request.schedule_steps) == (num_steps, steps)
-
-
-async def test_the_least_steps_are_those_of_the_schedule(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient
-) -> None:
-    fields = {"num_inference_steps": 20, "min_inference_steps": 10, "strength": 0.5}
-    request = await edited(http, fake, **fields)
-    assert request.terms == Terms("exact", 10, 5)
-    assert (request.num_steps, request.fewest_steps) == (10, 5)
-    # a schedule of one step would leave none
-    request = await edited(http, fake, **{**fields, "min_inference_steps": 1})
-    assert request.fewest_steps == 1
-
-
-# sizes
-
-
-@pytest.mark.parametrize(
-    ("size", "fields", "canvas", "work"),
-    [
-        ((64, 48), {}, (64, 48), (64, 48)),
-        ((64, 48), {"size": "auto"}, (64, 48), (64, 48)),
-        # off the grid: filled up, and cut off again
-        ((50, 40), {}, (50, 40), (56, 40)),
-        ((50, 40), {"size": "50x40"}, (50, 40), (56, 40)),
-        # too small, too large, too long
-        ((20, 20), {}, (32, 32), (32, 32)),
-        ((512, 300), {}, (256, 150), (256, 152)),
-        ((512, 20), {}, (256, 32), (256, 32)),
-        ((64, 48), {"size": "96x32"}, (96, 32), (96, 32)),
-    ],
-)
-@pytest.mark.parametrize("has_mask", [False, True])
-async def test_the_size_is_the_images_within_the_models_bounds(
-    http: httpx.AsyncClient,
-    fake: FakeDispatcherClient,
-    has_mask: bool,
-    size: tuple[int, int],
+    image_px: tuple[int, int],
     fields: dict[str, Any],
     canvas: tuple[int, int],
     work: tuple[int, int],
 ) -> None:
-    masks = {"mask": mask(*size)} if has_mask else {}
-    response = await by_form(http, image=photo(*size), prompt=PROMPT, **masks, **fields)
-    assert response.status_code == 200, response.text
-    [request] = fake.offered[-1]
-    assert request.edit is not None
-    assert (request.output_px, request.size_px, request.edit.window) == (canvas, work, None)
-    assert response.json()["size"] == "{}x{}".format(*canvas)
-
-
-@pytest.mark.parametrize(
-    ("size", "box", "fields", "canvas", "window", "work"),
-    [
-        # the model's native size around a small mask
-        ((300, 200), (150, 100, 10, 10), {}, (300, 200), (123, 73, 64, 64), (64, 64)),
-        ((300, 200), (0, 190, 10, 10), {}, (300, 200), (0, 136, 64, 64), (64, 64)),
-        # a margin around a larger one, and what the model does not make is scaled down
-        ((300, 200), (60, 80, 100, 40), {}, (300, 200), (34, 52, 152, 96), (152, 96)),
-        ((600, 600), (150, 150, 300, 300), {}, (600, 600), (72, 72, 456, 456), (256, 256)),
-        # the mask goes with the image to another size
-        (
-            *((300, 200), (150, 100, 10, 10), {"size": "256x128"}),
-            *((256, 128), (100, 35, 64, 64), (64, 64)),
-        ),
-        # nothing to cut off
-        ((64, 48), (8, 8, 16, 12), {}, (64, 48), None, (64, 48)),
-    ],
-)
-async def test_a_crop_is_what_is_around_the_mask(
-    http: httpx.AsyncClient,
-    fake: FakeDispatcherClient,
-    size: tuple[int, int],
-    box: tuple[int, int, int, int],
-    fields: dict[str, Any],
-    canvas: tuple[int, int],
-    window: tuple[int, int, int, int] | None,
-    work: tuple[int, int],
-) -> None:
-    response = await by_form(
-        http, image=photo(*size), mask=mask(*size, box), prompt=PROMPT, crop="auto", **fields
-    )
-    assert response.status_code == 200, response.text
-    [request] = fake.offered[-1]
-    assert request.edit is not None
-    assert request.edit.window == (None if window is None else Box(*window))
+    reply = await post_form(http, picture(*image_px), **fields)
+    assert reply.status_code == 200, reply.text
+    [request] = fake.offered[0]
     assert (request.output_px, request.size_px) == (canvas, work)
-    [made] = response.json()["data"]
-    assert made["edit"]["crop"] == (None if window is None else list(window))
-    share = box[2] * box[3] / (size[0] * size[1])
-    seen = canvas if window is None else window[2:]
-    expected = share * canvas[0] * canvas[1] / (seen[0] * seen[1])
-    assert made["edit"]["mask_ratio"] == pytest.approx(expected, abs=1e-6)
+    assert reply.json()["size"] == "{}x{}".format(*canvas)
 
 
-@pytest.mark.parametrize("turned", ["image", "mask", "both"])
-async def test_images_and_masks_are_compared_as_they_are_seen(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, turned: str
-) -> None:
-    upright, lying = photo(48, 64), photo(64, 48, exif=exif_of(6))
-    image = upright if turned == "mask" else lying
-    [plain, with_exif] = [mask(48, 64), _turned_mask()]
-    request = await edited(http, fake, image=image, mask=plain if turned == "image" else with_exif)
-    assert request.output_px == (48, 64)
-
-
-def _turned_mask() -> bytes:
-    return file_of(Image.open(io.BytesIO(mask(64, 48))), exif=exif_of(6))
-
-
-# a mask of everything
-
-
-@both_ways
-async def test_a_mask_of_everything_is_an_image_from_text(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, post: Post
-) -> None:
-    whole = {"prompt": PROMPT, "image": photo(), "mask": mask_of_all(), "seed": 7}
-    response = await post(http, EDITS, **whole)
-    assert response.status_code == 200, response.text
-    [request] = fake.offered[-1]
-    await http.post(URL, json={"prompt": PROMPT, "size": "64x48", "seed": 7})
-    [plain] = fake.offered[-1]
-    assert replace(request, request_id="", owner="") == replace(plain, request_id="", owner="")
-    assert "edit" not in response.json()["data"][0]
-
-
-@pytest.mark.parametrize(
-    ("size", "fields"),
-    [((64, 48), {"strength": 0.5}), ((50, 40), {}), ((64, 48), {"input_fidelity": "high"})],
-)
-async def test_where_something_of_the_image_counts_it_stays_an_edit(
-    http: httpx.AsyncClient,
-    fake: FakeDispatcherClient,
-    size: tuple[int, int],
-    fields: dict[str, Any],
-) -> None:
-    request = await edited(http, fake, image=photo(*size), mask=mask_of_all(*size), **fields)
-    assert request.edit is not None
-    assert request.edit.mask_ratio == 1
-
-
-# replies
-
-
-async def test_a_reply_says_how_each_image_was_edited(
+async def test_a_crop_shows_the_model_the_surroundings_of_the_mask(
     http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:
-    fields = {"prompt": PROMPT, "image": photo(), "mask": mask(), "strength": 0.5, "n": 2}
-    response = await by_form(http, **fields, seed=3, response_format="url")
-    reply = response.json()
-    assert (reply["model"], reply["size"], reply["quality"]) == ("shapes", "64x48", "auto")
-    for index, made in enumerate(reply["data"]):
-        assert made["edit"] == {"strength": 0.5, "mask_ratio": 0.0625, "crop": None}
-        # as the call says it
-        assert (made["seed"], made["num_inference_steps"]) == (3 + index, 10)
-        assert made["fidelity"]["steps_computed"] == made["fidelity"]["steps_asked"] == 5
-        assert made["url"].startswith("http://gateway/v1/files/img-")
-    assert [one.seed for one in fake.offered[-1]] == [3, 4]
+    mask = mask_of((300, 100, 20, 20), 640, 400)
+    reply = await post_form(http, picture(640, 400), mask, crop="auto", seed=1)
+    [request] = fake.offered[0]
+    assert request.edit is not None
+    # larger than the model makes, and untouched
+    assert (request.output_px, request.size_px) == ((640, 400), (64, 64))
+    window = request.edit.window
+    assert window == Box(278, 78, 64, 64)
+    assert request.edit.mask_ratio == pytest.approx(400 / 64**2)
+    [image] = reply.json()["data"]
+    assert image["edit"] == {
+        "strength": 1.0,
+        "mask_ratio": round(400 / 64**2, 6),
+        "crop": [278, 78, 64, 64],
+    }
 
 
-# variations
-
-
-@both_ways
-async def test_a_variation_needs_no_prompt_and_is_deprecated(
-    http: httpx.AsyncClient, fake: FakeDispatcherClient, post: Post
+async def test_a_mask_of_everything_at_full_strength_is_text_to_image(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:
-    response = await post(http, VARIATIONS, image=photo(), n=2, size="64x64")
-    assert response.status_code == 200, response.text
-    assert response.headers["deprecation"] == "true"
-    for request in fake.offered[-1]:
-        assert (request.prompt, request.output_px) == ("", (64, 64))
-    request = await edited(http, fake, post, VARIATIONS)
-    assert request.prompt == PROMPT
-    assert "deprecation" not in (await post(http, EDITS, image=photo(), prompt="a")).headers
+    reply = await post_form(http, IMAGE, WHOLE_MASK, seed=3)
+    [request] = fake.offered[0]
+    assert (request.edit, request.size_px, request.seed) == (None, (64, 64), 3)
+    assert "edit" not in reply.json()["data"][0]
+    # not where something of the image is left, or the model makes another size
+    assert (await edited(http, fake, IMAGE, WHOLE_MASK, strength=0.9)).edit is not None
+    odd = mask_of(None, 67, 50)
+    assert (await edited(http, fake, picture(67, 50), odd)).edit is not None
 
 
-@both_ways
-async def test_a_variation_has_no_mask(http: httpx.AsyncClient, post: Post) -> None:
-    response = await post(http, VARIATIONS, image=photo(), mask=mask())
-    check_error(response, 400, code="unsupported_parameter", param="mask")
-    assert "/v1/images/edits" in response.json()["error"]["message"]
+async def test_a_reply_says_what_an_edit_was_made_with(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    def with_fewer(request: ImageRequest) -> Completed:
+        return replace(completed(request), num_steps=6)
+
+    fields = {"strength": 0.5, "num_inference_steps": 20, "min_inference_steps": 10}
+    reply = (await post_form(http, IMAGE, MASK, **fields)).json()
+    [image] = reply["data"]
+    assert (reply["quality"], reply["size"]) == ("auto", "64x64")
+    assert image["num_inference_steps"] == 20
+    assert image["fidelity"]["steps_computed"] == image["fidelity"]["steps_asked"] == 10
+    assert image["edit"] == {"strength": 0.5, "mask_ratio": 0.25, "crop": None}
+    # 6 of 12 steps keep the strength
+    fake.outcome = with_fewer
+    [image] = (await post_form(http, IMAGE, MASK, **fields)).json()["data"]
+    assert (image["num_inference_steps"], image["fidelity"]["steps_computed"]) == (12, 6)
 
 
-# inpainting models
+async def test_a_variation_needs_no_text_and_is_marked_as_deprecated(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    reply = await http.post(VARIATIONS, files=parts({"image": IMAGE}, {"n": 2}))
+    assert (reply.status_code, reply.headers["deprecation"]) == (200, "true")
+    assert len(fake.offered[0]) == 2
+    request = fake.offered[0][0]
+    assert request.edit is not None
+    assert (request.prompt, request.edit.strength, request.edit.mask) == ("", 0.6, None)
+    more = {"strength": 0.3, "prompt": "a star"}
+    await http.post(VARIATIONS, files=parts({"image": IMAGE}, more))
+    request = fake.offered[1][0]
+    assert request.edit is not None
+    assert (request.prompt, request.edit.strength) == ("a star", 0.3)
+    reply = await http.post(EDITS, files=parts({"image": IMAGE}, {"prompt": "a star"}))
+    assert "deprecation" not in reply.headers
+
+
+async def test_variations_have_no_mask(http: httpx.AsyncClient) -> None:
+    reply = await http.post(VARIATIONS, files=parts({"image": IMAGE, "mask": MASK}, {}))
+    check_error(reply, 400, code="unsupported_parameter", param="mask")
+    reply = await http.post(VARIATIONS, json={"image": coded(IMAGE), "mask": coded(MASK)})
+    check_error(reply, 400, code="unsupported_parameter", param="mask")
+
+
+async def test_an_inpainting_model_makes_masked_edits_alone(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    fake.profiles = {"shapes": replace(shapes_profile(), edits="masked")}
+    for mask in (MASK, WHOLE_MASK):
+        assert (await edited(http, fake, IMAGE, mask)).edit is not None
+    reply = await post_form(http, IMAGE)
+    check_error(reply, 400, code="missing_required_parameter", param="mask")
+    assert "shapes is an inpainting model" in error_of(reply)["message"]
+    reply = await http.post("/v1/images/generations", json={"prompt": PROMPT})
+    check_error(reply, 400, param="model")
+    [card] = (await http.get("/v1/models")).json()["data"]
+    assert (card["edits"], card["max_input_images"]) == ("masked", 1)
 
 
 @pytest.fixture
-def masked(fake: FakeDispatcherClient) -> FakeDispatcherClient:
-    fake.profiles = {"shapes": replace(model_profile("shapes"), edits="masked")}
-    return fake
+async def jobs(
+    cell: JobsCell, replica: Replica, config: ClusterConfig
+) -> AsyncIterator[httpx.AsyncClient]:
+    assert replica.model == "shapes"
+    app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
 
 
-@both_ways
-async def test_an_inpainting_model_makes_edits_with_a_mask(
-    http: httpx.AsyncClient, masked: FakeDispatcherClient, post: Post
+async def test_a_job_edits_and_its_images_say_how(
+    jobs: httpx.AsyncClient, cell: JobsCell, replica: Replica
 ) -> None:
-    for one in (mask(), mask_of_all()):
-        request = await edited(http, masked, post, mask=one)
-        assert request.edit is not None
-        assert request.edit.mask == ref_of(one)
+    fields = {"prompt": PROMPT, "strength": 0.5, "num_inference_steps": 20, "crop": "auto"}
+    image, mask = picture(200, 120), mask_of((100, 50, 10, 10), 200, 120)
+    created = await jobs.post(JOBS, files=parts({"image": image, "mask": mask}, fields))
+    assert created.status_code == 202, created.text
+    job = created.json()
+    assert (job["size"], job["num_steps"]) == ("200x120", 10)
+    await replica.poll()
+    [lease] = replica.leases.values()
+    assert lease.request.inputs == (ref_of(image), ref_of(mask))
+    assert lease.request.job_id == job["id"]
+    await replica.finish(lease, b"made")
+    await until(lambda: not cell.store.unfinished())
+    done = (await jobs.get(f"{JOBS}/{job['id']}")).json()
+    [made] = done["data"]
+    assert (done["state"], made["num_inference_steps"]) == ("completed", 20)
+    assert made["edit"] == {
+        "strength": 0.5,
+        "mask_ratio": round(100 / 64**2, 6),
+        "crop": [73, 23, 64, 64],
+    }
 
 
-@pytest.mark.parametrize("url", [EDITS, VARIATIONS, JOBS])
-@both_ways
-async def test_an_inpainting_model_makes_no_edit_without_a_mask(
-    http: httpx.AsyncClient, masked: FakeDispatcherClient, post: Post, url: str
+async def test_a_form_and_json_of_one_content_are_the_same_call(jobs: httpx.AsyncClient) -> None:
+    fields = {"prompt": PROMPT, "strength": 0.5, "seed": 1}
+    files = {"image": IMAGE, "mask": MASK}
+    texts = {name: coded(data) for name, data in files.items()}
+
+    async def post(key: str, **call: Any) -> tuple[int, str | None]:
+        reply = await jobs.post(JOBS, headers={"Idempotency-Key": key}, **call)
+        return reply.status_code, reply.json().get("id")
+
+    status, job_id = await post("a", files=parts(files, fields))
+    assert status == 202
+    assert await post("a", json=fields | texts) == (200, job_id)
+    assert await post("a", json=json.loads(json.dumps(fields | texts)) | {"n": None}) == (
+        200,
+        job_id,
+    )
+    spelled = {"images": [{"image_url": texts["image"]}], "mask": {"image_url": texts["mask"]}}
+    assert await post("a", json=fields | spelled) == (200, job_id)
+    others = (
+        parts(files | {"mask": mask_of((0, 0, 9, 9))}, fields),
+        parts(files | {"image": picture(64, 64, "WEBP")}, fields),
+        parts({"image": IMAGE}, fields),
+        parts(files, fields | {"seed": 2}),
+    )
+    for other in others:
+        assert (await post("a", files=other))[0] == 422
+    # nor is a variation an edit of the same fields
+    assert (await post("b", files=parts({"image": IMAGE}, fields)))[0] == 202
+    reply = await jobs.post(
+        VARIATIONS, headers={"Idempotency-Key": "b"}, files=parts({"image": IMAGE}, fields)
+    )
+    check_error(reply, 422, code="idempotency_key_reused")
+
+
+async def test_a_job_without_an_image_is_from_text(
+    jobs: httpx.AsyncClient, replica: Replica
 ) -> None:
-    response = await post(http, url, image=photo(), prompt=PROMPT)
-    check_error(response, 400, param="mask", code="missing_required_parameter")
-    assert "inpainting" in response.json()["error"]["message"]
+    assert (await jobs.post(JOBS, json={"prompt": PROMPT})).status_code == 202
+    await replica.poll()
+    [lease] = replica.leases.values()
+    assert lease.request.edit is None
+    reply = await jobs.post(JOBS, json={"prompt": PROMPT, "mask": coded(MASK)})
+    check_error(reply, 400, code="unsupported_parameter", param="mask")
 
 
-@pytest.mark.parametrize("url", [URL, JOBS])
-async def test_an_inpainting_model_makes_nothing_from_text(
-    http: httpx.AsyncClient, masked: FakeDispatcherClient, url: str
+async def test_bodies_of_edits_may_be_as_large_as_uploads(
+    http: httpx.AsyncClient, config: ClusterConfig
 ) -> None:
-    response = await http.post(url, json={"prompt": PROMPT})
-    check_error(response, 400, param="model")
-    assert "/v1/images/edits" in response.json()["error"]["message"]
-
-
-async def test_the_list_of_models_says_what_each_edits(
-    http: httpx.AsyncClient, masked: FakeDispatcherClient
-) -> None:
-    masked.profiles["late"] = model_profile("late")
-    cards = (await http.get("/v1/models")).json()["data"]
-    edits = {card["id"]: (card["edits"], card["max_input_images"]) for card in cards}
-    assert edits == {"shapes": ("masked", 1), "late": ("any", 1)}
+    image = picture() + bytes(config.limits.max_body_bytes * 2)
+    assert (await post_json(http, image)).status_code == 200
+    long = "x" * config.limits.max_body_bytes
+    reply = await http.post("/v1/images/generations", json={"prompt": long})
+    check_error(reply, 413, code="body_too_large")
+    reply = await http.post(JOBS, json={"prompt": long})
+    check_error(reply, 413, code="body_too_large")
+    check_error(
+        await post_form(http, prompt=long + "x"), 413, code="body_too_large", param="prompt"
+    )

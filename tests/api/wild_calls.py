@@ -12,9 +12,12 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
+from ray_cluster.api.schema import REFUSED, ImageEditRequest
 
-POSTED = ("/v1/images/generations", "/v1/jobs")
+POSTED = (
+    *("/v1/images/generations", "/v1/jobs"),
+    *("/v1/images/edits", "/v1/images/variations"),
+)
 PATHS = (
     *POSTED,
     *("/v1/jobs/{job}", "/v1/jobs/{job}/events", "/v1/files/{file}"),
@@ -22,7 +25,17 @@ PATHS = (
     *("/docs", "/openapi.json", "/v1/images/upscales", "/v1/chat/completions", "/", "", "*"),
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get")
-NAMES = (*ImageGenerationRequest.model_fields, *REFUSED, "steps", "loras", "", "\ud800", "a" * 200)
+NAMES = (
+    *ImageEditRequest.model_fields,
+    *REFUSED,
+    "image",
+    "mask",
+    "steps",
+    "loras",
+    "",
+    "\ud800",
+    "a" * 200,
+)
 TEXTS = (
     *("auto", "64x64", "96x32", "64X64", "png", "jpeg", "webp", "url", "b64_json", "shapes"),
     *("late", "lcm", "exact", "balanced", "opaque", "transparent", "hd", "true", "7", "nan"),

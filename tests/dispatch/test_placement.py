@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.types import MOST_PASSES, lora_resident, template_resident
+from ray_cluster.policies.types import MOST_PASSES, lora_resident
 from ray_cluster.requests import AddOns, BlobRef, Edit, LoraUse
 from tests.dispatch.test_admission_view import CountingMachine
 from tests.fakes import finished, image_request, poll_of, registration
@@ -148,9 +148,12 @@ def test_a_policy_sees_the_add_ons_and_the_edit_of_a_request() -> None:
     edit = Edit(BlobRef("ab" * 32, 9), (64, 64), 20, mask_ratio=0.25)
     request = image_request(add_ons=loras("x", "y"), edit=edit)
     view = request.view(arrival_s=0.0, deadline_s=1.0)
-    assert (view.template, view.mask_ratio, view.num_passes) == ("ab" * 32, 0.25, 0)
-    assert view.needs == (lora_resident("x"), lora_resident("y"), template_resident("ab" * 32))
-    assert view.spared_pixels == 64 * 64 * 3 // 4
+    assert (view.num_inputs, view.mask_ratio, view.num_passes) == (1, 0.25, 0)
+    # nothing is kept of a template yet: no replica spares anything, and none is waited for
+    assert view.needs == (lora_resident("x"), lora_resident("y"))
+    assert view.spared_pixels == 0
+    assert view.encoded_pixels == 64 * 64
+    assert replace(view, steps_done=1).encoded_pixels == 0
     plain = image_request().view(arrival_s=0.0, deadline_s=1.0)
     assert (plain.needs, plain.template, plain.mask_ratio, plain.spared_pixels) == (
         (),

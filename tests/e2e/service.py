@@ -76,6 +76,16 @@ def poisoned_model(folder: Path) -> Path:
     return folder
 
 
+def storage_in(folder: Path) -> dict[str, Any]:
+    """Return the configuration of stores in a folder."""
+    return {
+        "jobs": f"sqlite:///{folder}/store/jobs.db",
+        "results": str(folder / "store" / "results"),
+        "states": str(folder / "store" / "states"),
+        "inputs": str(folder / "store" / "inputs"),
+    }
+
+
 class Service:
     """One running service.
 
@@ -122,12 +132,7 @@ class Service:
             },
             "limits": {"max_queued_images": 16, "max_body_s": 10.0},
             "logs": {"format": "json"},
-            "storage": {
-                "jobs": f"sqlite:///{folder}/store/jobs.db",
-                "results": str(folder / "store" / "results"),
-                "states": str(folder / "store" / "states"),
-                "inputs": str(folder / "store" / "inputs"),
-            },
+            "storage": storage_in(folder),
             "pools": [
                 {
                     "name": "shapes-sd",

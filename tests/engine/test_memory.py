@@ -159,11 +159,11 @@ def test_the_planned_bytes_of_encoding_are_those_of_the_allocator(
         assert abs(planned / real - 1) <= SHARE
 
 
-def test_a_plan_has_room_to_encode_beside_a_step_and_decoding(zoo: Zoo) -> None:
+def test_a_plan_has_room_to_encode_or_decode_beside_a_step(zoo: Zoo) -> None:
     folder = zoo.folder("sdxl")
     config = component_config(folder, "vae")
     need = model_need(folder, [(64, 64)], torch.float32, 1)
-    coding = decode_bytes(config, (16, 16)) + encode_bytes(config, (16, 16))
+    coding = max(decode_bytes(config, (16, 16)), encode_bytes(config, (16, 16)))
     assert need.activation_by_size[64, 64].fixed_bytes >= coding
 
 

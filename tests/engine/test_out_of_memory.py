@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -349,3 +351,35 @@ def test_any_other_error_of_decoding_is_not_tried_again(
     with torch.inference_mode(), pytest.raises(RuntimeError, match="shapes"):
         decoder.decode(latents_of(1))
     assert tight.calls == [32 * 32]
+
+
+def test_encoding_and_decoding_take_turns(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan has memory for one of them."""
+    model, at_work, most = zoo.model("sdxl"), [0], [0]
+
+    def watched(inner: Any) -> Any:
+        def work(items: Any) -> Any:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+            time.sleep(0.01)
+            try:
+                return inner(items)
+            finally:
+                at_work[0] -= 1
+
+        return work
+
+    monkeypatch.setattr(model.images, "_encode", watched(model.images._encode))
+    monkeypatch.setattr(model.decoder, "_decode", watched(model.decoder._decode))
+    image, latents = template((64, 64)), latents_of(1)
+
+    def code(encodes: bool) -> None:
+        with torch.inference_mode():
+            if encodes:
+                model.images.encode([image])
+            else:
+                model.decoder.decode(latents)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(code, [True, False] * 6))
+    assert most == [1]

@@ -62,9 +62,11 @@ def test_every_stage_has_a_stream_and_waits_before_it_hands_over(
         running.runner.submit(requests[1], deadline_s=1e12, state=state)
         running.events.pixels_of("r1")
     by_thread = {stream.thread: stream for stream in Recorded.made}
-    assert set(by_thread) == {"encode", "denoise", "decode"}
+    # no image came in, so nothing was done in the stream that encodes them
+    assert set(by_thread) == {"image", "encode", "denoise", "decode"}
+    assert by_thread["image"].calls == []
     assert [name for name, one in by_thread.items() if one.is_urgent] == ["denoise"]
-    assert by_thread["encode"].calls == [("synchronize", "encode", 0)]
+    assert by_thread["encode"].calls == [("adopt", "encode", 0), ("synchronize", "encode", 0)]
     # latents, estimate and the embeddings of both prompts
     assert by_thread["denoise"].calls == [("adopt", "denoise", 4)] * 2
     assert by_thread["decode"].calls == [("adopt", "decode", 1)] * 2
@@ -103,7 +105,7 @@ def test_requests_are_served_by_the_threads_and_streams_that_were_warmed_up(
     }
     # what each of them has queued is done before another reads it
     waits = [(call, thread) for one in Recorded.made for call, thread, _ in one.calls]
-    assert set(waits) == {("synchronize", name) for name in threads}
+    assert set(waits) == {("synchronize", name) for name in (*threads, "image")}
     last = encoded[-2:]
     assert all(one.guidance_scale > 1 for one in last)
     assert "euler_ancestral" in {one.sampler for one in last}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_model import own_s, step_s, work_of
+from ray_cluster.policies.cost_model import alone_s, encode_s, own_s, step_s, work_of
 from ray_cluster.policies.load import (
     NO_LOAD,
     NUM_AMOUNTS,
@@ -36,8 +36,9 @@ requests = st.builds(
     template=st.sampled_from([None, "t"]),
     mask_ratio=st.floats(0.01, 1.0),
     num_passes=st.integers(0, 9),
+    num_inputs=st.integers(0, 2),
 )
-COST = StepCost(0.1, 1.0, 0.5, per_squared_megapixel_s=3.0)
+COST = StepCost(0.1, 1.0, 0.5, per_squared_megapixel_s=3.0, encode_per_megapixel_s=0.25)
 SHARES = replace(COST, control_share=0.5, lora_share=0.1, spared_share=0.75)
 costs = st.sampled_from([COST, SHARES])
 
@@ -64,12 +65,26 @@ def test_a_sums_seconds_are_the_sum_of_seconds(group: list[RequestView], cost: S
     seconds = [
         one.remaining_steps * (cost.fixed_s + own_s(cost, one))
         + load_of(one).decode_pixels / 1e6 * cost.decode_per_megapixel_s
+        + encode_s(cost, one)
         for one in group
     ]
     assert load_s(cost, total) == pytest.approx(sum(seconds))
     amounts = np.array([amounts_of(load_of(one)) for one in group]).reshape(-1, NUM_AMOUNTS).T
     assert priced_s(prices_s(cost), amounts) == pytest.approx(seconds)
     assert priced_s(prices_s(cost), amounts_of(total)) == pytest.approx(load_s(cost, total))
+
+
+@given(requests, costs)
+def test_an_edit_takes_longer_by_its_encoding_until_it_has_begun(
+    request: RequestView, cost: StepCost
+) -> None:
+    edit, text = (replace(request, num_inputs=count) for count in (1, 0))
+    more_s = 0.25 * request.width_px * request.height_px / 1e6
+    begun = 0 if request.steps_done else 1
+    assert alone_s(cost, edit) - alone_s(cost, text) == pytest.approx(begun * more_s)
+    assert load_s(cost, load_of(edit)) - load_s(cost, load_of(text)) == pytest.approx(
+        begun * more_s
+    )
 
 
 @given(st.lists(requests, min_size=1, max_size=9), costs)

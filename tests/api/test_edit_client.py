@@ -1,0 +1,168 @@
+"""Edits by the official client on a real socket: the current one, the older one, and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent
+
+from ray_cluster.api.app import create_app
+from ray_cluster.api.schema import CompletedEvent, PartialImageEvent
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.policies.previews import preview_steps
+from tests.api import edit_scenario
+from tests.api.checks import error_of
+from tests.api.conftest import Serve
+from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, parts
+from tests.fakes import FakeDispatcherClient, sent_images, settings_for
+from tests.jobs.cell import JobsCell, Replica
+
+OLDER_CLIENT = Path(sys.prefix) / "openai-1"
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
+def test_the_official_client_edits_and_varies(
+    app: FastAPI, fake: FakeDispatcherClient, serve: Serve, tmp_path: Path, older: bool
+) -> None:
+    environment = dict(os.environ)
+    if older:
+        assert OLDER_CLIENT.is_dir(), "the Makefile installs it: run `make venv`"
+        environment["PYTHONPATH"] = str(OLDER_CLIENT)
+    (tmp_path / "image.png").write_bytes(IMAGE)
+    (tmp_path / "mask.png").write_bytes(MASK)
+    done = subprocess.run(
+        [sys.executable, edit_scenario.__file__, serve(app), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.split(".")[0] == "1") is older
+    edits = [offer[0].edit for offer in fake.offered]
+    assert [one.strength for one in edits if one is not None] == [0.8, 0.5, 0.8, 0.6, 0.8]
+
+
+# streams, over a real dispatcher
+
+
+@pytest.fixture
+async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
+    """The gateway on a real socket, on the test's own loop."""
+    assert replica.model == "shapes"
+    app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
+    settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    server, socket = uvicorn.Server(settings), settings.bind_socket()
+    serving = asyncio.create_task(server.serve([socket]))
+    host, port = socket.getsockname()
+    yield f"http://{host}:{port}"
+    server.should_exit = server.force_exit = True
+    await serving
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", timeout=60) as one:
+        yield one
+
+
+async def make(replica: Replica) -> None:
+    """Make the next image step by step, and show what is to be shown."""
+    for _ in range(1000):
+        if await replica.poll():
+            break
+    [lease] = replica.leases.values()
+    request = lease.request
+    for index, steps in enumerate(preview_steps(request.num_steps, request.output.num_previews)):
+        replica.steps_done = steps
+        await replica.poll()
+        await replica.show(lease, index, f"preview {index}".encode())
+        await asyncio.sleep(0.3)
+    await replica.finish(lease, b"the image")
+
+
+async def drain(reply: Any) -> list[Any]:
+    return [event async for event in reply]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["attached", "a job"])
+async def test_an_edit_streams_its_own_events(
+    client: openai.AsyncOpenAI, replica: Replica, headers: dict[str, str]
+) -> None:
+    reply = await client.images.edit(
+        image=IMAGE,
+        mask=MASK,
+        prompt=PROMPT,
+        stream=True,
+        partial_images=2,
+        extra_headers=headers,
+        extra_body={"strength": 0.5, "num_inference_steps": 20},
+    )
+    making = asyncio.create_task(make(replica))
+    events = await drain(reply)
+    await making
+    *previews, image = events
+    assert previews
+    for event in previews:
+        assert isinstance(event, ImageEditPartialImageEvent)
+        assert event.type == "image_edit.partial_image"
+        assert (event.model_extra or {})["num_steps"] == 10
+        jsonschema.validate(event.model_dump(), PartialImageEvent.model_json_schema())
+    assert isinstance(image, ImageEditCompletedEvent)
+    assert (image.type, base64.b64decode(image.b64_json)) == ("image_edit.completed", b"the image")
+    assert (image.usage.total_tokens, image.size) == (0, "64x64")
+    extra = image.model_extra or {}
+    assert (extra["num_inference_steps"], extra["edit"]["strength"]) == (20, 0.5)
+    jsonschema.validate(image.model_dump(exclude_none=True), CompletedEvent.model_json_schema())
+
+
+async def test_a_whole_mask_streams_as_the_edit_that_was_asked_for(
+    client: openai.AsyncOpenAI, replica: Replica
+) -> None:
+    reply = await client.images.edit(image=IMAGE, mask=WHOLE_MASK, prompt=PROMPT, stream=True)
+    making = asyncio.create_task(make(replica))
+    [image] = await drain(reply)
+    await making
+    assert image.type == "image_edit.completed"
+    assert "edit" not in (image.model_extra or {})
+
+
+async def test_a_refusal_of_a_stream_has_a_status_of_its_own(url: str) -> None:
+    async with httpx.AsyncClient() as http:
+        fields = {"prompt": PROMPT, "stream": True, "n": 2}
+        reply = await http.post(url + EDITS, files=parts({"image": IMAGE}, fields))
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "n")
+
+
+def test_the_openapi_document_describes_edits(app: FastAPI) -> None:
+    paths = app.openapi()["paths"]
+    edit, variation = (paths[f"/v1/images/{name}"]["post"] for name in ("edits", "variations"))
+    assert (edit.get("deprecated", False), variation["deprecated"]) == (False, True)
+    for operation, has_mask in (
+        (edit, True),
+        (variation, False),
+        (paths["/v1/jobs"]["post"], True),
+    ):
+        content = operation["requestBody"]["content"]
+        form = content["multipart/form-data"]["schema"]
+        assert form["properties"]["image"]["format"] == "binary"
+        assert ("mask" in form["properties"]) is has_mask
+        assert "image" in form["required"]
+        assert {"strength", "feather_px", "crop", "seed"} <= form["properties"].keys()
+    events = edit["responses"]["200"]["content"]["text/event-stream"]["schema"]["anyOf"]
+    names = [one["properties"]["event"]["const"] for one in events]
+    assert names == ["image_edit.partial_image", "image_edit.completed", "error"]

@@ -1,0 +1,161 @@
+"""Any upload is an image or a refusal of the right form: never a 5xx, and nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from ray_cluster.api.app import create_app
+from ray_cluster.api.sent_images import SentImages
+from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.storage.inputs import InputStore
+from tests.api.checks import error_of
+from tests.api.conftest import shapes_config, shapes_profile
+from tests.api.edit_calls import EDITS, PROMPT, VARIATIONS, coded, mask_of, parts, picture
+from tests.fakes import FakeDispatcherClient, memory_results, settings_for
+from tests.imaging.hostile import hostile_files
+
+logger = logging.getLogger(__name__)
+
+NUM_UPLOADS = 1000
+# of the size that most of the hostile files have, or had
+IMAGE, MASK = picture(40, 24), mask_of((8, 4, 20, 10), 40, 24)
+# values of any field, as texts of a form
+VALUES = (
+    *("", " ", "0", "1", "0.5", "-1", "1e999", "NaN", "null", "true", "False", "[]", "{}", "[["),
+    *(
+        "auto",
+        "64x64",
+        "72x64",
+        "high",
+        "low",
+        "png",
+        "webp",
+        "\0",
+        "\x85",
+        "🙂",
+        '["steps"]',
+        "9" * 99,
+    ),
+)
+NAMES = (
+    *("strength", "feather_px", "paste_back", "crop", "input_fidelity", "n", "size", "seed"),
+    *("num_inference_steps", "min_inference_steps", "allow", "fidelity", "quality", "background"),
+    *("output_format", "output_compression", "negative_prompt", "guidance_scale", "sampler"),
+    *("stream", "partial_images", "user", "svg[model]", "markup", "loras[][name]", "x", "image"),
+)
+
+
+@pytest.fixture(scope="module")
+def coder() -> Iterator[ImageCoder]:
+    """What decodes in the service: a process of its own, with bounded memory."""
+    with ImageCoder() as one:
+        yield one
+
+
+class Uploader:
+    """Sends files and fields that are made up, in forms and in JSON; the same for a seed."""
+
+    def __init__(self, http: httpx.AsyncClient, seed: int) -> None:
+        self._http = http
+        self._rng = random.Random(seed)
+
+    async def send(self, file: bytes) -> httpx.Response:
+        """Send a file as the image or as the mask of a call, or good ones with wild fields."""
+        rng = self._rng
+        files, fields = self._files(file), {"prompt": PROMPT}
+        if rng.random() < 0.25 or file not in files.values():
+            names = rng.sample(NAMES, rng.choice([1, 1, 2, 5]))
+            fields |= {name: rng.choice(VALUES) for name in names}
+        url = VARIATIONS if rng.random() < 0.1 else EDITS
+        if rng.random() < 0.7:
+            return await self._form(url, files, fields)
+        texts = {name: self._text(data) for name, data in files.items()}
+        return await self._http.post(url, json=fields | texts)
+
+    def _files(self, file: bytes) -> dict[str, bytes]:
+        match self._rng.randrange(6):
+            case 0 | 1 | 2:
+                return {"image": file}
+            case 3:
+                return {"image": file, "mask": MASK}
+            case 4:
+                return {"image": IMAGE, "mask": file}
+        return {"image": IMAGE, "mask": MASK}
+
+    async def _form(
+        self, url: str, files: dict[str, bytes], fields: dict[str, str]
+    ) -> httpx.Response:
+        rng = self._rng
+        request = self._http.build_request("POST", url, files=parts(files, fields))
+        body = await request.aread()
+        if rng.random() < 0.05:
+            body = body[: rng.randrange(len(body))]
+        headers = {"content-type": request.headers["content-type"]}
+        return await self._http.post(url, content=body, headers=headers)
+
+    def _text(self, data: bytes) -> object:
+        text = coded(data)
+        rng = self._rng
+        return rng.choice(
+            [text, f"data:image/gif;base64,{text}", {"image_url": text}, text, [text], text[:-1]]
+        )
+
+
+async def fuzz(coder: ImageCoder, num_files: int, seed: int) -> Counter[int]:
+    fake = FakeDispatcherClient(shapes_profile())
+    inputs = InputStore.open("memory://fuzzed", grace_s=3600.0)
+    config = shapes_config()
+    limits = config.limits.model_copy(update={"max_input_pixels": 1 << 20})
+    app = create_app(
+        fake,
+        settings_for(config.model_copy(update={"limits": limits})),
+        results=memory_results(),
+        images=SentImages(inputs, coder),
+    )
+    statuses: Counter[int] = Counter()
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        uploader = Uploader(http, seed)
+        for file in hostile_files(num_files, seed):
+            num_offered = len(fake.offered)
+            async with asyncio.timeout(60):
+                reply = await uploader.send(file)
+            statuses[reply.status_code] += 1
+            assert reply.status_code < 500, reply.text
+            is_offered = len(fake.offered) > num_offered
+            # a stream has begun with 200
+            assert is_offered is (reply.status_code == 200), reply.text
+            if is_offered:
+                check_offer(fake, reply)
+            else:
+                error_of(reply)
+    return statuses
+
+
+def check_offer(fake: FakeDispatcherClient, reply: httpx.Response) -> None:
+    for request in fake.offered[-1]:
+        edit = request.edit
+        assert request.num_steps >= 1
+        assert all(side % 8 == 0 and 32 <= side <= 256 for side in request.size_px)
+        if edit is not None:
+            assert 0 < edit.mask_ratio <= 1
+            assert 0 < edit.strength <= 1
+            assert request.first_step >= 0
+    if not reply.headers["content-type"].startswith("text/event-stream"):
+        assert reply.json()["size"] == "{}x{}".format(*fake.offered[-1][0].output_px)
+
+
+def test_a_thousand_hostile_uploads_are_images_or_clear_refusals(coder: ImageCoder) -> None:
+    statuses = asyncio.run(fuzz(coder, NUM_UPLOADS, seed=34))
+    logger.info("statuses: %s", dict(statuses))
+    assert statuses.total() == NUM_UPLOADS
+    # both ends are reached
+    assert statuses[200] > 40
+    assert statuses[400] > 300
