@@ -19,6 +19,8 @@ from ray_cluster.errors import InvalidRequest
 # what a client may go on sending after the limit: it reads the 413 only when it has sent all
 DRAIN_FACTOR = 16
 _MAX_DRAINED_BYTES = 64 << 20
+# no call needs as many; millions of them take seconds to read, and gigabytes of memory
+_MAX_JSON_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ async def read_object(
     Raises:
         ApiError: 415 for another content type, 413 for a body that is too large, 408 for one that
             has not arrived in time.
-        InvalidRequest: not UTF-8, not JSON, not an object, nested too deeply, a name given twice.
+        InvalidRequest: not UTF-8, not JSON, not an object, too many values or nested too deeply, a
+            name given twice.
     """
     _check_content_type(request, may_be_form=may_be_form)
     body = bytearray()
@@ -143,6 +146,8 @@ def too_large(limit: BodyLimit) -> ApiError:
 
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Return the JSON object in ``raw``; see :func:`read_object` for the errors."""
+    if sum(raw.count(mark) for mark in b",[{") > _MAX_JSON_VALUES:
+        raise _not_json(f"it has more than {_MAX_JSON_VALUES} values or commas")
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant

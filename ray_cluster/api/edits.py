@@ -182,7 +182,7 @@ def _idle(name: str, why: str) -> InvalidRequest:
 def _strength(fields: ImageEditRequest, images: EditImages) -> float:
     if fields.strength is not None:
         return float(fields.strength)
-    if isinstance(fields, ImageVariationRequest) and fields.input_fidelity is None:
+    if isinstance(fields, ImageVariationRequest) and fields.input_fidelity != "high":
         return _VARIATION_STRENGTH
     return _STRENGTH[images.mask is not None, fields.input_fidelity or "low"]
 

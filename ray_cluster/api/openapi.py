@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from ray_cluster.api.schema import (
+    MAX_INPUT_IMAGES,
     ImageEditRequest,
     ImageGenerationRequest,
     ImageVariationRequest,
@@ -24,8 +26,15 @@ _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
     "/v1/jobs": (ImageGenerationRequest, ImageEditRequest),
 }
 # the fields that hold images, in a form and in JSON
-_FILE = {"type": "string", "format": "binary"}
-_TEXT = {"type": "string", "contentEncoding": "base64"}
+_FILE: dict[str, Any] = {"type": "string", "format": "binary"}
+# no image is shorter
+_TEXT: dict[str, Any] = {"type": "string", "contentEncoding": "base64", "minLength": 16}
+_OBJECT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"image_url": {**_TEXT, "description": "A data URL."}},
+    "required": ["image_url"],
+    "additionalProperties": False,
+}
 _IMAGE = "The image to edit: a png, jpeg or webp."
 _MASK = (
     "A png or webp of the image's size with an alpha channel: what is transparent there (alpha "
@@ -69,7 +78,11 @@ def _body(
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     content: dict[str, Any] = {"application/json": {"schema": schema, "examples": examples}}
     if issubclass(kinds[-1], ImageEditRequest):
-        content["multipart/form-data"] = {"schema": _form_schema(kinds[-1], settings)}
+        content["multipart/form-data"] = {
+            "schema": _form_schema(kinds[-1], settings),
+            # a list is one text, not a part for each of its items
+            "encoding": {"allow": {"contentType": "application/json"}},
+        }
     return {"required": True, "content": content}
 
 
@@ -80,6 +93,15 @@ def _request_schema(
     schema = _fields_schema(kind, settings)
     if issubclass(kind, ImageEditRequest):
         _add_images(schema, kind, _TEXT, _IN_JSON)
+        schema["properties"]["images"] = {
+            "type": "array",
+            "items": {"anyOf": [_TEXT, _OBJECT]},
+            "minItems": 1,
+            "maxItems": MAX_INPUT_IMAGES,
+            "description": "OpenAI's way to write `image`, and instead of it.",
+        }
+        schema["required"].remove("image")
+        schema["oneOf"] = [{"required": ["image"]}, {"required": ["images"]}]
     return schema
 
 
@@ -101,7 +123,7 @@ def _add_images(
 ) -> None:
     schema["properties"]["image"] = {**one, "description": _IMAGE + how}
     schema["required"] = [*schema.get("required", []), "image"]
-    if not issubclass(kind, ImageVariationRequest):
+    if "mask" in kind.image_fields:
         schema["properties"]["mask"] = {**one, "description": _MASK + how}
 
 
@@ -155,8 +177,12 @@ def event_stream(events: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
     return {"text/event-stream": {"schema": {"anyOf": kinds}}}
 
 
+@cache
 def _inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a model's JSON schema with its parts in their places, without references."""
+    """Return a model's JSON schema with its parts in their places, without references.
+
+    The same one for every call: it must not be changed.
+    """
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 

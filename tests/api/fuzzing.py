@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 import tracemalloc
@@ -166,10 +167,7 @@ class FuzzedService:
             for name, choices in (("size", SIZES), ("model", ("shapes",))):
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
-            is_json = case.media_type == "application/json"
-            for name, data in (("image", IMAGE), ("mask", MASK)):
-                if name in body:
-                    body[name] = coded(data) if is_json else data
+            _fill_in_images(body, is_json=case.media_type == "application/json")
         for name, known in (
             ("job_id", self.job_ids),
             ("file_id", self.file_ids),
@@ -203,6 +201,21 @@ class FuzzedService:
         totals = cluster.totals
         ends = ("completed", "error", "invalid", "aborted", "lost")
         assert totals["accepted"] == sum(totals.get(end, 0) for end in ends), totals
+
+
+def _fill_in_images(body: dict[str, Any], *, is_json: bool) -> None:
+    """Put images where something stands for one; without a mask, nothing that needs one."""
+    for name, data in (("image", IMAGE), ("mask", MASK)):
+        if name in body:
+            body[name] = coded(data) if is_json else data
+    if isinstance(body.get("images"), list) and "image" not in body:
+        body["images"] = [{"image_url": coded(IMAGE)}]
+    if isinstance(body.get("allow"), list) and not is_json:
+        # as the schema's encoding says, which schemathesis does not follow
+        body["allow"] = json.dumps(body["allow"])
+    if "mask" not in body:
+        for name in ("feather_px", "paste_back", "crop"):
+            body.pop(name, None)
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ray_cluster.policies.previews import preview_steps
 from tests.api import edit_scenario
 from tests.api.checks import error_of
 from tests.api.conftest import Serve
-from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, parts
+from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, coded, parts
 from tests.fakes import FakeDispatcherClient, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica
 
@@ -162,6 +162,15 @@ def test_the_openapi_document_describes_edits(app: FastAPI) -> None:
         assert form["properties"]["image"]["format"] == "binary"
         assert ("mask" in form["properties"]) is has_mask
         assert "image" in form["required"]
+        schema = content["application/json"]["schema"]
+        as_json = schema.get("anyOf", [schema])[-1]
+        assert ("mask" in as_json["properties"]) is has_mask
+        check = jsonschema.Draft202012Validator(as_json).is_valid
+        call = {"prompt": PROMPT}
+        assert check({**call, "image": coded(IMAGE)})
+        assert check({**call, "images": [{"image_url": coded(IMAGE)}]})
+        assert not check(call)
+        assert not check({**call, "image": coded(IMAGE), "images": [coded(IMAGE)]})
         assert {"strength", "feather_px", "crop", "seed"} <= form["properties"].keys()
     events = edit["responses"]["200"]["content"]["text/event-stream"]["schema"]["anyOf"]
     names = [one["properties"]["event"]["const"] for one in events]

@@ -36,8 +36,8 @@ def run(service: FuzzedService, count: int, *, derandomize: bool) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    # in four of five calls, names of what there is are put in
-    @given(service.cases(), st.integers(0, 4), st.integers(0, 1000))
+    # in nine of ten calls, names and images of what there is are put in
+    @given(service.cases(), st.integers(0, 9), st.integers(0, 1000))
     def call(case: Any, chance: int, pick: int) -> None:
         service.call(case, pick + 1 if chance else 0)
 
@@ -57,10 +57,13 @@ def check_share(service: FuzzedService) -> tuple[int, float]:
 
 def test_calls_by_the_schema_are_answered_by_the_schema(tmp_path: Path) -> None:
     with fuzzed_service(tmp_path) as service:
-        run(service, 60, derandomize=True)
+        run(service, 150, derandomize=True)
         service.settle()
         _, share = check_share(service)
         assert share >= 0.3
+        # the others' successes are of values that are drawn; these are of images put in
+        for name in ("edits", "variations"):
+            assert service.statuses[f"POST /v1/images/{name}"][200], service.statuses
 
 
 @pytest.mark.slow
