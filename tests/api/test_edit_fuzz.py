@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,11 +22,13 @@ from tests.api.checks import error_of
 from tests.api.conftest import shapes_config, shapes_profile
 from tests.api.edit_calls import EDITS, PROMPT, VARIATIONS, coded, mask_of, parts, picture
 from tests.fakes import FakeDispatcherClient, memory_results, settings_for
-from tests.imaging.hostile import hostile_files
+from tests.imaging.hostile import bombs, hostile_files, peak_bytes, regular_files
 
 logger = logging.getLogger(__name__)
 
 NUM_UPLOADS = 1000
+MAX_PIXELS = 1 << 20
+MIB = 1 << 20
 # of the size that most of the hostile files have, or had
 IMAGE, MASK = picture(40, 24), mask_of((8, 4, 20, 10), 40, 24)
 # values of any field, as texts of a form
@@ -108,11 +113,11 @@ class Uploader:
         )
 
 
-async def fuzz(coder: ImageCoder, num_files: int, seed: int) -> Counter[int]:
+async def fuzz(coder: ImageCoder, num_files: int, seed: int, folder: str) -> Counter[int]:
     fake = FakeDispatcherClient(shapes_profile())
-    inputs = InputStore.open("memory://fuzzed", grace_s=3600.0)
+    inputs = InputStore.open(folder, grace_s=3600.0)
     config = shapes_config()
-    limits = config.limits.model_copy(update={"max_input_pixels": 1 << 20})
+    limits = config.limits.model_copy(update={"max_input_pixels": MAX_PIXELS})
     app = create_app(
         fake,
         settings_for(config.model_copy(update={"limits": limits})),
@@ -152,10 +157,30 @@ def check_offer(fake: FakeDispatcherClient, reply: httpx.Response) -> None:
         assert reply.json()["size"] == "{}x{}".format(*fake.offered[-1][0].output_px)
 
 
-def test_a_thousand_hostile_uploads_are_images_or_clear_refusals(coder: ImageCoder) -> None:
-    statuses = asyncio.run(fuzz(coder, NUM_UPLOADS, seed=34))
+def present_bytes() -> int:
+    """Return the memory that this process has now, without what nothing refers to."""
+    gc.collect()
+    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_thousand_hostile_uploads_are_images_or_clear_refusals(
+    coder: ImageCoder, tmp_path: Path
+) -> None:
+    (process_id,) = coder.process_ids
+    # those that are made once stay
+    assert bombs()
+    assert regular_files()
+    before = present_bytes()
+    statuses = asyncio.run(fuzz(coder, NUM_UPLOADS, 34, str(tmp_path)))
     logger.info("statuses: %s", dict(statuses))
     assert statuses.total() == NUM_UPLOADS
     # both ends are reached
     assert statuses[200] > 40
     assert statuses[400] > 300
+    # no file has ended the process that decodes, and neither has grown with the files
+    assert coder.process_ids == [process_id]
+    assert peak_bytes(process_id) < 12 * MAX_PIXELS + 150 * MIB
+    grown = present_bytes() - before
+    logger.info("grown by %.0f MiB", grown / MIB)
+    assert grown < 60 * MIB

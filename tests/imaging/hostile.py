@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,13 @@ from tests.imaging.pictures import exif_of, file_of, gradient
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 Chunk = tuple[bytes, bytes]
+
+
+def peak_bytes(process_id: int) -> int:
+    """Return the most memory that a process has had."""
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    (peak,) = (line for line in lines if line.startswith("VmHWM"))
+    return int(peak.split()[1]) << 10
 
 
 def png_of(chunks: Sequence[Chunk]) -> bytes:

@@ -8,7 +8,6 @@ import resource
 import signal
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,14 @@ from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.imaging.templates import edit_pixels, image_facts, mask_facts
 from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
 from ray_cluster.requests import BlobRef, Edit
-from tests.imaging.hostile import bombs, hostile_files, many_scans, overfull, regular_files
+from tests.imaging.hostile import (
+    bombs,
+    hostile_files,
+    many_scans,
+    overfull,
+    peak_bytes,
+    regular_files,
+)
 from tests.imaging.pictures import exif_of, file_of
 
 MAX_PIXELS = 1 << 20
@@ -106,7 +112,7 @@ class TestCoder:
                 with pytest.raises(InvalidRequest):
                     coder.mask_facts(data, "mask", side * side - 1).result(60)
             # as P, as RGBA, turned; numpy, Pillow and Python take 60 MiB
-            assert _peak_bytes(process_id) < 12 * side * side + 100 * MIB
+            assert peak_bytes(process_id) < 12 * side * side + 100 * MIB
 
     @pytest.mark.parametrize(
         ("signal_number", "name"), [(signal.SIGKILL, "image"), (signal.SIGSEGV, "mask")]
@@ -166,12 +172,6 @@ def _outcome(facts: Callable[[], Any]) -> object:
         return facts()
     except InvalidRequest as error:
         return (error.message, error.param, error.code)
-
-
-def _peak_bytes(process_id: int) -> int:
-    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    (peak,) = (line for line in lines if line.startswith("VmHWM"))
-    return int(peak.split()[1]) << 10
 
 
 def test_the_files_are_the_same_every_time() -> None:
