@@ -163,7 +163,11 @@ def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
         if fields.feather_px:
             raise _idle("feather_px", "while paste_back is false. Set that to true")
     if fields.strength is not None and fields.input_fidelity is not None:
-        raise _idle("input_fidelity", "beside 'strength', which says the same exactly")
+        raise InvalidRequest(
+            "The parameters 'input_fidelity' and 'strength' say the same, 'strength' more exactly; "
+            "leave one of them out.",
+            "input_fidelity",
+        )
     name = "allow" if "fidelity" in (fields.allow or ()) else "fidelity"
     if name == "allow" or fields.fidelity not in {None, "exact"}:
         raise InvalidRequest(

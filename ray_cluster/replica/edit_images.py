@@ -102,16 +102,20 @@ class EditImages:
         del self._reading[key]
         if done.cancelled() or done.exception() is not None:
             return
+        if _size(done.result()) > self._most_bytes:
+            # it would push all others out, and itself
+            return
         self._kept[key] = done.result()
-        while self._kept and self.num_bytes > self._most_bytes:
+        while self.num_bytes > self._most_bytes:
             self._kept.popitem(last=False)
 
     async def _read(self, request: ImageRequest) -> EditPixels:
         edit = request.edit
         assert edit is not None, "only edits have images"
-        image = await self._fetch(request, edit.image)
-        mask = None if edit.mask is None else await self._fetch(request, edit.mask)
+        # whatever goes wrong ends this request: an error of another kind would leave its lease open
         try:
+            image = await self._fetch(request, edit.image)
+            mask = None if edit.mask is None else await self._fetch(request, edit.mask)
             reading = self._reader.edit_pixels(image, mask, edit, request.size_px)
             return await asyncio.wrap_future(reading)
         except InvalidRequest as error:

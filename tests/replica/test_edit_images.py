@@ -121,7 +121,7 @@ async def test_another_size_or_owner_is_decoded_apart() -> None:
     one = edit_of(inputs)
     await images.pixels(one)
     await images.pixels(replace(one, width_px=128))
-    with pytest.raises(AssertionError):
+    with pytest.raises(RequestFailed, match="AssertionError"):
         await images.pixels(replace(one, owner="bob"))
     assert reader.num_read == 2
 
@@ -276,4 +276,27 @@ async def test_an_image_that_only_the_replica_finds_wrong_fails_its_request(
     one = replace(one, edit=replace(one.edit, image=broken))
     with pytest.raises(RequestFailed) as failed:
         await EditImages(inputs, coder).pixels(one)
+    assert failed.value.stage == "image"
+
+
+async def test_an_image_larger_than_what_is_kept_pushes_no_other_out() -> None:
+    inputs, reader = Inputs(), Reader()
+    images = EditImages(inputs, reader, most_bytes=2 * 64 * 64 * 3)
+    small = edit_of(inputs)
+    await images.pixels(small)
+    await images.pixels(replace(small, width_px=128, height_px=128))
+    assert reader.num_read == 2
+    await images.pixels(small)
+    assert reader.num_read == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), OSError("no process")])
+async def test_an_unusual_error_of_reading_ends_the_request(error: Exception) -> None:
+    class Failing(Inputs):
+        def get(self, _owner: str, _ref: BlobRef) -> bytes | None:
+            raise error
+
+    inputs = Failing()
+    with pytest.raises(RequestFailed) as failed:
+        await EditImages(inputs, Reader()).pixels(edit_of(inputs))
     assert failed.value.stage == "image"
