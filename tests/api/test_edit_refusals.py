@@ -149,7 +149,12 @@ async def test_a_field_that_there_is_not_is_refused_with_the_nearest(
         (None, {"crop": "auto"}, "crop", "without a mask"),
         (MASK, {"crop": "auto", "paste_back": False}, "paste_back", "together with 'crop'"),
         (MASK, {"feather_px": 4, "paste_back": False}, "feather_px", "while paste_back is false"),
-        (MASK, {"strength": 0.5, "input_fidelity": "low"}, "input_fidelity", "leave one of them out"),
+        (
+            MASK,
+            {"strength": 0.5, "input_fidelity": "low"},
+            "input_fidelity",
+            "leave one of them out",
+        ),
         (MASK, {"fidelity": "fast"}, "fidelity", "from text alone"),
         (MASK, {"allow": ["fidelity"]}, "allow", "from text alone"),
         (MASK, {"min_inference_steps": 11}, "min_inference_steps", "at most the steps"),

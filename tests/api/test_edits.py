@@ -325,7 +325,7 @@ async def test_a_job_edits_and_its_images_say_how(
     assert lease.request.inputs == (ref_of(image), ref_of(mask))
     assert lease.request.job_id == job["id"]
     await replica.finish(lease, b"made")
-    await until(lambda: not cell.store.unfinished())
+    await until(lambda: cell.jobs_service.num_open == 0)
     done = (await jobs.get(f"{JOBS}/{job['id']}")).json()
     [made] = done["data"]
     assert (done["state"], made["num_inference_steps"]) == ("completed", 20)
