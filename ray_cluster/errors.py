@@ -22,7 +22,16 @@ from __future__ import annotations
 from typing import Literal
 
 Stage = Literal[
-    "queue", "image", "encode", "denoise", "decode", "coding", "storing", "score", "replica"
+    "queue",
+    "input",
+    "image",
+    "encode",
+    "denoise",
+    "decode",
+    "coding",
+    "storing",
+    "score",
+    "replica",
 ]
 
 

@@ -23,6 +23,7 @@ from ray_cluster.requests import (
     FLOW_SAMPLER_NAMES,
     BlobRef,
     Edit,
+    ImageFormat,
     ImageRequest,
     ModelProfile,
 )
@@ -37,6 +38,8 @@ _STRENGTH = {
 _VARIATION_STRENGTH = 0.6
 # to which one that would do is rounded up
 _STRENGTH_DIGITS = 1000
+# longest side that a container holds; no png reaches its own bound
+_LONGEST_PX = {"webp": 16383, "jpeg": 65500}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ def resolve_edit(
     work = "{}x{}".format(*geometry.work_px)
     wanted = fields.model_copy(update={"size": work})
     bases = resolve(wanted, own, limits, is_stored=is_stored)
+    _check_format(bases[0].output.image_format, geometry.canvas_px)
     is_whole = images.mask_facts is not None and images.mask_facts.ratio == 1
     if is_whole and strength == 1 and geometry.is_plain and profile.edits == "any":
         return bases
@@ -176,6 +180,19 @@ def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
             "min_inference_steps set the effort of an edit.",
             name,
             "fidelity_not_offered",
+        )
+
+
+def _check_format(image_format: ImageFormat, canvas_px: SizePx) -> None:
+    """Refuse a format that cannot hold the image: what is cropped may be of any size."""
+    longest = _LONGEST_PX.get(image_format)
+    if longest is not None and max(canvas_px) > longest:
+        raise InvalidRequest(
+            "The parameter 'output_format' is {!r}, which holds sides of at most {} px; the image "
+            "that is returned has {}x{}. Ask for 'png', or send a smaller image.".format(
+                image_format, longest, *canvas_px
+            ),
+            "output_format",
         )
 
 

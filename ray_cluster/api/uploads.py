@@ -158,7 +158,8 @@ class _FormReading:
             )
         refs = self._images.setdefault(base, [])
         if refs and (base in self._names or name == base):
-            raise _duplicate(name, f"send several images as {base + LIST_MARK!r}")
+            several = f"send several images as {base + LIST_MARK!r}"
+            raise _duplicate(name, several if most > 1 else "give it once")
         if len(refs) == most:
             raise InvalidRequest(
                 f"The part {name!r} is given {most + 1} times or more; at most {most} are allowed.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,6 +74,7 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     image_format = format_of(files.output, files.image_format)
     given = {**options, "output_format": image_format}
     body = {name: value for name, value in given.items() if value is not None}
+    _check_finite(body)
     config = load_config(target.config)
     body, inputs = _with_inputs(body, files, config.limits.max_input_bytes)
     # before any work; what is wrong with `n` itself is reported by those who make the images
@@ -96,6 +98,15 @@ def _check_options(target: Target) -> None:
     for name, value in {"--api-key": target.api_key, "--timeout": target.timeout_s}.items():
         if target.url is None and value is not None:
             raise ConfigError(f"{name} changes nothing without --url; leave it out")
+
+
+def _check_finite(body: Mapping[str, Any]) -> None:
+    """Refuse numbers that options can write and JSON cannot."""
+    for name, value in body.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(
+                f"The parameter {name!r} must be a finite number; given {value}.", name
+            )
 
 
 def _with_inputs(

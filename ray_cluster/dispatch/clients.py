@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from ray_cluster.protocol.outcomes import Outcome
+from ray_cluster.protocol.outcomes import Completed, Outcome
+from ray_cluster.protocol.sizes import first_that_fit
 from ray_cluster.requests import Failure
 
 
@@ -61,14 +62,20 @@ class WaitingClients:
                     del self._waits[request_id]
         return event.is_set()
 
-    def fetch(self, request_ids: Iterable[str]) -> dict[str, Outcome]:
-        """Return and drop the outcomes of what has ended; what is not known counts as lost."""
+    def fetch(self, request_ids: Sequence[str]) -> dict[str, Outcome]:
+        """Return and drop the outcomes of what has ended; what is not known counts as lost.
+
+        What does not go into one message with the others stays for the next call.
+        """
         found: dict[str, Outcome] = {}
+        ended = [one for one in request_ids if one in self._outcomes]
+        for request_id in first_that_fit(ended, lambda one: _num_bytes(self._outcomes[one])):
+            found[request_id] = self._outcomes.pop(request_id)
+            del self._forget_s[request_id]
         for request_id in request_ids:
-            if request_id in self._outcomes:
-                found[request_id] = self._outcomes.pop(request_id)
-                del self._forget_s[request_id]
-            elif not self._knows(request_id):
+            if request_id in found or request_id in self._outcomes:
+                continue
+            if not self._knows(request_id):
                 message = "the dispatcher does not know this request (it may have been restarted)"
                 found[request_id] = Failure(request_id, "lost", message, "queue")
         return found
@@ -83,3 +90,7 @@ class WaitingClients:
     def next_forget_s(self) -> float | None:
         """Instant at which the next outcome is dropped; None without any."""
         return next(iter(self._forget_s.values()), None)
+
+
+def _num_bytes(outcome: Outcome) -> int:
+    return len(outcome.result.data) if isinstance(outcome, Completed) else 0

@@ -133,14 +133,14 @@ class EditImages:
                 if wait_s is None:
                     # clients are not to know where the store is
                     raise RequestFailed(
-                        "the store of images that calls send does not answer", "image"
+                        "the store of images that calls send does not answer", "input"
                     ) from error
                 await asyncio.sleep(wait_s)
                 continue
             if data is None:
                 raise RequestFailed(
                     "an image that the call has sent is not there any more; send the call again",
-                    "image",
+                    "input",
                 )
             return data
         raise AssertionError("the last try returns or raises")

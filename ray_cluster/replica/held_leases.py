@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import Fence, Lease, ReplicaEvent, Returned
+from ray_cluster.protocol.leases import Fence, Finished, Lease, ReplicaEvent, Returned
+from ray_cluster.protocol.sizes import first_that_fit
 from ray_cluster.replica.poller import back_off
 from ray_cluster.requests import ImageRequest
 
@@ -133,16 +134,24 @@ class HeldLeases:
         Raises:
             DispatcherUnavailable: they stay unacknowledged.
         """
-        reported: Sequence[_Ending] = tuple(self._endings)
-        if not reported:
-            return
+        is_known = True
+        while self._endings and is_known:
+            is_known = await self._report(first_that_fit(tuple(self._endings), _num_bytes))
+
+    async def _report(self, reported: Sequence[_Ending]) -> bool:
+        """Report some ends; return whether the dispatcher knows this replica."""
         stale = await self._link.report(self._replica_id, tuple(end.event for end in reported))
         if stale is None:
             # until a poll has asked for adoption
             self._is_known.clear()
             self._has_news.set()
-            return
+            return False
         self._endings = [end for end in self._endings if end not in reported]
         for end in reported:
             if not isinstance(end.event, Returned):
                 self._on_acknowledged(end.event.request_id)
+        return True
+
+
+def _num_bytes(end: _Ending) -> int:
+    return len(end.event.result.data) if isinstance(end.event, Finished) else 0

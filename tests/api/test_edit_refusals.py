@@ -379,3 +379,17 @@ async def test_checks_that_do_not_work_are_a_503(
         # what was stored is gone a moment later
         monkeypatch.setattr(inputs, "get", lambda *_: None)
         check_error(await post_form(http), 503, code="input_store_unavailable")
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("webp", 16383), ("jpeg", 65500)])
+async def test_a_format_that_cannot_hold_the_image_is_refused(
+    http: httpx.AsyncClient, kind: str, longest: int
+) -> None:
+    """A cropped edit has the size of its template, which may be any."""
+    fields = {"crop": "auto", "output_format": kind}
+    box = (0, 0, 16, 2)
+    image, mask = picture(longest + 1, 2), mask_of(box, longest + 1, 2)
+    message = await refused_edit(http, "output_format", image, mask, **fields)
+    assert f"at most {longest} px; the image that is returned has {longest + 1}x2" in message
+    image, mask = picture(longest, 2), mask_of(box, longest, 2)
+    assert (await post_form(http, image, mask, **fields)).status_code != 400

@@ -111,6 +111,18 @@ def test_a_wrong_parameter_is_named_with_its_option(
     assert "(option --steps)" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--guidance", "nan"), ("--slo", "inf"), ("--guidance", "-inf")]
+)
+def test_a_number_that_json_cannot_write_is_named_with_its_option(
+    cli: Cli, served: Served, tmp_path: Path, option: str, value: str
+) -> None:
+    result = cli("generate", "x", option, value, *here(served), "-o", tmp_path / "a.png")
+    assert result.exit_code == 1
+    assert "must be a finite number" in result.stderr
+    assert f"(option {option})" in result.stderr
+
+
 def test_errors_of_the_service_are_one_sentence(cli: Cli, served: Served, tmp_path: Path) -> None:
     arguments = ("generate", "x", "-o", tmp_path / "a.png", "--url", served.url)
     refused = cli(*arguments).stderr

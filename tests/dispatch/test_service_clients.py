@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from ray_cluster.protocol import sizes
 from ray_cluster.requests import Failure
 from tests.dispatch.virtual_service import lease_one, make_service, now
 from tests.fakes import finished, image_request, poll_of, run_virtually
@@ -46,6 +47,24 @@ def test_a_client_hears_of_each_image_as_it_is_done() -> None:
             else:
                 # what was handed out before is not known any more
                 assert isinstance((await client)["a"], Failure)
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_images_that_are_large_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one message they would not arrive, and be dropped as fetched."""
+    monkeypatch.setattr(sizes, "_MOST_BYTES", 1)
+
+    async def main() -> None:
+        service = await make_service("r")
+        await service.offer([image_request("a"), image_request("b")])
+        leases = (await service.poll(poll_of())).leases
+        await service.report("r", [finished(lease) for lease in leases])
+        first = await service.wait(["a", "b", "c"], 10.0)
+        assert first.keys() == {"a", "c"}
+        assert (await service.wait(["b"], 10.0)).keys() == {"b"}
+        assert now() == 0.0
         await service.close()
 
     run_virtually(main())

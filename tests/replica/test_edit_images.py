@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ray_cluster.api.errors import from_failure
 from ray_cluster.errors import RequestFailed
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica import retries
+from ray_cluster.replica.delivery import failure_of
 from ray_cluster.replica.edit_images import EditImages
 from ray_cluster.requests import BlobRef, Failure, ImageRequest, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -170,8 +172,11 @@ async def test_an_image_that_cannot_be_had_fails_its_request_alone(is_lost: bool
         inputs.num_failures = 1 + len(retries.RETRY_S)
     with pytest.raises(RequestFailed, match="not there any more" if is_lost else "not answer") as e:
         await images.pixels(one)
-    assert e.value.stage == "image"
+    assert e.value.stage == "input"
     assert "secret" not in str(e.value)
+    # no fault of the model, and another try may succeed
+    error = from_failure(failure_of(one.request_id, e.value))
+    assert (error.status, error.code, error.retry) == (503, "input_store_unavailable", "self")
     again = edit_of(inputs)
     assert await images.pixels(again)
 
@@ -219,7 +224,7 @@ async def test_an_edit_whose_image_is_lost_fails_and_the_others_are_made(
     assert isinstance(done["good"], Completed)
     failure = done["bad"]
     assert isinstance(failure, Failure)
-    assert (failure.stage, failure.kind) == ("image", "error")
+    assert (failure.stage, failure.kind) == ("input", "error")
 
 
 async def test_an_edit_goes_on_from_the_state_that_a_dead_replica_left(
