@@ -217,15 +217,17 @@ def measure_stages(settings: Settings, runs: Runs, section: Section) -> None:
 @torch.inference_mode()
 def measure_decoding(settings: Settings, model: LoadedModel, section: Section) -> None:
     """Compare the autoencoder in the memory format that is chosen with channels first."""
+    from ray_cluster.engine.autoencoder import ImageDecoder
+
     section.found["what"] = "an image decoded, latents to bytes on the host"
-    first = copy.deepcopy(model.decoder)
-    for part in first._vae.modules():
+    vae = copy.deepcopy(model.decoder._vae)
+    for part in vae.modules():
         if isinstance(part, torch.nn.Conv2d):
             part.weight.data = part.weight.data.contiguous()
     shape, device = model.executor.latent_shape(*settings.default_px), model.executor.device
     latents = [torch.zeros(shape, device=device)]
     ways = {
-        "channels first": partial(first.decode, latents),
+        "channels first": partial(ImageDecoder(vae, device).decode, latents),
         "as it is loaded": partial(model.decoder.decode, latents),
     }
     about = {"size_px": list(settings.default_px)}

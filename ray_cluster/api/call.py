@@ -131,7 +131,7 @@ class CallReader:
         self, request: Request, kind: type[ImageEditRequest], key: str | None, *, is_job: bool
     ) -> Call:
         limits = self._settings.limits
-        has_mask = kind is not ImageVariationRequest
+        has_mask = "mask" in kind.image_fields
         texts, image, mask = await self._images.read_form(request, limits, has_mask=has_mask)
         fields = validate_as(kind, typed_texts(texts, kind), REFUSED)
         _check_delivery(fields, is_job=is_job)
@@ -146,7 +146,7 @@ class CallReader:
         *,
         is_job: bool,
     ) -> Call:
-        texts = take_image_texts(body, has_mask=kind is not ImageVariationRequest)
+        texts = take_image_texts(body, has_mask="mask" in kind.image_fields)
         fields = validate_as(kind, body, REFUSED)
         _check_delivery(fields, is_job=is_job)
         image, mask = await self._images.store(request, texts, self._settings.limits)

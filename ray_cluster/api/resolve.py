@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 from ray_cluster.api.fidelity import Setting, resolve_steps
-from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest, ImageVariationRequest
+from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.validate import describe
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
@@ -31,8 +31,8 @@ def resolve(
             beside the others.
     """
     num_images = _num_images(fields, limits)
-    # a variation has no text
-    if not (isinstance(fields, ImageVariationRequest) and not fields.prompt):
+    # only a variation's may be empty
+    if fields.prompt:
         _check_prompt("prompt", fields.prompt, limits)
     _check_prompt("negative_prompt", fields.negative_prompt or "", limits)
     default_px = (profile.default_width_px, profile.default_height_px)

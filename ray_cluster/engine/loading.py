@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
-from torch import Tensor
 
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder
@@ -205,19 +204,21 @@ def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[Encod
     Raises:
         ArithmeticError: the autoencoder returned NaN or infinite latents.
     """
+    device, factor = model.executor.device, model.images.factor
     images, masks = [one.work for one in edits], [one.mask for one in edits]
     latents = model.images.encode(images)
-    spared: Sequence[Tensor | None] = [None] * len(edits)
-    if model.executor.num_conditions:
-        # an inpainting model always sees a mask
-        masks = [
-            np.ones(one.work.shape[:2], np.bool_) if one.mask is None else one.mask for one in edits
-        ]
-        spared = model.images.encode(images, masks)
-    device, factor = model.executor.device, model.images.factor
+    if not model.executor.num_conditions:
+        pooled = [None if one is None else latent_mask(one, factor).to(device) for one in masks]
+        return list(map(EncodedImage, latents, pooled))
+    # an inpainting model always sees a mask
+    whole = [np.ones(one.shape[:2], np.bool_) for one in images]
+    seen = [whole[index] if one is None else one for index, one in enumerate(masks)]
+    spared = model.images.encode(images, seen)
     return [
-        EncodedImage(clean, None if mask is None else latent_mask(mask, factor).to(device), masked)
-        for clean, mask, masked in zip(latents, masks, spared, strict=True)
+        EncodedImage(clean, mask, torch.cat([mask.to(rest.dtype), rest]))
+        for clean, mask, rest in zip(
+            latents, (latent_mask(one, factor).to(device) for one in seen), spared, strict=True
+        )
     ]
 
 

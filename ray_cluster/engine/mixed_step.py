@@ -317,7 +317,8 @@ def _conditions(starts: Sequence[_Start], executor: Executor[Any, Any]) -> Tenso
     for start in starts:
         template = start.row.state.template
         if template is not None:
-            images.append(template.conditions())
+            assert template.conditions is not None, "its image was encoded for another model"
+            images.append(template.conditions)
             continue
         blank = start.latents.new_zeros(executor.num_conditions, *start.latents.shape[1:])
         blank[0] = 1.0

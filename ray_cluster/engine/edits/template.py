@@ -30,17 +30,17 @@ class EncodedImage:
         latents: ``[C, h, w]`` float32, of the whole image.
         mask: ``[1, h, w]`` bool, the latent pixels of which any image pixel is edited; None for
             all.
-        masked_latents: ``[C, h, w]``, of the image with grey in place of what is edited; for models
-            that are conditioned on it (inpainting), else None.
+        conditions: ``[1 + C, h, w]``, what an inpainting model sees beside the latents: the mask,
+            and the latents of the image with grey in place of what is edited; None for others.
     """
 
     latents: Tensor
     mask: Tensor | None = None
-    masked_latents: Tensor | None = None
+    conditions: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """Return those that are there."""
-        all_of_them = (self.latents, self.mask, self.masked_latents)
+        all_of_them = (self.latents, self.mask, self.conditions)
         return [tensor for tensor in all_of_them if tensor is not None]
 
 
@@ -52,13 +52,13 @@ class Template:
         latents: ``[C, h, w]`` float32, clean.
         noise: ``[C, h, w]`` float32: the template's own outside the mask, the request's within.
         mask: see :class:`EncodedImage`.
-        masked_latents: likewise.
+        conditions: likewise.
     """
 
     latents: Tensor
     noise: Tensor
     mask: Tensor | None = None
-    masked_latents: Tensor | None = None
+    conditions: Tensor | None = None
 
     @classmethod
     def of(cls, edit: Edit, image: EncodedImage, noise: Tensor) -> Template:
@@ -70,12 +70,12 @@ class Template:
         device = image.latents.device
         if image.mask is not None:
             noise = torch.where(image.mask.cpu(), noise, own_noise(edit, noise.shape))
-        return cls(image.latents, noise.to(device), image.mask, image.masked_latents)
+        return cls(image.latents, noise.to(device), image.mask, image.conditions)
 
     @property
     def is_blended(self) -> bool:
         """Whether every step puts back what the mask spares; inpainting models see it instead."""
-        return self.mask is not None and self.masked_latents is None
+        return self.mask is not None and self.conditions is None
 
     def start(self, table: SamplerTable, strength: float) -> Tensor:
         """Return the latents before the first step.
@@ -95,12 +95,6 @@ class Template:
         """Return latents ``[C, h, w]`` in which what the mask spares is the template's."""
         assert self.mask is not None, "without a mask there is nothing to spare"
         return torch.where(self.mask, latents, self.at(level))
-
-    def conditions(self) -> Tensor:
-        """Return what an inpainting model sees beside the latents, ``[1 + C, h, w]``."""
-        assert self.mask is not None, "an inpainting model's template has a mask"
-        assert self.masked_latents is not None, "and is encoded for such a model"
-        return torch.cat([self.mask.to(self.latents.dtype), self.masked_latents])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are there, by field name."""
