@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
 
-from ray_cluster.api.errors import ApiError
+from ray_cluster.api.errors import ApiError, unavailable
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 
@@ -21,6 +21,8 @@ DRAIN_FACTOR = 16
 _MAX_DRAINED_BYTES = 64 << 20
 # no call needs as many; millions of them take seconds to read, and gigabytes of memory
 _MAX_JSON_VALUES = 100_000
+# above it, reading takes a thread: the event loop would stop for some milliseconds
+_LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +70,57 @@ class BodyLimit:
             ) from None
 
 
+class BodyMemory:
+    """Bounds what the JSON bodies that are being read hold together."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    @contextmanager
+    def share(self, max_bytes: int) -> Iterator[Callable[[int], None]]:
+        """Return a function that takes bytes, which are given back at the end of the block.
+
+        Args:
+            max_bytes: of all shares together.
+
+        Raises:
+            ApiError: 503 from the function: others hold so much that these have no room.
+        """
+        mine = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal mine
+            if self._num_bytes + num_bytes > max_bytes:
+                raise unavailable(
+                    "Other calls are sending so much that this one has no room; try again, or send "
+                    "images as files of a form, which take none.",
+                    "too_many_uploads",
+                )
+            mine += num_bytes
+            self._num_bytes += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._num_bytes -= mine
+
+
 async def read_object(
-    request: Request, limit: BodyLimit, *, may_be_form: bool = False
+    request: Request,
+    limit: BodyLimit,
+    *,
+    may_be_form: bool = False,
+    take: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Return the request's JSON object.
 
     Args:
         may_be_form: whether the route takes forms as well, for the error of another content type.
+        take: called with the length of each piece before it is kept; see :class:`BodyMemory`.
 
     Raises:
         ApiError: 415 for another content type, 413 for a body that is too large, 408 for one that
-            has not arrived in time.
+            has not arrived in time; or ``take`` raises it.
         InvalidRequest: not UTF-8, not JSON, not an object, too many values or nested too deeply, a
             name given twice.
     """
@@ -86,8 +128,12 @@ async def read_object(
     body = bytearray()
     async with limit.in_time():
         async for chunk in bounded(request, limit):
+            if take is not None:
+                take(len(chunk))
             body += chunk
-    return parse_object(body)
+    if len(body) < _LARGE_BYTES:
+        return parse_object(body)
+    return await asyncio.to_thread(parse_object, body)
 
 
 def _check_content_type(request: Request, *, may_be_form: bool) -> None:
@@ -101,6 +147,10 @@ def _check_content_type(request: Request, *, may_be_form: bool) -> None:
         or coding.lower() != "identity"
     ):
         instead = ", or a form with 'multipart/form-data'" if may_be_form else ""
+        if media_type.strip().lower() == "multipart/form-data":
+            instead = "; forms are taken by /v1/images/edits"
+        elif media_type.strip().lower() == "application/x-www-form-urlencoded":
+            instead += " (curl -d takes it from -H)"
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             f"The body must be plain UTF-8 JSON; given content type {given[:100]!r} with content "

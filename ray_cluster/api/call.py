@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
-from ray_cluster.api.body import BodyLimit, announced_bytes, read_object, too_large
+from ray_cluster.api.body import BodyLimit, BodyMemory, announced_bytes, read_object, too_large
 from ray_cluster.api.cascades import CascadeResolver
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.edits import EditImages, WantedImages
@@ -32,6 +33,10 @@ from ray_cluster.requests import BlobRef, ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
+# bodies of the largest allowed that may be read at the same time
+_LARGEST_AT_ONCE = 2
+# of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
+_MAX_INLINE_PIXELS = 48_000_000
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -68,6 +73,7 @@ class CallReader:
         self._cascades = CascadeResolver(catalog, prompts)
         self._settings = settings
         self._images = images
+        self._memory = BodyMemory()
 
     async def read(self, request: Request) -> Call:
         """Return what a call for images from text asks for.
@@ -97,8 +103,9 @@ class CallReader:
         if is_form(request):
             return await self._from_form(request, kind, key, is_job=False)
         limit = BodyLimit.of_uploads(self._settings.limits)
-        body = await read_object(request, limit, may_be_form=True)
-        return await self._from_image(request, body, kind, key, is_job=False)
+        with self._memory.share(_LARGEST_AT_ONCE * limit.max_bytes) as take:
+            body = await read_object(request, limit, may_be_form=True, take=take)
+            return await self._from_image(request, body, kind, key, is_job=False)
 
     async def read_job(self, request: Request) -> Call:
         """Return what a job is to make: an edit, in a form or in JSON with an image, or an image
@@ -112,9 +119,10 @@ class CallReader:
         # images make it large, and a body of unknown length is not read on the off-chance
         is_large = announced_bytes(request) > own.max_bytes
         limit = BodyLimit.of_uploads(limits) if is_large else own
-        body = await read_object(request, limit, may_be_form=True)
-        if has_images(body):
-            return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
+        with self._memory.share(_LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
+            body = await read_object(request, limit, may_be_form=True, take=take)
+            if has_images(body):
+                return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
         if is_large:
             raise too_large(own)
         return await self._from_text(request, body, key, is_job=True)
@@ -193,6 +201,8 @@ class CallReader:
             profile = await self._catalog.profile(fields.model)
             requests = wanted.of(profile, limits)
             await self._prompts.check(fields, profile)
+        if not is_job and fields.response_format != "url":
+            _check_inline(requests)
         call_id = request_id_of(request)
         owner = owner_of(request)
         return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
@@ -239,6 +249,21 @@ def _check_stream(fields: ImageGenerationRequest) -> None:
             "The parameter 'response_format' is 'url', but events carry the image itself; leave "
             "it out, or leave 'stream' out.",
             "response_format",
+        )
+
+
+def _check_inline(requests: Sequence[ImageRequest]) -> None:
+    """Refuse images that would be made, and then not fit into the reply."""
+    sizes = [one.output_px for one in requests]
+    num_pixels = sum(width * height for width, height in sizes)
+    if num_pixels > _MAX_INLINE_PIXELS:
+        raise InvalidRequest(
+            "The reply would hold {} images of {}x{}, {:.0f} million pixels; it can hold {:.0f} "
+            "million. Set 'response_format' to 'url', send a job, or ask for fewer images.".format(
+                len(sizes), *sizes[0], num_pixels / 1e6, _MAX_INLINE_PIXELS / 1e6
+            ),
+            "response_format",
+            "reply_too_large",
         )
 
 

@@ -157,9 +157,14 @@ def _check_images(images: EditImages, profile: ModelProfile) -> None:
 
 def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
     """Refuse what would change nothing, and what was not measured for edits."""
-    given = {"feather_px": fields.feather_px, "paste_back": fields.paste_back, "crop": fields.crop}
-    for name, value in given.items():
-        if value is not None and images.mask is None:
+    # what a value says that is the default changes nothing, and is no mistake
+    given = {
+        "feather_px": bool(fields.feather_px),
+        "paste_back": fields.paste_back is False,
+        "crop": fields.crop is not None,
+    }
+    for name, is_given in given.items():
+        if is_given and images.mask is None:
             raise _idle(name, "without a mask: everything is made anew. Send a mask")
     if fields.paste_back is False:
         if fields.crop is not None:

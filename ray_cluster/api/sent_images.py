@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
@@ -16,12 +17,15 @@ from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.uploads import Uploads
 from ray_cluster.api.validate import describe, refused
 from ray_cluster.config.sections import LimitsConfig
-from ray_cluster.errors import InvalidRequest, RequestFailed
+from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputStore
 
+logger = logging.getLogger(__name__)
+
+_CHECK_ERRORS: tuple[type[Exception], ...] = (RequestFailed, *MODEL_ERRORS)
 _IMAGE_FIELDS = ("image", "images", "mask")
 
 
@@ -109,7 +113,8 @@ class SentImages:
             masking = self._checks.mask_facts(await self._fetch(owner, mask), "mask", most)
             found: MaskFacts = await asyncio.wrap_future(masking)
             return EditImages(image, image_facts, mask, found)
-        except RequestFailed as error:
+        except _CHECK_ERRORS as error:
+            logger.error("an image that a client sends is not checked: %r", error)
             raise unavailable(
                 "The processes that check images do not answer; try again.", "checks_unavailable"
             ) from error

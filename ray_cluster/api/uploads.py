@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 LIST_MARK = "[]"
 # enough bytes to tell the kinds apart
 _HEAD_BYTES = 12
+# of a file that is meant to be sent
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+_MAX_NAME_CHARS = 256
 # a multiple of four, so that each piece can be decoded by itself
 _BASE64_PIECE_CHARS = 1 << 20
 
@@ -154,7 +157,9 @@ class _FormReading:
         name, most = part.name, self._max_images[base]
         if not part.is_file:
             raise InvalidRequest(
-                f"The part {name!r} must be a file; given a text. Give the part a file name.", name
+                f"The part {name!r} must be a file; given a text. Give the part a file name (with "
+                f"curl: -F {name}=@photo.png).",
+                name,
             )
         refs = self._images.setdefault(base, [])
         if refs and (base in self._names or name == base):
@@ -283,6 +288,12 @@ async def _decoded(text: str, param: str) -> AsyncIterator[bytes]:
     except ValueError as error:
         raise InvalidRequest(
             f"{param!r} must be base64 in the standard alphabet, with padding and without line "
-            f"breaks: {error}.",
+            f"breaks: {error}.{_if_name(text)}",
             param,
         ) from error
+
+
+def _if_name(text: str) -> str:
+    """Return advice for a text that seems to be the name of a file."""
+    is_name = len(text) < _MAX_NAME_CHARS and text.lower().endswith(_SUFFIXES)
+    return f" {text!r} seems to be a file's name: send what is in it." if is_name else ""

@@ -190,7 +190,7 @@ class LimitsConfig(Section):
     )
     max_input_pixels: int = Field(64 << 20, ge=1, le=10**8, description="pixels of one such image")
     max_upload_bytes: int = Field(
-        200 << 20, ge=1024, description="size of a call that sends images as files (multipart)"
+        200 << 20, ge=1024, description="size of a call that sends images, in a form or in JSON"
     )
     max_upload_s: float = Field(
         300.0, gt=0, description="time in which the body of such a call must arrive"

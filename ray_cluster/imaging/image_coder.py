@@ -20,7 +20,7 @@ from ray_cluster.imaging import coder_tasks
 from ray_cluster.imaging.decoding import not_decodable
 from ray_cluster.imaging.encoder import Pixels
 from ray_cluster.imaging.templates import EditPixels, ImageFacts, MaskFacts, Paste
-from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
+from ray_cluster.imaging.worker_process import CoderProcess, JobTooLong, Message, ProcessDied
 from ray_cluster.policies.edits import SizePx
 from ray_cluster.requests import Edit, OutputSpec
 
@@ -30,14 +30,16 @@ T = TypeVar("T")
 
 # the second one in a fresh process: the first may have died of an earlier image
 _ATTEMPTS = 2
+# the longest known takes four seconds: a jpeg of a hundred scans
+MAX_JOB_S = 60.0
 
 
 class ImageCoder:
     """Codes images in processes of its own, which import numpy and Pillow and nothing larger.
 
-    A job whose process dies is run once more, in a fresh process. The processes end with this one,
-    however it ends: they read its pipe until that is closed. What a job is given must not change
-    meanwhile.
+    A job whose process dies is run once more, in a fresh process; one that takes longer than
+    :data:`MAX_JOB_S` is not. The processes end with this one, however it ends: they read its pipe
+    until that is closed. What a job is given must not change meanwhile.
 
     Args:
         num_processes: jobs run at the same time.
@@ -123,17 +125,27 @@ class ImageCoder:
         try:
             for _attempt in range(_ATTEMPTS):
                 try:
-                    return process.run(job)
+                    return process.run(job, MAX_JOB_S)
                 except ProcessDied as error:
                     logger.warning("a job (%s) has no result: %s", job.header["task"], error)
                     process = self._replace(process)
+                    if isinstance(error, JobTooLong):
+                        break
         finally:
             self._idle.put(process)
         raise if_deadly
 
     def _replace(self, process: CoderProcess) -> CoderProcess:
         process.close()
-        successor = _start()
+        try:
+            successor = _start()
+        except OSError as error:
+            # the closed one stays in its place, and the next job tries again
+            raise RequestFailed(
+                f"no process that codes images can be started ({error}); send the request again, "
+                "and tell the operator: the machine may be out of memory or processes.",
+                "coding",
+            ) from error
         self._processes[self._processes.index(process)] = successor
         return successor
 
@@ -144,22 +156,24 @@ def _start() -> CoderProcess:
 
 def _not_encoded(spec: OutputSpec) -> RequestFailed:
     return RequestFailed(
-        f"the image was made, but the process that turns it into a {spec.image_format} ended "
-        f"{_ATTEMPTS} times at it. Send the request again, with the same seed for the same "
-        "image; if that fails too, ask for another output_format or a smaller size, and tell "
-        "the operator: the machine may be out of memory.",
+        f"the image was made, but the process that turns it into a {spec.image_format} ended at "
+        "it. Send the request again, with the same seed for the same image; if that fails too, ask "
+        "for another output_format or a smaller size, and tell the operator: the machine may be "
+        "out of memory.",
         "coding",
     )
 
 
 def _not_decoded() -> RequestFailed:
     return RequestFailed(
-        f"the process that decodes the images of the edit ended {_ATTEMPTS} times at them. Send "
-        "the request again; if that fails too, send smaller images, and tell the operator: the "
-        "machine may be out of memory.",
+        "the process that decodes the images of the edit ended at them. Send the request again; "
+        "if that fails too, send smaller images, and tell the operator: the machine may be out of "
+        "memory.",
         "coding",
     )
 
 
 def _deadly(param: str) -> InvalidRequest:
-    return not_decodable(param, f"the process that decodes it ended {_ATTEMPTS} times at it")
+    return not_decodable(
+        param, "the process that decodes it took too long, or ended (is the machine out of memory?)"
+    )

@@ -162,7 +162,8 @@ def _edited(mask: Image.Image, param: str) -> Image.Image:
     if mask.mode != "RGBA":
         raise InvalidRequest(
             f"{param!r} has no alpha channel; a mask is a PNG or WebP that is transparent where "
-            "the image is to be edited. A mask of black and white must be turned into one.",
+            "the image is to be edited. Of one that is white there, Pillow makes it by "
+            "Image.merge('LA', [ImageOps.invert(mask.convert('L'))] * 2).",
             param,
             "invalid_image",
         )

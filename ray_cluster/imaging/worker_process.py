@@ -13,6 +13,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
@@ -44,7 +45,11 @@ Task = Callable[[Message], Message]
 
 
 class ProcessDied(RayClusterError):
-    """The child ended without an answer."""
+    """The child ended without an answer, or what came of one cannot be read."""
+
+
+class JobTooLong(ProcessDied):
+    """The child was ended because it took too long for a job."""
 
 
 class CoderProcess:
@@ -78,26 +83,44 @@ class CoderProcess:
         """Id of the process."""
         return self._process.pid
 
-    def run(self, job: Message) -> Message:
+    def run(self, job: Message, max_s: float) -> Message:
         """Return what the function returns for a job.
+
+        Args:
+            max_s: seconds after which the child is ended.
 
         Raises:
             InvalidRequest: the function raised this one.
             RequestFailed: the function raised another error.
-            ProcessDied: the child ended; close this and start another.
+            ProcessDied: close this and start another.
+            JobTooLong: likewise.
         """
         if self._to_child.closed:
             raise ProcessDied(f"process {self.pid} was ended before the job")
+        is_late = threading.Event()
+        timer = threading.Timer(max_s, self._end_late, [is_late])
+        timer.daemon = True
+        timer.start()
         try:
             _write(self._to_child, job)
             reply = _read(self._from_child)
-        except (BrokenPipeError, EOFError) as error:
-            raise ProcessDied(f"process {self.pid} ended during a job") from error
+        except (ArithmeticError, EOFError, MemoryError, OSError, ValueError, struct.error) as error:
+            # whatever it was, the rest of the exchange would be taken for the next job's
+            if is_late.is_set():
+                message = f"process {self.pid} was ended after {max_s:g} s of a job"
+                raise JobTooLong(message) from error
+            raise ProcessDied(f"process {self.pid} ended during a job: {error!r}") from error
+        finally:
+            timer.cancel()
         if "invalid" in reply.header:
             raise InvalidRequest(*reply.header["invalid"])
         if "error" in reply.header:
             raise RequestFailed(reply.header["error"], "coding")
         return reply
+
+    def _end_late(self, is_late: threading.Event) -> None:
+        is_late.set()
+        self._process.kill()
 
     def close(self) -> None:
         """End the process and wait for it."""

@@ -14,7 +14,12 @@ from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
-from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
+from ray_cluster.errors import (
+    MODEL_ERRORS,
+    DispatcherUnavailable,
+    InvalidRequest,
+    RequestFailed,
+)
 from ray_cluster.imaging.small_images import small_image
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.observability.metrics_snapshot import Snapshot
@@ -338,14 +343,17 @@ class ReplicaAgent:
 
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
+        small = None
         try:
             result = await self._delivery.deliver(event, is_candidate=lease.is_candidate)
+            if lease.is_candidate:
+                small = await asyncio.to_thread(small_image, event.pixels)
         except RequestFailed as error:
             self._fail(lease, error)
             return
-        small = None
-        if lease.is_candidate:
-            small = await asyncio.to_thread(small_image, event.pixels)
+        except MODEL_ERRORS as error:
+            self._fail(lease, RequestFailed(f"{type(error).__name__}: {error}", "coding"))
+            return
         self._log.finished(request, result.timing)
         self._leases.end(request, Finished(request.request_id, lease.fence, result, small))
 

@@ -180,3 +180,55 @@ async def test_a_store_that_fails_is_a_503_with_a_wait(
     check_error(reply, 503, code="input_store_unavailable")
     assert "no space left" not in reply.text
     assert fake.offered == []
+
+
+@pytest.mark.parametrize("url", [EDITS, JOBS])
+async def test_what_bodies_hold_together_is_bounded(
+    fake: FakeDispatcherClient, config: ClusterConfig, url: str
+) -> None:
+    content = json.dumps({"prompt": PROMPT, "image": coded(LARGE)}).encode()
+    most = len(content)
+    app = app_with(fake, config, max_upload_bytes=most, max_input_bytes=most)
+    go_on = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield content[:-1]
+        await go_on.wait()
+        yield content[-1:]
+
+    async with client_of(app) as http:
+        first, second = (
+            asyncio.create_task(http.post(EDITS, content=slow(), headers=JSON)) for _ in range(2)
+        )
+        await asyncio.sleep(0.1)
+        check_error(
+            await http.post(url, content=content, headers=JSON), 503, code="too_many_uploads"
+        )
+        # files of a form are not held
+        assert (await post_form(http)).status_code == 200
+        go_on.set()
+        assert [(await one).status_code for one in (first, second)] == [200, 200]
+        again = await http.post(EDITS, content=content, headers=JSON)
+        assert again.status_code == 200, again.text
+
+
+async def test_a_large_body_is_read_in_a_thread(http: httpx.AsyncClient) -> None:
+    large = file_of(np.random.default_rng(0).integers(0, 256, (640, 640, 3), np.uint8))
+    assert len(coded(large)) > 1 << 20
+    assert (await post_json(http, large)).status_code == 200
+    content = b'{"prompt": "' + b"x" * (1 << 20)
+    check_error(await http.post(EDITS, content=content, headers=JSON), 400, code="invalid_json")
+
+
+async def test_what_checks_images_may_fail_in_any_way(
+    fake: FakeDispatcherClient, config: ClusterConfig
+) -> None:
+    class Failing(PlainChecks):
+        def image_facts(self, data: bytes, param: str, max_pixels: int) -> Any:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    images = sent_images()
+    images._checks = Failing()
+    app = create_app(fake, settings_for(config), results=memory_results(), images=images)
+    async with client_of(app) as http:
+        check_error(await post_form(http), 503, code="checks_unavailable")

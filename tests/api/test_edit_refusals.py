@@ -145,7 +145,7 @@ async def test_a_field_that_there_is_not_is_refused_with_the_nearest(
     ("mask", "fields", "param", "says"),
     [
         (None, {"feather_px": 4}, "feather_px", "without a mask"),
-        (None, {"paste_back": True}, "paste_back", "without a mask"),
+        (None, {"paste_back": False}, "paste_back", "without a mask"),
         (None, {"crop": "auto"}, "crop", "without a mask"),
         (MASK, {"crop": "auto", "paste_back": False}, "paste_back", "together with 'crop'"),
         (MASK, {"feather_px": 4, "paste_back": False}, "feather_px", "while paste_back is false"),

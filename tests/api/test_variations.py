@@ -43,7 +43,7 @@ async def test_a_variation_is_nearer_to_the_image_than_an_edit(
 
 @pytest.mark.parametrize("name", ["feather_px", "paste_back", "crop"])
 async def test_what_needs_a_mask_is_refused(http: httpx.AsyncClient, name: str) -> None:
-    value = {"feather_px": 2, "paste_back": True, "crop": "auto"}[name]
+    value = {"feather_px": 2, "paste_back": False, "crop": "auto"}[name]
     reply = await http.post(VARIATIONS, files=parts({"image": IMAGE}, {name: value}))
     check_error(reply, 400, param=name)
 

@@ -60,12 +60,12 @@ def test_an_image_that_kills_two_processes_fails_alone(monkeypatch: pytest.Monke
     run = CoderProcess.run
     tried: list[int] = []
 
-    def deadly(self: CoderProcess, job: Message) -> Message:
+    def deadly(self: CoderProcess, job: Message, max_s: float) -> Message:
         if "poison" in str(job.header):
             tried.append(self.pid)
             os.kill(self.pid, signal.SIGKILL)
             raise ProcessDied("killed")
-        return run(self, job)
+        return run(self, job, max_s)
 
     monkeypatch.setattr(CoderProcess, "run", deadly)
     with ImageCoder() as coder:
@@ -92,8 +92,42 @@ def test_a_process_that_cannot_be_started_costs_one_image(monkeypatch: pytest.Mo
         os.kill(coder.process_ids[0], signal.SIGKILL)
         with monkeypatch.context() as patch:
             patch.setattr("ray_cluster.imaging.image_coder._start", no_process)
-            with pytest.raises(BlockingIOError):
+            with pytest.raises(RequestFailed, match="Resource temporarily unavailable"):
                 coder.submit(gradient(), OutputSpec(), RECIPE).result(60)
+        again = coder.submit(gradient(), OutputSpec(), RECIPE)
+        assert read_recipe(again.result(60)) == RECIPE
+
+
+def test_a_job_that_takes_too_long_is_ended_and_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ImageCoder() as coder:
+        (first,) = coder.process_ids
+        monkeypatch.setattr("ray_cluster.imaging.image_coder.MAX_JOB_S", 0.05)
+        # seconds of work
+        big = np.random.default_rng(0).integers(0, 256, (4000, 4000, 3), dtype=np.uint8)
+        with pytest.raises(RequestFailed, match="Send the request again"):
+            coder.submit(big, OutputSpec("webp"), {}).result(60)
+        (second,) = coder.process_ids
+        assert second != first
+        monkeypatch.undo()
+        assert read_recipe(coder.submit(gradient(), OutputSpec(), RECIPE).result(60)) == RECIPE
+        assert coder.process_ids == [second]
+
+
+def test_an_answer_that_cannot_be_read_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of it would be taken for the answer to the next job."""
+
+    def unreadable(pipe: object) -> Message:
+        raise MemoryError
+
+    with ImageCoder() as coder:
+        (first,) = coder.process_ids
+        with monkeypatch.context() as patch:
+            patch.setattr("ray_cluster.imaging.worker_process._read", unreadable)
+            with pytest.raises(RequestFailed):
+                coder.submit(gradient(), OutputSpec(), {}).result(60)
+        assert coder.process_ids != [first]
         again = coder.submit(gradient(), OutputSpec(), RECIPE)
         assert read_recipe(again.result(60)) == RECIPE
 
