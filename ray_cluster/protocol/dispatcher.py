@@ -9,6 +9,7 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.interface import raises
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Submission
 from ray_cluster.protocol.settings import GatewaySettings, WorkerSettings
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
@@ -116,7 +117,35 @@ class CellCalls(Protocol):
         ...
 
 
-class DispatcherClient(ImageCalls, JobCalls, CellCalls, Protocol):
+class LoraCalls(Protocol):
+    """The registry of LoRAs."""
+
+    @raises(JobStoreUnavailable)
+    async def add_lora(self, lora: Lora) -> LoraAdded:
+        """Register a LoRA; once this returns it is written. The same one twice is no error.
+
+        Its id and instant are given here.
+        """
+        ...
+
+    async def loras(self, after: str, limit: int) -> tuple[LoraStatus, ...]:
+        """Return LoRAs by name, those after a name; from the first on if it is empty."""
+        ...
+
+    async def find_loras(self, names: tuple[str, ...]) -> LoraLookup:
+        """Return the LoRAs of these names, and for others names that look like them."""
+        ...
+
+    @raises(JobStoreUnavailable)
+    async def remove_lora(self, name: str) -> LoraStatus | None:
+        """Forget a LoRA once no open request uses it, and offer it to none from now on.
+
+        None if there is none of that name.
+        """
+        ...
+
+
+class DispatcherClient(ImageCalls, JobCalls, CellCalls, LoraCalls, Protocol):
     """A gateway's way to the one dispatcher of its cell.
 
     Every method raises :class:`~ray_cluster.errors.DispatcherUnavailable` when the dispatcher is

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.loras import LoraOrder, LoraReport
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.requests import (
@@ -48,6 +49,7 @@ class Lease:
         is_candidate: whether the image is not to be published yet: its small form comes with the
             report, and a stored image gets :func:`ray_cluster.requests.candidate_name`.
         scored: the image to score, for a discriminator.
+        loras: those that the request names, for a replica whose node has none of them yet.
     """
 
     fence: Fence
@@ -57,10 +59,11 @@ class Lease:
     may_resume: bool = False
     is_candidate: bool = False
     scored: SmallImage | None = None
+    loras: tuple[LoraOrder, ...] = ()
 
 
-WorkerKind = Literal["denoise", "score", "control"]
-"""What a worker does with leased requests, or with calls to its endpoint."""
+WorkerKind = Literal["denoise", "score", "control", "lora"]
+"""What a worker does with leased requests, with calls to its endpoint, or with orders."""
 
 
 def lane_of(kind: WorkerKind, name: str) -> str:
@@ -182,6 +185,8 @@ class Poll:
             as resident, as it is being fetched.
         settings_version: of its settings; empty before it has had any.
         capacity: by these settings; None leaves the registered one.
+        loras: all that a store of LoRAs has, fetches or could not get; None if that has not
+            changed.
     """
 
     replica_id: str
@@ -194,6 +199,7 @@ class Poll:
     residents: tuple[str, ...] | None = None
     settings_version: str = ""
     capacity: Capacity | None = None
+    loras: tuple[LoraReport, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +218,7 @@ class PollReply:
             for lost.
         peers: the workers that it may call; None if it has this version.
         settings: to be applied from now on; None if it has this version.
+        loras: all that a store of LoRAs is to have now; None if that has not changed.
     """
 
     known: bool
@@ -222,6 +229,7 @@ class PollReply:
     adopted: Mapping[str, Fence] = field(default_factory=dict)
     peers: Directory | None = None
     settings: WorkerSettings | None = None
+    loras: tuple[LoraOrder, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

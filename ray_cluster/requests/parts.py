@@ -89,10 +89,15 @@ class ControlUse:
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """A LoRA by name, and its weight."""
+    """A LoRA by name, and its weight.
+
+    Attributes:
+        lora_id: the one that the name meant when the call came.
+    """
 
     name: str
     scale: float = 1.0
+    lora_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
