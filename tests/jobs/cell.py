@@ -19,7 +19,7 @@ from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.observability.metrics_snapshot import MetricsBook
-from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls
+from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls, LoraCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Scored, Shown
@@ -106,7 +106,12 @@ class JobsCell:
             clock=time.monotonic,
         )
         # as a gateway's dispatcher client has them
-        services = {ImageCalls: self.dispatch, JobCalls: self.jobs_service, CellCalls: self.cell}
+        services = {
+            ImageCalls: self.dispatch,
+            JobCalls: self.jobs_service,
+            CellCalls: self.cell,
+            LoraCalls: self.jobs_service.loras,
+        }
         for interface, service in services.items():
             for name in methods_of(interface):
                 setattr(self, name, getattr(service, name))
@@ -115,6 +120,7 @@ class JobsCell:
         self.jobs_service.save_worker(registration)
 
     async def __aenter__(self) -> JobsCell:
+        self.jobs_service.loras.apply(self.settings_book.settings)
         await self.jobs_service.start()
         return self
 
