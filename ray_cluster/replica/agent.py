@@ -49,6 +49,8 @@ from ray_cluster.replica.state_transfer import StateTransfer
 logger = logging.getLogger(__name__)
 
 _CODING_GRACE_S = 2.0
+# longest denoising step that still counts as alive
+_MAX_SILENCE_S = 120.0
 
 
 class ReplicaAgent:
@@ -65,7 +67,6 @@ class ReplicaAgent:
         states: of unfinished requests; the runner exports to its writer.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
-        max_silence_s: longest denoising step that still counts as alive.
         settings: those of the registration; later ones come with replies to polls.
     """
 
@@ -79,7 +80,6 @@ class ReplicaAgent:
         loras: LoraShelf | None = None,
         link: DispatcherLink,
         clock: Callable[[], float],
-        max_silence_s: float = 120.0,
         settings: WorkerSettings | None = None,
     ) -> None:
         self._registration = registration
@@ -91,7 +91,6 @@ class ReplicaAgent:
         self._loras = loras
         self._link = link
         self._clock = clock
-        self._max_silence_s = max_silence_s
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
         self._log = ReplicaLog(registration.replica_id)
         self._leases = HeldLeases(link, registration.replica_id, self._on_acknowledged)
@@ -133,7 +132,7 @@ class ReplicaAgent:
         """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
         if self._death is not None:
             raise RuntimeError(str(self._death))
-        self._runner.check_alive(self._max_silence_s)
+        self._runner.check_alive(_MAX_SILENCE_S)
         check_running(self._loops)
 
     async def drain(self) -> None:
