@@ -19,7 +19,7 @@ from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.observability.metrics_snapshot import MetricsBook
-from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls
+from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls, LoraCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Scored, Shown
@@ -34,6 +34,7 @@ from ray_cluster.requests import (
 )
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
+from tests.fake_loras import FakeLoras
 from tests.fakes import image_request, registration, some_settings
 
 DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
@@ -106,7 +107,12 @@ class JobsCell:
             clock=time.monotonic,
         )
         # as a gateway's dispatcher client has them
-        services = {ImageCalls: self.dispatch, JobCalls: self.jobs_service, CellCalls: self.cell}
+        services = {
+            ImageCalls: self.dispatch,
+            JobCalls: self.jobs_service,
+            CellCalls: self.cell,
+            LoraCalls: FakeLoras(),
+        }
         for interface, service in services.items():
             for name in methods_of(interface):
                 setattr(self, name, getattr(service, name))
