@@ -41,7 +41,13 @@ from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.policies.cascade import DeferralCurve
-from ray_cluster.protocol.dispatcher import CellCalls, DispatcherLink, ImageCalls, JobCalls
+from ray_cluster.protocol.dispatcher import (
+    CellCalls,
+    DispatcherLink,
+    ImageCalls,
+    JobCalls,
+    LoraCalls,
+)
 from ray_cluster.protocol.leases import Endpoint, Registration
 from ray_cluster.protocol.rpc import RpcServer
 from ray_cluster.storage.blob_store import BlobStore
@@ -112,6 +118,7 @@ class Dispatcher:
                 ImageCalls: self._service,
                 JobCalls: self._jobs,
                 CellCalls: cell,
+                LoraCalls: self._jobs.loras,
                 DispatcherLink: self._service,
             }
         )

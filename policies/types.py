@@ -28,9 +28,9 @@ EntryReason = Literal["routed", "quality", "add_ons", "size", "prompt", "negativ
 MOST_PASSES = 4
 
 
-def lora_resident(name: str) -> str:
+def lora_resident(lora_id: str) -> str:
     """Return the resident id of a LoRA."""
-    return f"lora:{name}"
+    return f"lora:{lora_id}"
 
 
 def template_resident(sha256: str) -> str:
@@ -51,7 +51,7 @@ class RequestView:
         when_late: what becomes of it if its deadline cannot be met.
         fewest_steps: that it may be made with, if it or others would be late with more; None for
             all.
-        loras: names of its LoRAs.
+        loras: ids of its LoRAs.
         controls: names of its ControlNets.
         template: digest of the image that it edits, where replicas keep activations of it; None for
             all others.

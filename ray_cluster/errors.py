@@ -24,6 +24,7 @@ from typing import Literal
 Stage = Literal[
     "queue",
     "input",
+    "lora",
     "image",
     "encode",
     "denoise",

@@ -189,7 +189,7 @@ def completed(request: ImageRequest, data: bytes = b"coded pixels") -> Completed
 def some_settings(**sections: Any) -> Settings:
     """Settings of one pool, "shapes", with these sections of the configuration."""
     pools = [{"name": "shapes", "model": "shapes-sd"}]
-    return settings_of(ClusterConfig.model_validate({"pools": pools, **sections}))
+    return settings_of(ClusterConfig.model_validate({"pools": pools} | sections))
 
 
 def settings_for(config: ClusterConfig) -> CurrentSettings:

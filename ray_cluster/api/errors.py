@@ -180,7 +180,8 @@ def from_failure(failure: Failure) -> ApiError:
     """Return the error for an image that was admitted and not made.
 
     ``error`` depends on the request alone (the same values give the same exception): no retry,
-    unless it came from the result store or that of inputs, which may work again later.
+    unless it came from the result store, that of inputs or a LoRA's source, which may work again
+    later.
     ``lost`` on a replica means that several died under it. The request itself may be the cause,
     and every repetition costs as many replicas again: no client library shall repeat it.
     ``lost`` in the queue (the dispatcher was restarted) and ``aborted`` (its client seemed gone)
@@ -199,6 +200,8 @@ def from_failure(failure: Failure) -> ApiError:
             f"The images of the edit could not be read again: {what}. Try again.",
             "input_store_unavailable",
         )
+    if failure.stage == "lora":
+        return unavailable(f"A LoRA could not be fetched: {what}. Try again.", "lora_unavailable")
     if failure.kind == "error":
         return ApiError(
             HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
+from ray_cluster.config.loras import LorasConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import (
     DispatchConfig,
@@ -37,6 +38,7 @@ class ClusterConfig(Section):
     dispatch: DispatchConfig = DispatchConfig()
     storage: StorageConfig = StorageConfig()
     logs: LogsConfig = LogsConfig()
+    loras: LorasConfig = LorasConfig()
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
     discriminators: tuple[DiscriminatorConfig, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()

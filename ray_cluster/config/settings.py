@@ -11,6 +11,7 @@ from pydantic import SecretStr, ValidationError
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loras import LoraSettings
 from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
 from ray_cluster.config.sections import (
     DispatchSettings,
@@ -61,6 +62,7 @@ class Settings(Section):
     pools: tuple[PoolSettings, ...]
     discriminators: tuple[DiscriminatorSettings, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()
+    loras: LoraSettings = LoraSettings()
 
     @cached_property
     def version(self) -> str:
@@ -93,6 +95,7 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
         pools=tuple(_pool_settings(pool) for pool in config.pools),
         discriminators=tuple(part_of(one, DiscriminatorSettings) for one in config.discriminators),
         cascades=tuple(_cascade(one, config) for one in config.cascades),
+        loras=part_of(config.loras, LoraSettings),
     )
 
 

@@ -42,7 +42,7 @@ class AdmissionView:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._ledger.queue)
+        return len(self._ledger.waiting)
 
     @property
     def waiting_models(self) -> Sequence[str]:

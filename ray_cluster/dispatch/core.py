@@ -19,6 +19,7 @@ from ray_cluster.dispatch.cascades import Cascades, CurveOf
 from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.log import log_refused
+from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, Restored
@@ -75,8 +76,9 @@ class DispatchCore:
         self.started_pools: set[str] = set()
         # models whose accepted requests are still made while a replica lives
         self._removed: frozenset[str] = frozenset()
-        self._ledger = Ledger(config, epoch=epoch)
         self.replicas = Replicas()
+        self.loras = Loras(self.replicas.base_model)
+        self._ledger = Ledger(config, epoch=epoch, loras=self.loras)
         self._attached = Attached(self._ledger, self.replicas, config.attached_timeout_s)
         self.queue = AdmissionView(
             self._ledger,
@@ -140,6 +142,8 @@ class DispatchCore:
         self.unregister(registration.replica_id, now_s)
         replica = ReplicaRecord(registration, registration.step_cost, heard_s=now_s)
         self.replicas.add(replica)
+        if registration.kind == "lora":
+            self.loras.join(registration.replica_id, registration.node)
         return self._epoch
 
     def remember(self, registrations: Iterable[Registration]) -> None:
@@ -152,6 +156,8 @@ class DispatchCore:
         """Remove a replica; leases that it did not return count as lost."""
         replica = self.replicas.pop(replica_id)
         self._exchanges.forget(replica_id)
+        self.loras.leave(replica_id)
+        self.advance_loras(now_s)
         if replica is None:
             return
         for record in list(replica.held.values()):
@@ -190,6 +196,7 @@ class DispatchCore:
                 slo_s = self._config.default_slo_s
                 self._ledger.accept(requests, views, offer, client=client, slo_s=slo_s, now_s=now_s)
                 self._exchanges.plan(offer.exchanges)
+                self.advance_loras(now_s)
         if not offer.accepted:
             views = [self._view(request, now_s) for request in requests]
             self._ledger.counters.note_refused(views, offer)
@@ -213,6 +220,9 @@ class DispatchCore:
         self._ledger.age(now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
+        if poll.loras is not None:
+            self.loras.hear(poll.replica_id, poll.loras)
+            self.advance_loras(now_s)
         self._cascades.advance(now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
@@ -237,12 +247,18 @@ class DispatchCore:
         placed = self.replicas.choose(replica, self._ledger.queue, now_s, now_s - self.grace_s)
         directory = self.replicas.directory
         peers = None if replica.peers_version == directory.version else directory
-        if not (placed.leased or exchanged or preempted or aborts or peers):
+        loras = self.loras.orders(replica_id, now_s)
+        if not (placed.leased or exchanged or preempted or aborts or peers or loras is not None):
             return _NOTHING_TO_SAY
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers)
+        return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
+
+    def advance_loras(self, now_s: float) -> None:
+        """Act on what has become of LoRAs: requests go on or end, stores hear of changes."""
+        self._ledger.advance_held_back(now_s)
+        self.replicas.alert_all(self.loras.store_ids)
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
         """Ids of the replicas to offer waiting requests to, one after the other."""
@@ -356,23 +372,14 @@ class DispatchCore:
         return ClusterSnapshot.of(
             self._ledger,
             self.replicas,
-            models=self._shown_models(),
+            configured=self.queue.configured,
             cascades=self._cascades.views(),
             now_s=now_s,
         )
 
-    def _shown_models(self) -> list[str]:
-        """Models to show: a removed one only while it has replicas or waiting requests."""
-        return [
-            model
-            for model in self.replicas.profiles
-            if model in self.queue.configured
-            or self.replicas.ids(model)
-            or self._ledger.queue.has(model)
-        ]
-
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s
+        slo_s -= self.loras.fetch_s([request], now_s)
         if request.light is None:
             return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
         # promised is a light image, and that it is scored in time

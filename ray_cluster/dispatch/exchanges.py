@@ -51,7 +51,8 @@ class Exchanges:
             victim, heir = self._ledger.get(victim_id), self._ledger.get(heir_id)
             if victim is None or victim.holder is not replica or not victim.is_preempted:
                 continue
-            waits = heir is not None and heir.holder is None and heir.view.model == replica.model
+            is_queued = heir is not None and heir_id in self._ledger.queue
+            waits = heir is not None and is_queued and heir.view.model == replica.model
             if not waits or replica.view().room > 0:
                 victim.is_preempted = False
             else:

@@ -10,11 +10,10 @@ from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.dispatch.ageing import Ageing
 from ray_cluster.dispatch.cascade_record import cascade_record
 from ray_cluster.dispatch.log import log_end, log_image
+from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
 from ray_cluster.dispatch.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
-from ray_cluster.dispatch.waiting import WaitingQueue
-from ray_cluster.policies.ordering import AGED_PRIORITY
-from ray_cluster.policies.placement import passed_over
+from ray_cluster.dispatch.waiting_room import WaitingRoom
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import (
     Failed,
@@ -34,21 +33,24 @@ from ray_cluster.storage.state_format import StateHeader
 class Ledger:
     """Keeps every accepted request in exactly one place until it ends, then forgets it.
 
-    A request waits (it is in ``queue``, its fence is None) or is leased (it is among one
+    A request waits (it is in ``waiting``, its fence is None) or is leased (it is among one
     replica's ``held``, its fence is that of the lease). One whose stage of a cascade has ended is
     at neither place until :meth:`take_between`, in the same call.
 
     Args:
         config: the number of lost leases after which a request ends as ``lost``, and when it ages.
         epoch: of the fences.
+        loras: of the cell; told of all open requests.
 
     Attributes:
         stats: what predictions rest on.
         counters: for metrics.
     """
 
-    def __init__(self, config: DispatchSettings, *, epoch: int) -> None:
-        self.queue = WaitingQueue()
+    def __init__(self, config: DispatchSettings, *, epoch: int, loras: Loras) -> None:
+        self.waiting = WaitingRoom(loras)
+        self.queue = self.waiting.queue
+        self._loras = loras
         self.stats = PredictionStats()
         self.counters = OutcomeCounters()
         self._epoch = epoch
@@ -124,10 +126,10 @@ class Ledger:
         for request_id, state in states.items():
             record = self._records.get(request_id)
             if record is not None and not record.num_leases and record.holder is None:
-                self.queue.remove(request_id)
+                self.waiting.take_out(record)
                 record.note_stored(state.step_index, state.model_digest)
                 record.make_progress(record.stored_steps)
-                self.queue.add(record.view)
+                self.waiting.put(record)
 
     def _open(
         self,
@@ -145,20 +147,20 @@ class Ledger:
         self._records[request.request_id] = record
         if client_s is not None:
             self._attached.setdefault(client, {})[request.request_id] = record
-        self.queue.add(view)
+        self._loras.note_open(request)
+        self.waiting.put(record)
         self._ageing.add(view, len(self._records))
         return record
+
+    def advance_held_back(self, now_s: float) -> None:
+        """Queue the requests whose LoRAs are there by now, and end those that cannot have them."""
+        for record, failure in self.waiting.release():
+            self._fail(record, failure, now_s)
 
     def age(self, now_s: float) -> None:
         """Put requests first that have waited too long."""
         for request_id in self._ageing.take(now_s):
-            record = self._records[request_id]
-            waits = request_id in self.queue
-            if waits:
-                self.queue.remove(request_id)
-            record.view = replace(record.view, priority=AGED_PRIORITY)
-            if waits:
-                self.queue.add(record.view)
+            self.waiting.put_first(self._records[request_id])
 
     def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
         """Move a waiting request to a replica, under a new fence."""
@@ -167,14 +169,13 @@ class Ledger:
         fence = self._grant(record, replica, now_s)
         record.num_leases += 1
         log_image("image_leased", record, queue_s=record.queued_s)
-        return record.lease(fence, now_s, may_resume=may_resume)
+        orders = self._loras.orders_of(record.request)
+        return replace(record.lease(fence, now_s, may_resume=may_resume), loras=orders)
 
     def note_passes(self, request_ids: Iterable[str]) -> None:
         """Count later requests that are leased before these, which wait."""
-        for request_id in request_ids:
-            record = self._records[request_id]
-            record.view = passed_over(record.view)
-            self.queue.replace(record.view)
+        for one in request_ids:
+            self.waiting.note_passed(self._records[one])
 
     def adopt(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
         """Give a waiting request to the replica that has it already; it is no new attempt."""
@@ -200,7 +201,7 @@ class Ledger:
         return adopted
 
     def _grant(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
-        self.queue.remove(record.view.request_id)
+        self.waiting.take_out(record)
         self._num_fences += 1
         record.fence = Fence(self._epoch, self._num_fences)
         record.holder = replica
@@ -304,7 +305,7 @@ class Ledger:
     def enqueue(self, record: RequestRecord, view: RequestView, now_s: float) -> None:
         """Queue a request for its next stage, however many wait: it was accepted already."""
         record.begin_stage(view, now_s)
-        self.queue.add(record.view)
+        self.waiting.put(record)
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
         """Return the outcomes that were not handed out yet."""
@@ -355,11 +356,10 @@ class Ledger:
             cascade=None if record.cascade is None else record.cascade.answer(),
             is_candidate=is_candidate,
         )
-        counters = self.counters
         fidelity = "exact" if is_candidate else record.request.fidelity
-        counters.made[view.model, fidelity or "unknown"] += 1
-        counters.totals["completed"] += 1
-        counters.totals["missed"] += not completed.deadline_met
+        self.counters.made[view.model, fidelity or "unknown"] += 1
+        self.counters.totals["completed"] += 1
+        self.counters.totals["missed"] += not completed.deadline_met
         record.view = view
         self._end(record, completed)
 
@@ -369,12 +369,11 @@ class Ledger:
         self._release(record)
         record.since_s = now_s
         record.make_progress(steps_done)
-        self.queue.add(record.view)
+        self.waiting.put(record)
         self.counters.totals["requeued"] += 1
 
     def _withdraw(self, record: RequestRecord) -> None:
-        if record.view.request_id in self.queue:
-            self.queue.remove(record.view.request_id)
+        self.waiting.discard(record)
         self._release(record)
 
     def _release(self, record: RequestRecord) -> None:
@@ -391,6 +390,7 @@ class Ledger:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)
         self._withdraw(record)
+        self._loras.note_end(record.request)
         del self._records[record.view.request_id]
         attached = self._attached.get(record.client, {})
         if attached.pop(record.view.request_id, None) is not None and not attached:

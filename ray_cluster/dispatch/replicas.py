@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -42,6 +43,7 @@ class Replicas:
         self._by_id: dict[str, ReplicaRecord] = {}
         self._alerted: set[str] = set()
         self._profiles: dict[str, ModelProfile] = {}
+        self._base_models: dict[str, str] = {}
         self._tokenizers: dict[str, tuple[PromptTokenizer, ...]] = {}
         # of models without a live replica as it was, for predictions
         self._pools: dict[str, PoolView] = {}
@@ -87,6 +89,7 @@ class Replicas:
         registration = replica.registration
         if registration.profile is not None:
             self._profiles[replica.model] = registration.profile
+            self._base_models[replica.model] = _base_model(registration)
             # a megabyte: once is enough
             self._tokenizers[replica.model] = registration.prompt_tokenizers
             replica.registration = replace(registration, prompt_tokenizers=())
@@ -94,6 +97,10 @@ class Replicas:
     def prompt_tokenizers(self, model: str) -> tuple[PromptTokenizer, ...]:
         """Return the tokenizers of the replica of a model that registered last."""
         return self._tokenizers.get(model, ())
+
+    def base_model(self, model: str) -> str:
+        """Return what the pool of a model calls its model; empty while nobody says."""
+        return self._base_models.get(model, "")
 
     @property
     def starting(self) -> tuple[str, ...]:
@@ -220,6 +227,10 @@ class Replicas:
         """Note that a replica, if there is one, must be answered at once."""
         if replica is not None:
             self._alerted.add(replica.replica_id)
+
+    def alert_all(self, replica_ids: Iterable[str]) -> None:
+        """Likewise for several, if there is something to say to them."""
+        self._alerted.update(replica_ids)
 
     def take_alerted(self) -> set[str]:
         """Return the ids noted by :meth:`alert` since the last call."""
@@ -367,6 +378,11 @@ def directory_of(registrations: Iterable[Registration]) -> Directory:
     # an endpoint's secret is new in every life of its worker, and no part of its repr
     said = repr([(one, one.endpoint.secret) for one in peers])
     return Directory(hashlib.sha256(said.encode()).hexdigest()[:16], peers)
+
+
+def _base_model(registration: Registration) -> str:
+    arguments = json.loads(registration.arguments) if registration.arguments else {}
+    return str(arguments.get("model", ""))
 
 
 def _starting(pool: PoolView, last: ReplicaRecord) -> PoolView:

@@ -12,6 +12,7 @@ from ray_cluster.dispatch.candidates import Candidates
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
+from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.observability.metrics_snapshot import Snapshot
@@ -100,6 +101,17 @@ class DispatchService:
         self._polls.wake()
         return epoch
 
+    @property
+    def loras(self) -> Loras:
+        """The LoRAs of the cell; call :meth:`note_loras` after a change."""
+        return self._core.loras
+
+    def note_loras(self) -> None:
+        """Tell stores of changes."""
+        self._core.advance_loras(self._clock())
+        self._settle(self._core.take_outcomes())
+        self._polls.wake()
+
     def remember(self, registrations: Iterable[Registration]) -> None:
         self._core.remember(registrations)
 
@@ -123,6 +135,9 @@ class DispatchService:
         self._polls.end(poll.replica_id)
         reply = self._core.poll(poll, self._clock())
         self._settle(self._core.take_outcomes())
+        if poll.loras is not None:
+            # of what a store has by now, others may have waited
+            self._polls.wake()
         if not says_something(reply):
             reply = await self._polls.hold(poll.replica_id, wait_s)
         if reply.leases and self._core.num_waiting:

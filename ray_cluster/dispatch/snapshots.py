@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ray_cluster.dispatch.cascades import CascadeView
 from ray_cluster.dispatch.ledger import Ledger
-from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.policies.types import ReplicaView
 
@@ -54,19 +54,29 @@ class ClusterSnapshot:
     @staticmethod
     def of(
         ledger: Ledger,
-        replicas: Iterable[ReplicaRecord],
+        replicas: Replicas,
         *,
-        models: Iterable[str],
+        configured: Collection[str],
         cascades: tuple[CascadeView, ...],
         now_s: float,
     ) -> ClusterSnapshot:
-        """Return the present state; of models, what waits is counted."""
-        waiting = tuple(ledger.queue)
+        """Return the present state.
+
+        Args:
+            configured: models of the settings; of another one, what waits is counted only while it
+                has replicas or waiting requests.
+        """
+        waiting, counts = tuple(ledger.waiting.views), ledger.waiting.count_by_model()
+        models = [
+            model
+            for model in replicas.profiles
+            if model in configured or replicas.ids(model) or counts[model]
+        ]
         return ClusterSnapshot(
             num_waiting=len(waiting),
             num_leased=len(ledger) - len(waiting),
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
-            num_waiting_by_model={model: ledger.queue.count(model) for model in sorted(models)},
+            num_waiting_by_model={model: counts[model] for model in sorted(models)},
             replicas=tuple(one.view() for one in replicas),
             counters=ledger.counters.copy(),
             cascades=cascades,

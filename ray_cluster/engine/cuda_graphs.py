@@ -84,6 +84,11 @@ class GraphedExecutor(Generic[PreparedT]):
         return self._executor.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the model."""
+        return self._executor.dtype
+
+    @property
     def num_levels(self) -> int:
         """Resolutions that the layout of a batch must have."""
         return self._executor.num_levels

@@ -110,6 +110,10 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
         """Where latents must be."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the model, and of the factors that :meth:`bind` takes."""
+
+    @property
     def num_levels(self) -> int:
         """Resolutions that the layout of a batch must have."""
 

@@ -38,7 +38,7 @@ from ray_cluster.engine.folders import (
 from ray_cluster.engine.gpu import prepare_card, this_card, worker_device
 from ray_cluster.engine.memory import plan_model_memory
 from ray_cluster.engine.offload import place_weights
-from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptEncoder
+from ray_cluster.engine.prompt_encoder import PipelineEncoder, PromptDeltas, PromptEncoder
 from ray_cluster.engine.prompt_limits import max_prompt_tokens
 from ray_cluster.engine.reuse_steps import check_reuse
 from ray_cluster.engine.samplers import SamplerTables
@@ -228,16 +228,18 @@ def start_states(
     *,
     now_s: float,
     images: Sequence[EncodedImage | None] = (),
+    deltas: Sequence[PromptDeltas | None] = (),
 ) -> list[RequestState]:
     """Encode requests together; arrival and deadline are both the present instant for now.
 
     Args:
         images: of each request, for those that are edits; may be left out where none is.
+        deltas: of each request, for those that change text encoders; likewise.
 
     Raises:
         ValueError: the model cannot run a request's reuse schedule.
     """
-    conditionings = model.encoder.encode(requests)
+    conditionings = model.encoder.encode(requests, deltas)
     states = [
         RequestState.start(
             request,

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ray_cluster.engine.deltas import Delta, LayerDeltas, RowDeltas, adding, bound_deltas
 from ray_cluster.engine.folders import text_pipeline
 from ray_cluster.engine.prompt_limits import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning
+from ray_cluster.errors import ModelUnsupported
 from ray_cluster.models.prompt_tokens import packed, too_long
 from ray_cluster.requests import ImageRequest, PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptDeltas:
+    """What a request adds to the layers of text encoders.
+
+    Attributes:
+        parts: text encoders, each with its own.
+    """
+
+    parts: tuple[tuple[nn.Module, LayerDeltas], ...]
 
 
 class PromptEncoder(Protocol):
@@ -27,8 +41,23 @@ class PromptEncoder(Protocol):
     def tokenizers(self) -> tuple[PromptTokenizer, ...]:
         """The tokenizers that count, for processes without the model; none if they need Python."""
 
-    def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
+    def bind(self, deltas: Mapping[str, Mapping[str, Delta]]) -> PromptDeltas:
+        """Return deltas for the prompts of requests.
+
+        Args:
+            deltas: by text encoder, such as ``text_encoder_2``, and the path of a layer in it.
+
+        Raises:
+            ModelUnsupported: there is no such encoder or layer.
+        """
+
+    def encode(
+        self, requests: Sequence[ImageRequest], deltas: Sequence[PromptDeltas | None] = ()
+    ) -> list[Conditioning]:
         """Return one conditioning per request.
+
+        Args:
+            deltas: of each request; may be left out where none has any.
 
         Raises:
             InvalidRequest: a prompt is longer than the text encoder can read.
@@ -92,15 +121,40 @@ class PipelineEncoder:
             )
         )
 
-    def encode(self, requests: Sequence[ImageRequest]) -> list[Conditioning]:
+    def bind(self, deltas: Mapping[str, Mapping[str, Delta]]) -> PromptDeltas:
+        """Return deltas for the prompts of requests; see :class:`PromptEncoder`."""
+        parts = []
+        for name, layers in deltas.items():
+            encoder = getattr(self._pipeline, name, None)
+            if encoder is None:
+                kind = type(self._pipeline).__name__
+                raise ModelUnsupported(f"this {kind} has no {name} that deltas could change")
+            parts.append((encoder, bound_deltas(encoder, layers)))
+        return PromptDeltas(tuple(parts))
+
+    def encode(
+        self, requests: Sequence[ImageRequest], deltas: Sequence[PromptDeltas | None] = ()
+    ) -> list[Conditioning]:
         """Return one conditioning per request; see :class:`PromptEncoder`."""
         for request in requests:
             self._check_length(request.prompt, "prompt")
             self._check_length(request.negative_prompt or "", "negative_prompt")
+        owners = deltas or [None] * len(requests)
+        found: dict[int, Conditioning] = {}
+        # those with the same deltas together
+        for own in dict.fromkeys(owners):
+            places = [index for index, owner in enumerate(owners) if owner is own]
+            made = self._encode([requests[index] for index in places], own)
+            found |= dict(zip(places, made, strict=True))
+        return [found[index] for index in range(len(requests))]
+
+    def _encode(
+        self, requests: Sequence[ImageRequest], deltas: PromptDeltas | None
+    ) -> list[Conditioning]:
         takes_negative = self._family.takes_negative
         guided = [request for request in requests if takes_negative and request.uses_guidance]
-        positive = self._embed([request.prompt for request in requests])
-        negative = self._embed([request.negative_prompt or "" for request in guided])
+        positive = self._embed([request.prompt for request in requests], deltas)
+        negative = self._embed([request.negative_prompt or "" for request in guided], deltas)
         if self._pipeline.config.get("force_zeros_for_empty_prompt", False):
             negative = [
                 tuple(torch.zeros_like(part) for part in pair)
@@ -121,16 +175,21 @@ class PipelineEncoder:
             if count > limit:
                 raise too_long(param, count, limit)
 
-    def _embed(self, prompts: Sequence[str]) -> list[tuple[Tensor, ...]]:
+    def _embed(
+        self, prompts: Sequence[str], deltas: PromptDeltas | None
+    ) -> list[tuple[Tensor, ...]]:
         """Return per prompt ``(embeds,)``, or ``(embeds, pooled)`` for families that have it."""
         if not prompts:
             return []
-        encoded = self._pipeline.encode_prompt(
-            prompt=list(prompts),
-            device=self._device,
-            num_images_per_prompt=1,
-            **self._family.options,
-        )
+        with ExitStack() as stack:
+            for encoder, own in () if deltas is None else deltas.parts:
+                stack.enter_context(adding(RowDeltas.of([own] * len(prompts)), encoder))
+            encoded = self._pipeline.encode_prompt(
+                prompt=list(prompts),
+                device=self._device,
+                num_images_per_prompt=1,
+                **self._family.options,
+            )
         pooled_at = self._family.pooled_at
         parts = (encoded[0],) if pooled_at is None else (encoded[0], encoded[pooled_at])
         return [tuple(part[index] for part in parts) for index in range(len(prompts))]

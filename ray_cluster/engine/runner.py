@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
@@ -204,6 +205,7 @@ class EngineRunner:
         read_s: float = 0.0,
         state: RequestState | None = None,
         pixels: EditPixels | None = None,
+        adapters: AdapterSet | None = None,
     ) -> None:
         """Take a request; with ``state`` it goes on where that was exported.
 
@@ -211,6 +213,7 @@ class EngineRunner:
             queued_s: seconds that it has waited before this replica had it.
             read_s: seconds that this one took to read its images; they count to encoding.
             pixels: of an edit; not needed with a state, which has what comes of them.
+            adapters: of its LoRAs, bound to this model.
 
         Raises:
             ValueError: a request of that id is in flight, or the state is another request's; or it
@@ -228,6 +231,7 @@ class EngineRunner:
             queued_s,
             entered_s=now_s - read_s,
             pixels=pixels,
+            adapters=adapters,
         )
         self._live.enter(ticket)
         if state is None and pixels is not None:
@@ -308,7 +312,10 @@ class EngineRunner:
         """Encode prompts, and wait for them as for images."""
         requests, images = ([t.request for t in tickets], [t.image for t in tickets])
         stream.adopt([tensor for image in images if image for tensor in image.tensors()])
-        states = start_states(self.model, requests, now_s=self._clock(), images=images)
+        sets = [ticket.adapters for ticket in tickets]
+        deltas = [None if one is None else one.prompts for one in sets] if any(sets) else []
+        now_s = self._clock()
+        states = start_states(self.model, requests, now_s=now_s, images=images, deltas=deltas)
         stream.synchronize()
         return states
 
@@ -333,7 +340,8 @@ class EngineRunner:
         def join() -> None:
             if ticket in self._live:
                 self._stepping.adopt(state.tensors())
-                self._engine.add(state)
+                adapters = ticket.adapters
+                self._engine.add(state, None if adapters is None else adapters.denoiser)
 
         self._commands.put(join)
 

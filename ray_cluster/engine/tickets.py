@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.state import RequestState
 from ray_cluster.imaging.templates import EditPixels
@@ -22,6 +23,7 @@ class Ticket:
         entered_s: instant at which it entered its present stage.
         pixels: of an edit; None once they are encoded.
         image: what they are encoded as; None once it is part of the state.
+        adapters: None without any.
         state: None until it is encoded.
     """
 
@@ -32,6 +34,7 @@ class Ticket:
     entered_s: float
     pixels: EditPixels | None = None
     image: EncodedImage | None = None
+    adapters: AdapterSet | None = None
     state: RequestState | None = None
 
 

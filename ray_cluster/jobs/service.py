@@ -21,6 +21,7 @@ from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.loras import LoraService
 from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
@@ -83,19 +84,30 @@ class JobService:
         self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
+        self.loras = LoraService(
+            dispatch.loras,
+            store,
+            self._threads,
+            on_change=dispatch.note_loras,
+            wall_clock=wall_clock,
+        )
+
     def apply(self, settings: Settings) -> None:
         """Apply other settings from now on; open jobs stay open."""
+        self.loras.apply(settings)
         self._max_open = settings.limits.max_open_jobs_per_client
         self._sweeper.config = settings.storage
 
     async def start(self) -> None:
-        """Restore the open jobs and the workers of an earlier dispatcher; begin to sweep."""
+        """Restore workers, LoRAs and open jobs of an earlier dispatcher; begin to sweep."""
         self._dispatch.remember(await self._threads.call("read", self._store.workers))
+        await self.loras.start()
         for job in await self._threads.call("read", self._store.unfinished):
             done = await asyncio.to_thread(self._done, job)
             self._restore(job, done, await asyncio.to_thread(self._light, job))
         self._spawn(self._sweeper.run())
         # not before the open jobs are known
+        self.loras.begin_sweeping()
         self._spawn(self._input_sweeper.run())
 
     def _open_requests(self) -> Iterator[ImageRequest]:
@@ -287,6 +299,7 @@ class JobService:
     async def close(self) -> None:
         """Stop; open jobs stay open in the store."""
         self._watchers.close()
+        await self.loras.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

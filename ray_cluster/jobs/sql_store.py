@@ -19,6 +19,7 @@ from ray_cluster.codec.values import CodecError, TextCodec, is_versioned, plain_
 from ray_cluster.jobs.sql_engine import WRITES, JobStoreError, connect, migrate
 from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery, StoredImage
 from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.loras import Lora, LoraFacts
 from ray_cluster.protocol.outcomes import Deferred
 from ray_cluster.requests import Failure, ImageRequest
 
@@ -41,12 +42,15 @@ _JOB_COLUMNS = (
     "deferred",
 )
 _JOBS = sa.table("jobs", *map(sa.column, _JOB_COLUMNS))
+_LORAS = sa.table("loras", *map(sa.column, ("lora_id", "is_removed", "lora", "facts")))
 _WORKERS = sa.table("workers", *map(sa.column, ("pool", "registered_s", "registration")))
 
 _REQUESTS: TextCodec[tuple[ImageRequest, ...]] = TextCodec(tuple[ImageRequest, ...])
 _IMAGES: TextCodec[tuple[StoredImage | None, ...]] = TextCodec(tuple[StoredImage | None, ...])
 _DEFERRED: TextCodec[tuple[Deferred, ...]] = TextCodec(tuple[Deferred, ...])
 _ERROR: TextCodec[Failure | None] = TextCodec(Failure | None)
+_LORA: TextCodec[Lora] = TextCodec(Lora)
+_FACTS: TextCodec[LoraFacts] = TextCodec(LoraFacts)
 _REGISTRATION: TextCodec[Registration] = TextCodec(Registration)
 
 
@@ -164,6 +168,40 @@ class SqlJobStore:
                 # one of another version is as good as none: its pool registers again
                 with suppress(CodecError):
                     found.append(_REGISTRATION.decode(row.registration))
+        return found
+
+    def add_lora(self, lora: Lora) -> None:
+        """Write a new LoRA."""
+        row = {"lora_id": lora.lora_id, "is_removed": False, "lora": _LORA.encode(lora)}
+        with self._transaction(writes=True) as connection:
+            connection.execute(sa.insert(_LORAS).values(row))
+
+    def note_facts(self, lora_id: str, facts: LoraFacts) -> None:
+        """Write what was found out of a LoRA."""
+        self._change_lora(lora_id, facts=_FACTS.encode(facts))
+
+    def remove_lora(self, lora_id: str) -> None:
+        """Write that a LoRA is to be forgotten once no open request uses it."""
+        self._change_lora(lora_id, is_removed=True)
+
+    def _change_lora(self, lora_id: str, **values: Any) -> None:
+        changes = sa.update(_LORAS).where(_LORAS.c.lora_id == lora_id).values(values)
+        with self._transaction(writes=True) as connection:
+            connection.execute(changes)
+
+    def forget_lora(self, lora_id: str) -> None:
+        """Delete a LoRA's row."""
+        with self._transaction(writes=True) as connection:
+            connection.execute(sa.delete(_LORAS).where(_LORAS.c.lora_id == lora_id))
+
+    def loras(self) -> list[tuple[Lora, LoraFacts | None, bool]]:
+        """Return every LoRA that can be read, what is known of it, and whether it is removed."""
+        found = []
+        with self._transaction() as connection:
+            for row in connection.execute(sa.select(_LORAS).order_by(_LORAS.c.lora_id)):
+                with suppress(CodecError):
+                    facts = None if row.facts is None else _FACTS.decode(row.facts)
+                    found.append((_LORA.decode(row.lora), facts, bool(row.is_removed)))
         return found
 
     @contextmanager

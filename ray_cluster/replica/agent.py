@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from ray_cluster.config.sections import DispatchSettings
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
@@ -38,6 +39,7 @@ from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
+from ray_cluster.replica.lora_shelf import LoraShelf
 from ray_cluster.replica.metrics import ReplicaMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
 from ray_cluster.replica.preemption import Preemptions
@@ -47,6 +49,8 @@ from ray_cluster.replica.state_transfer import StateTransfer
 logger = logging.getLogger(__name__)
 
 _CODING_GRACE_S = 2.0
+# longest denoising step that still counts as alive
+_MAX_SILENCE_S = 120.0
 
 
 class ReplicaAgent:
@@ -58,11 +62,11 @@ class ReplicaAgent:
     Args:
         registration: sent to each dispatcher; its step cost is corrected by observation.
         runner: of the model; :meth:`start` starts it.
+        loras: those in memory; None where no request may name one.
         delivery: has the images of edits, encodes finished ones and puts them where they belong.
         states: of unfinished requests; the runner exports to its writer.
         link: the dispatcher.
         clock: monotonic seconds, the runner's too.
-        max_silence_s: longest denoising step that still counts as alive.
         settings: those of the registration; later ones come with replies to polls.
     """
 
@@ -73,9 +77,9 @@ class ReplicaAgent:
         runner: EngineRunner,
         delivery: Delivery,
         states: StateTransfer,
+        loras: LoraShelf | None = None,
         link: DispatcherLink,
         clock: Callable[[], float],
-        max_silence_s: float = 120.0,
         settings: WorkerSettings | None = None,
     ) -> None:
         self._registration = registration
@@ -84,9 +88,9 @@ class ReplicaAgent:
         self._runner = runner
         self._delivery = delivery
         self._states = states
+        self._loras = loras
         self._link = link
         self._clock = clock
-        self._max_silence_s = max_silence_s
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
         self._log = ReplicaLog(registration.replica_id)
         self._leases = HeldLeases(link, registration.replica_id, self._on_acknowledged)
@@ -128,7 +132,7 @@ class ReplicaAgent:
         """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
         if self._death is not None:
             raise RuntimeError(str(self._death))
-        self._runner.check_alive(self._max_silence_s)
+        self._runner.check_alive(_MAX_SILENCE_S)
         check_running(self._loops)
 
     async def drain(self) -> None:
@@ -250,6 +254,7 @@ class ReplicaAgent:
             peers_version=self._peers.version,
             settings_version=self._settings_version,
             capacity=self._capacity,
+            residents=() if self._loras is None else self._loras.residents,
         )
 
     def _take(self, lease: Lease) -> None:
@@ -257,36 +262,43 @@ class ReplicaAgent:
         self._drop(request_id)
         self._leases.add(lease)
         deadline_s = self._clock() + lease.deadline_in_s
-        if lease.may_resume or lease.request.edit is not None:
+        request = lease.request
+        if lease.may_resume or request.edit is not None or request.add_ons.loras:
             task = asyncio.create_task(self._begin(lease, deadline_s))
             self._beginning[request_id] = task
         else:
-            self._submit(lease, deadline_s, None, None)
+            self._submit(lease, deadline_s)
 
     async def _begin(self, lease: Lease, deadline_s: float) -> None:
-        """Go on from another replica's state, or fetch an edit's image; ``_drop`` cancels it."""
-        state = pixels = None
+        """Fetch what a request needs: the state it goes on from, its image, its LoRAs.
+
+        ``_drop`` cancels it.
+        """
+        state = pixels = adapters = None
         began_s = self._clock()
         if lease.may_resume:
             state = await self._states.load(lease.request, self._runner.device)
         if state is not None:
             self._metrics.resumed(state.step_index)
-        elif lease.request.edit is not None:
-            try:
+        try:
+            if state is None and lease.request.edit is not None:
                 pixels = await self._delivery.pixels(lease.request)
-            except RequestFailed as error:
-                del self._beginning[lease.request.request_id]
-                self._fail(lease, error)
-                return
+            if self._loras is not None:
+                adapters = await self._loras.adapters(lease)
+        except RequestFailed as error:
+            del self._beginning[lease.request.request_id]
+            self._fail(lease, error)
+            return
         del self._beginning[lease.request.request_id]
-        self._submit(lease, deadline_s, state, pixels, self._clock() - began_s)
+        self._submit(lease, deadline_s, state, pixels, adapters, self._clock() - began_s)
 
     def _submit(
         self,
         lease: Lease,
         deadline_s: float,
-        state: RequestState | None,
-        pixels: EditPixels | None,
+        state: RequestState | None = None,
+        pixels: EditPixels | None = None,
+        adapters: AdapterSet | None = None,
         read_s: float = 0.0,
     ) -> None:
         self._log.started(lease, state)
@@ -297,6 +309,7 @@ class ReplicaAgent:
             read_s=read_s,
             state=state,
             pixels=pixels,
+            adapters=adapters,
         )
 
     def _drop(self, request_id: str) -> None:

@@ -29,6 +29,8 @@ POISONED_WORD = "zebra"
 # at which Ray's processes hand on their metrics; ten seconds unless told otherwise
 RAY_METRICS_S = 2.0
 
+# they ship with the package
+STYLE_LORAS = ("pastel", "outline", "texture")
 LIGHT_POOL = {
     "name": "shapes-sd-light",
     "model": "shapes-sd-light",
@@ -95,7 +97,7 @@ class Service:
     """
 
     def __init__(self, folder: Path, **overrides: Any) -> None:
-        http_port, dashboard_port, metrics_port = free_ports(3)
+        http_port, dashboard_port, metrics_port, self.lora_port = free_ports(4)
         self.ray_metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         self.url = f"http://127.0.0.1:{http_port}"
         self.dashboard_url = f"http://127.0.0.1:{dashboard_port}"
@@ -133,6 +135,16 @@ class Service:
             "limits": {"max_queued_images": 16, "max_body_s": 10.0},
             "logs": {"format": "json"},
             "storage": storage_in(folder),
+            "loras": {
+                "folder": str(folder / "loras"),
+                "sources": ["builtin:", str(folder), f"http://127.0.0.1:{self.lora_port}"],
+                "fetch_timeout_s": 3.0,
+                "max_file_bytes": 10_000_000,
+                "registered": [
+                    {"name": name, "base": "shapes-sd", "source": f"builtin:{name}"}
+                    for name in STYLE_LORAS
+                ],
+            },
             "pools": [
                 {
                     "name": "shapes-sd",

@@ -48,7 +48,7 @@ SIDE_PX = 64
 # around an object of the reference model's images, which is 14 px at most from its middle
 HALF_PX = 18
 TEMPLATES = 16
-# 240 of 240 were right; so few must not fail by chance
+# all are right; so few must not fail by chance
 LEAST_RIGHT = 0.9
 
 

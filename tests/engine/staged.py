@@ -106,7 +106,7 @@ class StagedModel:
     def steps_of(self, request_id: str) -> int:
         return sum(stage == "denoise" and request_id in ids for stage, ids in self.calls)
 
-    def encode(self, requests: Sequence[ImageRequest]) -> Any:
+    def encode(self, requests: Sequence[ImageRequest], deltas: Sequence[Any] = ()) -> Any:
         ids = [one.request_id for one in requests]
         self._enter("encode", ids)
         with self._one_thread:

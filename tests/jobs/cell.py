@@ -34,7 +34,6 @@ from ray_cluster.requests import (
 )
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
-from tests.fake_loras import FakeLoras
 from tests.fakes import image_request, registration, some_settings
 
 DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
@@ -111,7 +110,7 @@ class JobsCell:
             ImageCalls: self.dispatch,
             JobCalls: self.jobs_service,
             CellCalls: self.cell,
-            LoraCalls: FakeLoras(),
+            LoraCalls: self.jobs_service.loras,
         }
         for interface, service in services.items():
             for name in methods_of(interface):
@@ -121,6 +120,7 @@ class JobsCell:
         self.jobs_service.save_worker(registration)
 
     async def __aenter__(self) -> JobsCell:
+        self.jobs_service.loras.apply(self.settings_book.settings)
         await self.jobs_service.start()
         return self
 

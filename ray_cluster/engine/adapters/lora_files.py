@@ -88,7 +88,7 @@ def read_lora(path: Path, base: Path) -> LoraFactors:
     skeleton = _Skeleton(base)
     try:
         skeleton.load(state)
-    except (*MODEL_ERRORS, KeyError, NotImplementedError) as error:
+    except MODEL_ERRORS as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ModelUnsupported(f"{path.name} does not fit {base.name}: {reason}") from error
     found = skeleton.factors()
@@ -173,8 +173,9 @@ def _make_hollow(model: nn.Module) -> None:
         for name, one in module.named_parameters(recurse=False):
             hollow = nn.Parameter(torch.zeros(()).expand(one.shape), requires_grad=False)
             setattr(module, name, hollow)
-        for name, one in module.named_buffers(recurse=False):
-            module.register_buffer(name, torch.zeros((), dtype=one.dtype).expand(one.shape), False)
+        for name, buffer in module.named_buffers(recurse=False):
+            hollow_buffer = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
+            module.register_buffer(name, hollow_buffer, persistent=False)
 
 
 def _text_encoder(folder: Path) -> nn.Module:

@@ -90,7 +90,7 @@ class DiTExecutor:
         check_dit_layers(model)
         self._device = device
         # diffusers walks through all modules to answer this
-        self._dtype = model.dtype
+        self._dtype: torch.dtype = model.dtype
         self._model = model.eval()
         is_flux = isinstance(model, FluxTransformer2DModel)
         self._lean: LeanDiT = LeanFlux(model) if is_flux else LeanSD3(model)
@@ -104,6 +104,11 @@ class DiTExecutor:
     def device(self) -> torch.device:
         """Where latents must be."""
         return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model."""
+        return self._dtype
 
     @property
     def num_levels(self) -> int:

@@ -84,7 +84,7 @@ class UNetExecutor:
         check_unet_config(unet.config)
         self._device = device
         # diffusers walks through all modules to answer this
-        self._dtype = unet.dtype
+        self._dtype: torch.dtype = unet.dtype
         self._unet = unet.eval()
         self._rounds = can_pack(unet.conv_in.weight)
         self._lean: LeanUNet = build_lean(unet)
@@ -95,6 +95,11 @@ class UNetExecutor:
     def device(self) -> torch.device:
         """Where latents must be."""
         return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model."""
+        return self._dtype
 
     @property
     def num_levels(self) -> int:

@@ -1,0 +1,125 @@
+"""The LoRAs that a replica has in memory, bound to its model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
+from ray_cluster.engine.adapters.factors import open_factors
+from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported, RequestFailed
+from ray_cluster.policies.types import lora_resident
+from ray_cluster.protocol.leases import Lease
+from ray_cluster.protocol.loras import LoraFacts, LoraOrder
+
+SetKey = tuple[tuple[str, float], ...]
+"""LoRAs by id, with their scales."""
+
+
+class Folder(Protocol):
+    """The part of a :class:`~ray_cluster.replica.lora_folder.LoraFolder` that is used here."""
+
+    def path_of(self, lora_id: str) -> Path | None: ...
+
+    async def ensure(self, order: LoraOrder) -> LoraFacts: ...
+
+
+class LoraShelf:
+    """Binds the LoRAs of leases to a replica's model, and keeps the sets that were used last.
+
+    Requests with the same LoRAs at the same scales get the same object, so that neighbours in a
+    batch share its products.
+
+    Args:
+        folder: of the node, which a store of LoRAs fills, or else this replica.
+        max_bytes: of all kept sets; one that is used is kept whatever its size.
+        open_set: returns the set of some files with scales; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        folder: Folder,
+        *,
+        max_bytes: int,
+        open_set: Callable[[LoadedModel, Sequence[tuple[Path, float]]], AdapterSet] | None = None,
+    ) -> None:
+        self._model = model
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._open_set = _open_set if open_set is None else open_set
+        self._kept: OrderedDict[SetKey, AdapterSet] = OrderedDict()
+        self._opening: dict[SetKey, asyncio.Task[AdapterSet]] = {}
+
+    @property
+    def residents(self) -> tuple[str, ...]:
+        """Ids of what is kept, as policies know it."""
+        ids = {lora_id for key in self._kept for lora_id, _ in key}
+        return tuple(map(lora_resident, sorted(ids)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the sets that are kept."""
+        return sum(one.num_bytes for one in self._kept.values())
+
+    async def adapters(self, lease: Lease) -> AdapterSet | None:
+        """Return the set of a lease's request; None if it names no LoRA.
+
+        Raises:
+            RequestFailed: one of them cannot be had.
+        """
+        key = tuple((use.lora_id, use.scale) for use in lease.request.add_ons.loras)
+        if not key:
+            return None
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept
+        # of several that ask, one opens; one that is cancelled leaves it to the others
+        opening = self._opening.get(key)
+        if opening is None:
+            opening = self._opening[key] = asyncio.create_task(self._open(key, lease.loras))
+            opening.add_done_callback(lambda done: self._note(key, done))
+        return await asyncio.shield(opening)
+
+    def _note(self, key: SetKey, done: asyncio.Task[AdapterSet]) -> None:
+        del self._opening[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[key] = done.result()
+        while self.num_bytes > self._max_bytes and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+
+    async def _open(self, key: SetKey, orders: Sequence[LoraOrder]) -> AdapterSet:
+        order_by_id = {one.lora.lora_id: one for one in orders}
+        # whatever goes wrong ends this request: an error of another kind would leave its lease open
+        try:
+            files = []
+            for lora_id, scale in key:
+                path = self._folder.path_of(lora_id)
+                if path is None:
+                    path = await self._fetched(order_by_id[lora_id])
+                files.append((path, scale))
+            return await asyncio.to_thread(self._open_set, self._model, files)
+        except (ModelUnsupported, OSError) as error:
+            raise RequestFailed(str(error), "lora") from error
+        except MODEL_ERRORS as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}", "lora") from error
+
+    async def _fetched(self, order: LoraOrder) -> Path:
+        await self._folder.ensure(order)
+        path = self._folder.path_of(order.lora.lora_id)
+        if path is None:
+            raise RequestFailed(
+                f"the LoRA {order.lora.name!r} was fetched and pushed out by others at once; raise "
+                "loras.max_disk_bytes",
+                "lora",
+            )
+        return path
+
+
+def _open_set(model: LoadedModel, files: Sequence[tuple[Path, float]]) -> AdapterSet:
+    return bind_adapters(model, [(open_factors(path), scale) for path, scale in files])
