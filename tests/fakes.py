@@ -18,6 +18,7 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
+from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 from ray_cluster.protocol.outcomes import Completed, ImageUpdate, Outcome, Submission
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 from ray_cluster.requests import (
@@ -30,6 +31,7 @@ from ray_cluster.requests import (
 )
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
+from tests.fake_loras import FakeLoras
 
 T = TypeVar("T")
 
@@ -228,6 +230,7 @@ class FakeDispatcherClient:
         news: the settings that the next call for some gets.
         max_wait_s: seconds that a wait without outcomes takes at most.
         undeployed_models: models in the settings that nobody has deployed.
+        registry: of LoRAs.
     """
 
     def __init__(self, *profiles: ModelProfile) -> None:
@@ -239,6 +242,7 @@ class FakeDispatcherClient:
         self.seen_versions: list[str] = []
         self.max_wait_s = 60.0
         self.undeployed_models: tuple[str, ...] = ()
+        self.registry = FakeLoras()
         self.offered: list[tuple[ImageRequest, ...]] = []
         self.aborted: list[str] = []
         self.num_waits = 0
@@ -325,6 +329,22 @@ class FakeDispatcherClient:
         self._check()
         self.num_tokenizer_calls += 1
         return self.tokenizers
+
+    async def add_lora(self, lora: Lora) -> LoraAdded:
+        self._check()
+        return await self.registry.add_lora(lora)
+
+    async def loras(self, after: str, limit: int) -> tuple[LoraStatus, ...]:
+        self._check()
+        return await self.registry.loras(after, limit)
+
+    async def find_loras(self, names: tuple[str, ...]) -> LoraLookup:
+        self._check()
+        return await self.registry.find_loras(names)
+
+    async def remove_lora(self, name: str) -> LoraStatus | None:
+        self._check()
+        return await self.registry.remove_lora(name)
 
     def _check(self) -> None:
         if self.down:

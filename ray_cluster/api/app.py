@@ -19,6 +19,8 @@ from ray_cluster.api.handlers import UnexpectedErrorMiddleware, install
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.jobs import JobCreator, JobsEndpoint
+from ray_cluster.api.lora_uses import LoraResolver
+from ray_cluster.api.loras import LorasEndpoint
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetrics, GatewayMetricsEndpoint
 from ray_cluster.api.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
 from ray_cluster.api.openapi import describe_by_settings
@@ -88,7 +90,9 @@ def create_app(
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
-    reader = CallReader(catalog, PromptCheck(client), settings, images)
+    reader = CallReader(
+        catalog, PromptCheck(client), LoraResolver(client, catalog), settings, images
+    )
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
     endpoints = Endpoints(
@@ -104,7 +108,8 @@ def create_app(
             settings=settings,
             clock=clock,
         ),
-        models=ModelsEndpoint(catalog),
+        models=ModelsEndpoint(catalog, client),
+        loras=LorasEndpoint(client, catalog, settings),
         jobs=JobsEndpoint(client, reader, creator, settings, clock),
     )
     add_routes(app, endpoints, settings)

@@ -16,6 +16,7 @@ from ray_cluster.api.cascades import CascadeResolver
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.edits import EditImages, WantedImages
 from ray_cluster.api.forms import typed_texts
+from ray_cluster.api.lora_uses import LoraResolver
 from ray_cluster.api.middleware import request_id_of
 from ray_cluster.api.multipart import is_form
 from ray_cluster.api.prompts import PromptCheck
@@ -65,10 +66,12 @@ class CallReader:
         self,
         catalog: Catalog,
         prompts: PromptCheck,
+        loras: LoraResolver,
         settings: CurrentSettings,
         images: SentImages,
     ) -> None:
         self._catalog = catalog
+        self._loras = loras
         self._prompts = prompts
         self._cascades = CascadeResolver(catalog, prompts)
         self._settings = settings
@@ -191,9 +194,9 @@ class CallReader:
         is_job: bool,
     ) -> tuple[ImageRequest, ...]:
         limits = self._settings.limits
-        wanted = WantedImages(
-            fields, images, is_stored=is_job or key is not None or fields.response_format == "url"
-        )
+        is_stored = is_job or key is not None or fields.response_format == "url"
+        fields, loras = await self._loras.resolve(fields)
+        wanted = WantedImages(fields, images, is_stored, loras)
         cascade = self._settings.cascade(fields.model)
         if cascade is not None:
             requests = await self._cascades.resolve(wanted, cascade, limits)

@@ -55,6 +55,9 @@ class CascadeResolver:
         requests = await self._of(cascade.heavy, wanted, limits)
         if alone == "heavy":
             return _alone(requests, cascade.name, "heavy", "quality")
+        if wanted.loras:
+            # they are made for one model
+            return _alone(requests, cascade.name, "heavy", "add_ons")
         first = requests[0]
         # the size is the heavy model's where the call leaves it open
         changes: dict[str, Any] = {"n": 1, "seed": first.seed}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import Context
+
+from starlette.responses import Response
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
 from ray_cluster.api.replies import (
     CascadeParts,
     FewerStepsCard,
+    LoraModelCard,
     ModelCard,
     ModelList,
     StepsByFidelity,
@@ -19,7 +22,8 @@ from ray_cluster.api.replies import (
 from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
-from ray_cluster.protocol.dispatcher import DispatcherClient
+from ray_cluster.protocol.dispatcher import DispatcherClient, LoraCalls
+from ray_cluster.protocol.loras import Lora, LoraStatus
 from ray_cluster.protocol.settings import CascadeModel
 from ray_cluster.requests import ModelProfile
 
@@ -27,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # age of the profiles at which a call has them read again
 _MAX_AGE_S = 1.0
+# LoRAs that one call to the dispatcher returns
+_LORA_PAGE = 1000
 
 
 class Catalog:
@@ -116,27 +122,63 @@ def _log_failure(reading: asyncio.Task[None]) -> None:
 class ModelsEndpoint:
     """Lists the models that are ready, and what each can do."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, loras: LoraCalls) -> None:
         self._catalog = catalog
+        self._loras = loras
 
-    async def list(self) -> ModelList:
-        """List the models that a replica has registered, in the configuration's order."""
+    async def list(self) -> Response:
+        """List the models that a replica has registered, in the configuration's order; after them
+        each with its LoRAs, by name.
+        """
         profiles = await self._catalog.refresh()
-        cards = [_card(profiles[name]) for name in self._catalog.known if name in profiles]
+        cards: list[ModelCard | LoraModelCard] = [
+            _card(profiles[name]) for name in self._catalog.known if name in profiles
+        ]
         cards += [
             _cascade_card(one, profiles[one.heavy])
             for one in self._catalog.cascades
             if one.light in profiles and one.heavy in profiles
         ]
-        return ModelList(data=cards)
+        async for page in lora_pages(self._loras):
+            cards += [_lora_card(one.lora) for one in page if _is_model(one, profiles)]
+        # of thousands, FastAPI would check each once more
+        content = ModelList.model_construct(data=cards).model_dump_json()
+        return Response(content, media_type="application/json")
 
-    async def retrieve(self, model: str) -> ModelCard:
+    async def retrieve(self, model: str) -> ModelCard | LoraModelCard:
         """Describe one model: 404 for an unknown one, 503 for one that has not registered yet."""
         for cascade in self._catalog.cascades:
             if cascade.name == model:
                 await self._catalog.profile(cascade.light)
                 return _cascade_card(cascade, await self._catalog.profile(cascade.heavy))
+        base, _, name = model.rpartition(":")
+        if base and model not in self._catalog.known:
+            status = (await self._loras.find_loras((name,))).found.get(name)
+            profiles = await self._catalog.refresh()
+            if status is not None and status.lora.base == base and _is_model(status, profiles):
+                return _lora_card(status.lora)
         return _card(await self._catalog.profile(model))
+
+
+async def lora_pages(loras: LoraCalls) -> AsyncIterator[tuple[LoraStatus, ...]]:
+    """Yield all LoRAs by name, some at a time."""
+    after = ""
+    while page := await loras.loras(after, _LORA_PAGE):
+        yield page
+        after = page[-1].lora.name
+        if len(page) < _LORA_PAGE:
+            return
+
+
+def _is_model(status: LoraStatus, profiles: Mapping[str, ModelProfile]) -> bool:
+    """Whether calls may name the base with this LoRA."""
+    return status.state not in {"failed", "removing"} and status.lora.base in profiles
+
+
+def _lora_card(lora: Lora) -> LoraModelCard:
+    return LoraModelCard.model_construct(
+        id=f"{lora.base}:{lora.name}", created=int(lora.added_s), parent=lora.base
+    )
 
 
 def _card(profile: ModelProfile) -> ModelCard:

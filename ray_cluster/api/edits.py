@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ray_cluster.api.fidelity import check_unmeasured
+from ray_cluster.api.lora_uses import BasedLora, with_loras
 from ray_cluster.api.resolve import canvas_size, resolve
 from ray_cluster.api.schema import ImageEditRequest, ImageGenerationRequest, ImageVariationRequest
 from ray_cluster.config.sections import LimitsConfig
@@ -68,18 +70,26 @@ class WantedImages:
     Attributes:
         images: of an edit; None for images from text.
         is_stored: whether what is made goes to the result store.
+        loras: those that it names.
     """
 
     fields: ImageGenerationRequest
     images: EditImages | None
     is_stored: bool
+    loras: tuple[BasedLora, ...] = ()
 
     def of(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
         """Return one request per image, of a model.
 
         Raises:
-            InvalidRequest: see ``resolve`` and :func:`resolve_edit`.
+            InvalidRequest: see ``resolve`` and :func:`resolve_edit`; or a LoRA is made for another
+                model.
         """
+        if self.loras:
+            check_unmeasured(self.fields, "without LoRAs", "an image with them")
+        return with_loras(self._plain(profile, limits), self.loras, profile)
+
+    def _plain(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
         if self.images is not None:
             assert isinstance(self.fields, ImageEditRequest), "only edits have images"
             return resolve_edit(self.fields, self.images, profile, limits, is_stored=self.is_stored)
@@ -177,15 +187,7 @@ def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
             "leave one of them out.",
             "input_fidelity",
         )
-    name = "allow" if "fidelity" in (fields.allow or ()) else "fidelity"
-    if name == "allow" or fields.fidelity not in {None, "exact"}:
-        raise InvalidRequest(
-            f"The parameter {name!r} asks for fewer steps than exact images take, which were "
-            "measured for images from text alone. Leave it out; num_inference_steps and "
-            "min_inference_steps set the effort of an edit.",
-            name,
-            "fidelity_not_offered",
-        )
+    check_unmeasured(fields, "for images from text alone", "an edit")
 
 
 def _check_format(image_format: ImageFormat, canvas_px: SizePx) -> None:

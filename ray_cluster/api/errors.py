@@ -122,19 +122,21 @@ def from_invalid(error: InvalidRequest) -> ApiError:
     return ApiError(HTTPStatus.BAD_REQUEST, error.message, code=error.code, param=error.param)
 
 
-def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+def model_not_found(
+    model: str, known: Iterable[str], param: Literal["model", "base"] = "model"
+) -> ApiError:
     """Return the 404 for a model that no pool serves.
 
     Args:
         known: the models that exist, the default one first.
+        param: which parameter names it.
     """
     # a gateway may hear later than the dispatcher that this model was removed
     first, *others = [name for name in known if name != model] or ["no other"]
-    allowed = ", ".join([f"{first} (taken where 'model' is left out)", *others])
+    note = " (taken where 'model' is left out)" if param == "model" else ""
+    allowed = ", ".join([f"{first}{note}", *others])
     return not_found(
-        f"The model {model[:100]!r} does not exist; allowed: {allowed}.",
-        "model_not_found",
-        "model",
+        f"The model {model[:100]!r} does not exist; allowed: {allowed}.", "model_not_found", param
     )
 
 

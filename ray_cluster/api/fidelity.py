@@ -65,6 +65,24 @@ def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int
     return num_steps, Terms(fidelity, setting.num_steps, floor, known)
 
 
+def check_unmeasured(fields: ImageGenerationRequest, measured: str, what: str) -> None:
+    """Refuse a fidelity other than exact for what its steps were not measured for.
+
+    Args:
+        measured: for what they were, for the message.
+        what: what the call asks for instead.
+    """
+    name = "allow" if "fidelity" in (fields.allow or ()) else "fidelity"
+    if name == "allow" or fields.fidelity not in {None, "exact"}:
+        raise InvalidRequest(
+            f"The parameter {name!r} asks for fewer steps than exact images take, which were "
+            f"measured {measured}. Leave it out; num_inference_steps and min_inference_steps set "
+            f"the effort of {what}.",
+            name,
+            "fidelity_not_offered",
+        )
+
+
 def _known(setting: Setting) -> FewerSteps | None:
     table = setting.table
     if table is None or table.sampler != setting.sampler:

@@ -24,6 +24,7 @@ from ray_cluster.api.job_stream import OPENING, JobStream, StreamSlots
 from ray_cluster.api.refusals import from_refusal
 from ray_cluster.api.replies import JobList, JobResponse
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.api.validate import check_query
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job, JobQuery, JobState, JobView
 
@@ -150,7 +151,7 @@ class JobsEndpoint:
         after: Annotated[str | None, Query(max_length=100)] = None,
     ) -> JobList:
         """List jobs, the newest first; `after` is the `last_id` of the page before."""
-        _check_query(request)
+        check_query(request, _LIST_PARAMETERS)
         if after is not None and _JOB_ID.fullmatch(after) is None:
             raise _not_found(after, "after")
         client = client_of(request)
@@ -177,21 +178,6 @@ class JobsEndpoint:
 
     def _reply(self, view: JobView, request: Request) -> JobResponse:
         return job_reply(view, url_maker(request), self._clock())
-
-
-def _check_query(request: Request) -> None:
-    """Refuse what would be ignored: parameters that there are not, and all but one of a name."""
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in names:
-        if name not in _LIST_PARAMETERS or names.count(name) > 1:
-            what = "twice" if name in _LIST_PARAMETERS else "and there is no such parameter here"
-            raise ApiError(
-                HTTPStatus.BAD_REQUEST,
-                f"The parameter {name[:100]!r} is given {what}; give each of "
-                f"{', '.join(_LIST_PARAMETERS)} once or not at all.",
-                code="invalid_value" if name in _LIST_PARAMETERS else "unknown_parameter",
-                param=name[:100],
-            )
 
 
 def _check_id(job_id: str) -> None:

@@ -81,7 +81,7 @@ def _body(
         content["multipart/form-data"] = {
             "schema": _form_schema(kinds[-1], settings),
             # a list is one text, not a part for each of its items
-            "encoding": {"allow": {"contentType": "application/json"}},
+            "encoding": {name: {"contentType": "application/json"} for name in ("allow", "loras")},
         }
     return {"required": True, "content": content}
 
@@ -129,8 +129,7 @@ def _add_images(
 
 def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:
     # all parts of the schema are inside it: no reference to other components
-    schema = kind.model_json_schema()
-    assert "$defs" not in schema
+    schema = copy.deepcopy(inlined_schema(kind))
     limits = settings.limits
     num_images = min(limits.max_images_per_request, limits.max_queued_images)
     _bound(schema, "prompt", "maxLength", limits.max_prompt_chars)
@@ -168,7 +167,7 @@ def event_stream(events: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
                 "data": {
                     "type": "string",
                     "contentMediaType": "application/json",
-                    "contentSchema": _inlined_schema(model),
+                    "contentSchema": inlined_schema(model),
                 },
             },
         }
@@ -178,7 +177,7 @@ def event_stream(events: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
 
 
 @cache
-def _inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
+def inlined_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return a model's JSON schema with its parts in their places, without references.
 
     The same one for every call: it must not be changed.

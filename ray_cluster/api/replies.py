@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
+from ray_cluster.api.lora_schema import LoraCard
 from ray_cluster.api.schema import EditCard, ImageFidelity, ImageTiming
 from ray_cluster.protocol.jobs import JobState
 from ray_cluster.protocol.outcomes import CascadeStage
@@ -70,11 +71,21 @@ class ModelCard(BaseModel):
     )
 
 
+class LoraModelCard(BaseModel):
+    """OpenAI's Model, for a model with a LoRA; all else is as of its base."""
+
+    id: str = Field(description="BASE:NAME")
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ray-cluster"
+    parent: str = Field(description="(extension) The model that the LoRA is made for.")
+
+
 class ModelList(BaseModel):
-    """The models that are ready."""
+    """The models that are ready, and these with each of their LoRAs."""
 
     object: Literal["list"] = "list"
-    data: list[ModelCard]
+    data: list[ModelCard | LoraModelCard]
 
 
 class ErrorDetail(BaseModel):
@@ -138,6 +149,7 @@ class JobResponse(BaseModel):
     model: str
     prompt: str
     size: str = Field(description="WIDTHxHEIGHT")
+    loras: list[LoraCard] = Field([], description="The LoRAs of each image.")
     n: int = Field(description="Number of images.")
     step: int = Field(description="Denoising steps done, over all images.")
     num_steps: int = Field(description="Denoising steps to do, over all images.")

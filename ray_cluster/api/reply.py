@@ -16,6 +16,7 @@ from typing import Any
 
 from ray_cluster.api.cascade_reply import cascade_card
 from ray_cluster.api.fidelity import fidelity_of
+from ray_cluster.api.lora_schema import LoraCard
 from ray_cluster.api.schema import EditCard
 from ray_cluster.protocol.outcomes import CascadeAnswer, Completed
 from ray_cluster.requests import ImageRequest, Timing, with_steps
@@ -135,7 +136,14 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
         details["cascade"] = cascade_card(image.cascade).model_dump()
     if (edit := edit_card(request)) is not None:
         details["edit"] = edit.model_dump()
+    if loras := lora_cards(request):
+        details["loras"] = [one.model_dump() for one in loras]
     return details
+
+
+def lora_cards(request: ImageRequest) -> list[LoraCard]:
+    """Return the LoRAs that an image is made with."""
+    return [LoraCard(name=one.name, scale=one.scale) for one in request.add_ons.loras]
 
 
 def edit_card(request: ImageRequest) -> EditCard | None:

@@ -17,18 +17,27 @@ from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
 from ray_cluster.api.job_stream import EVENT_NAMES
 from ray_cluster.api.jobs import JobsEndpoint
+from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse
+from ray_cluster.api.loras import LorasEndpoint
 from ray_cluster.api.metrics import GatewayMetricsEndpoint
-from ray_cluster.api.openapi import event_stream
-from ray_cluster.api.replies import ErrorResponse, JobList, JobResponse, ModelCard, ModelList
+from ray_cluster.api.openapi import event_stream, inlined_schema
+from ray_cluster.api.replies import (
+    ErrorResponse,
+    JobList,
+    JobResponse,
+    LoraModelCard,
+    ModelCard,
+    ModelList,
+)
 from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
 from ray_cluster.api.settings import CurrentSettings
 
 _ERRORS = {
     400: "A parameter is wrong: the message says what was given and what is allowed.",
     401: "No valid API key (only where the service is configured with keys).",
-    404: "There is no such thing (model, job, file), or not any more.",
+    404: "There is no such thing (model, LoRA, job, file), or not any more.",
     408: "The body has not arrived in time.",
-    409: "The job of this `Idempotency-Key` was cancelled.",
+    409: "The job of this `Idempotency-Key` was cancelled; another LoRA has this name.",
     410: "The images of this `Idempotency-Key` were made, and are forgotten by now.",
     413: "The body or an image is too large.",
     415: "The body is neither JSON nor, where that is taken, a form.",
@@ -63,6 +72,7 @@ class Endpoints:
     files: FilesEndpoint
     images: ImagesEndpoint
     models: ModelsEndpoint
+    loras: LorasEndpoint
     jobs: JobsEndpoint
 
 
@@ -74,6 +84,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     _add_files(public, endpoints.files)
     _add_images(guarded, endpoints.images)
     _add_models(guarded, endpoints.models)
+    _add_loras(guarded, endpoints.loras)
     _add_jobs(guarded, endpoints.jobs)
     app.include_router(public)
     app.include_router(guarded)
@@ -207,9 +218,41 @@ def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:
         "Describe a model",
         tags=["models"],
         operation_id="retrieveModel",
-        response_model=ModelCard,
+        response_model=ModelCard | LoraModelCard,
         responses=_errors(401, 404, 503),
     )
+
+
+def _add_loras(router: APIRouter, loras: LorasEndpoint) -> None:
+    one: dict[str, Any] = {"tags": ["loras"], "response_model": LoraResponse}
+    schema = inlined_schema(LoraRegistration)
+    _add(
+        router,
+        "POST /loras",
+        loras.create,
+        "Register a LoRA",
+        status_code=201,
+        responses={
+            200: {"model": LoraResponse, "description": "It was registered before, as it is."},
+            **_errors(400, 401, 404, 408, 409, 413, 415, 431, 503),
+        },
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+        },
+        **one,
+    )
+    _add(
+        router,
+        "GET /loras",
+        loras.list,
+        "List LoRAs",
+        tags=["loras"],
+        response_model=LoraList,
+        responses=_errors(400, 401, 503),
+    )
+    errors = _errors(401, 404, 503)
+    _add(router, "GET /loras/{name}", loras.retrieve, "Describe a LoRA", responses=errors, **one)
+    _add(router, "DELETE /loras/{name}", loras.remove, "Remove a LoRA", responses=errors, **one)
 
 
 def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
+from ray_cluster.api.lora_schema import MAX_LORAS, LoraCard, LoraChoice
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
@@ -71,7 +72,9 @@ class ImageGenerationRequest(BaseModel):
 
     prompt: str = Field(min_length=1, description="What the image shows; not empty.")
     model: str | None = Field(
-        None, description="A model that `GET /v1/models` lists; the first configured one if absent."
+        None,
+        description="A model that `GET /v1/models` lists; the first configured one if absent. "
+        "`BASE:NAME` is the model BASE with the LoRA NAME.",
     )
     n: int | None = Field(
         None, ge=1, description="Number of images, 1 if absent; image i is made with `seed + i`."
@@ -163,6 +166,11 @@ class ImageGenerationRequest(BaseModel):
         description="(extension) Weight of classifier-free guidance; off at 1 and below.",
     )
     sampler: SamplerName | None = Field(None, description="(extension) Sampler.")
+    loras: list[LoraChoice] | None = Field(
+        None,
+        max_length=MAX_LORAS,
+        description="(extension) LoRAs of the model, with their weights; none if absent.",
+    )
     priority: int | None = Field(
         None, ge=-100, le=100, description="(extension) Higher is served first; 0 if absent."
     )
@@ -303,6 +311,9 @@ class ImageDetails(BaseModel):
     )
     edit: EditCard | None = Field(
         None, description="(extension) How it was edited; absent for an image from text."
+    )
+    loras: list[LoraCard] | None = Field(
+        None, description="(extension) The LoRAs it was made with; absent without any."
     )
 
 

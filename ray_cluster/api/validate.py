@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from starlette.requests import Request
 
 from ray_cluster.api.body import is_text
+from ray_cluster.api.errors import ApiError
 from ray_cluster.api.schema import REFUSED, REFUSED_WITHOUT_IMAGE, ImageGenerationRequest
-from ray_cluster.config.validation_errors import must_be, nearest
+from ray_cluster.config.validation_errors import must_be, nearest, section_in
 from ray_cluster.errors import InvalidRequest
 
-FieldsT = TypeVar("FieldsT", bound=ImageGenerationRequest)
+FieldsT = TypeVar("FieldsT", bound=BaseModel)
 
 MAX_PROBLEMS = 5
 
@@ -25,6 +28,13 @@ _INSTEAD = {
     "output_format": "Pixels only: no vector images and no animations.",
     "seed": "For a random seed leave it out, or send null.",
     "num_inference_steps": "For the model's own number leave it out, or send null.",
+}
+# what to say in a field that is required
+_REQUIRED = {
+    "prompt": "say what the image shall show",
+    "name": "say how calls are to choose it",
+    "base": "say for which model it is made",
+    "source": "say where its file is",
 }
 # what other servers call a field
 _ELSEWHERE = {
@@ -47,9 +57,15 @@ _ELSEWHERE = {
     "init_image": "image",
     "mask_blur": "feather_px",
     "mask_image": "mask",
+    "lora": "loras",
+    "lora_weights": "loras",
 }
 
-_SIZE = "'auto' or WIDTHxHEIGHT in pixels, like '64x64'"
+_FORMS = {
+    "size": "'auto' or WIDTHxHEIGHT in pixels, like '64x64'",
+    "name": "1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    "sha256": "the 64 hexadecimal digits of the file's SHA-256, in lower case",
+}
 # of any model
 _LEAST_SIDE_PX = 8
 _TWO_NUMBERS = re.compile(r"\s*([1-9][0-9]{0,5})\D{1,5}([1-9][0-9]{0,5})\s*", re.ASCII)
@@ -110,17 +126,20 @@ def refused(name: str, instead: str) -> InvalidRequest:
     )
 
 
-def _problem(item: ErrorDetails, fields: type[ImageGenerationRequest]) -> InvalidRequest:
+def _problem(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
     name, kind = str(item["loc"][0]), item["type"]
+    # of an object in a list: the field, its place, the object's key
+    if len(item["loc"]) == 3:
+        return _in_entry(item, fields)
     if kind == "extra_forbidden":
         return _unknown(name, fields)
     if kind == "missing":
         return InvalidRequest(
-            f"The parameter {name!r} is required; say what the image shall show.",
+            f"The parameter {name!r} is required; {_REQUIRED[name]}.",
             param=name,
             code="missing_required_parameter",
         )
-    allowed = _SIZE if name == "size" else must_be(item) or item["msg"]
+    allowed = _FORMS.get(name) or must_be(item) or item["msg"]
     # only lists have places in them
     allowed = allowed if len(item["loc"]) == 1 else f"a list of {allowed}"
     # a whole number is a number, though it may be larger than any float
@@ -135,9 +154,38 @@ def _problem(item: ErrorDetails, fields: type[ImageGenerationRequest]) -> Invali
     )
 
 
-def _unknown(name: str, fields: type[ImageGenerationRequest]) -> InvalidRequest:
-    known = [*fields.model_fields, *fields.image_fields]
-    near = _ELSEWHERE.get(name.lower()) or nearest(name, known)
+def _in_entry(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
+    """Return the error for a key of an object in a list."""
+    name, place, key = item["loc"]
+    kind, field = item["type"], fields.model_fields[str(name)]
+    start = f"The parameter {name!r}: in entry {place}, {str(key)[:100]!r}"
+    match kind:
+        case "extra_forbidden":
+            entry = next(one for one in map(section_in, _parts(field.annotation)) if one)
+            known = ", ".join(map(repr, entry.model_fields))
+            message, code = f"{start} is unknown; there are {known}.", "unknown_parameter"
+        case "missing":
+            message, code = f"{start} is missing; add it.", "missing_required_parameter"
+        case _:
+            allowed = must_be(item) or item["msg"]
+            message = f"{start} must be {allowed}; given {describe(item['input'])}."
+            hint = _right_form(item["input"], kind, str(key))
+            message = f"{message} {hint}" if hint else message
+            code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return InvalidRequest(message, param=str(name), code=code)
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield what a type consists of: ``list[A] | None`` of lists of A."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def _unknown(name: str, fields: type[BaseModel]) -> InvalidRequest:
+    known = [*fields.model_fields, *getattr(fields, "image_fields", ())]
+    elsewhere = _ELSEWHERE.get(name.lower())
+    near = elsewhere if elsewhere in known else nearest(name, known)
     hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
     return InvalidRequest(
         f"The parameter {name[:100]!r} is unknown. {hint}",
@@ -176,3 +224,18 @@ def describe(value: object) -> str:
         return "an array"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_query(request: Request, allowed: Collection[str]) -> None:
+    """Refuse what would be ignored: parameters that there are not, and all but one of a name."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in allowed or names.count(name) > 1:
+            what = "twice" if name in allowed else "and there is no such parameter here"
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"The parameter {name[:100]!r} is given {what}; give each of "
+                f"{', '.join(allowed)} once or not at all.",
+                code="invalid_value" if name in allowed else "unknown_parameter",
+                param=name[:100],
+            )

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from ray_cluster.api.call import IDEMPOTENCY_KEY
+from ray_cluster.api.lora_schema import LoraList, LoraResponse
 from ray_cluster.api.replies import (
     ErrorDetail,
     ErrorResponse,
@@ -31,6 +32,7 @@ ReplyT = TypeVar("ReplyT", bound=BaseModel)
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0
 _PAGE = 100
+_LORA_PAGE = 1000
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
@@ -91,8 +93,9 @@ class RemoteService:
         self._http.close()
 
     def models(self) -> list[ModelCard]:
-        """Return the models that are ready."""
-        return self._ask(ModelList, "GET", "/v1/models").data
+        """Return the models that are ready, without those that are others with a LoRA."""
+        listed = self._ask(ModelList, "GET", "/v1/models").data
+        return [one for one in listed if isinstance(one, ModelCard)]
 
     def create_job(self, body: Mapping[str, Any], key: str) -> JobResponse:
         """Return the new job of a call, or the one that its key has named before."""
@@ -118,6 +121,26 @@ class RemoteService:
             if not page.has_more or len(found) == limit:
                 return found
             params["after"] = page.last_id
+
+    def loras(self, limit: int | None = None) -> list[LoraResponse]:
+        """Return LoRAs by name: all of them without a limit."""
+        found: list[LoraResponse] = []
+        params: dict[str, Any] = {}
+        while True:
+            params["limit"] = _LORA_PAGE if limit is None else min(_LORA_PAGE, limit - len(found))
+            page = self._ask(LoraList, "GET", "/v1/loras", params=params)
+            found += page.data
+            if not page.has_more or len(found) == limit:
+                return found
+            params["after"] = page.last_id
+
+    def add_lora(self, body: Mapping[str, Any]) -> LoraResponse:
+        """Register a LoRA, unless it is; return it."""
+        return self._ask(LoraResponse, "POST", "/v1/loras", json=dict(body))
+
+    def remove_lora(self, name: str) -> LoraResponse:
+        """Remove a LoRA; return it as it is now."""
+        return self._ask(LoraResponse, "DELETE", f"/v1/loras/{quote(name, safe='')}")
 
     def file(self, url: str) -> bytes:
         """Return the coded image that a reply links to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -213,6 +214,9 @@ class ImageRequest:
             recipe["reuse"] = str(self.reuse.schedule)
         if self.cascade is not None:
             recipe["cascade"] = self.cascade.name
+        if self.add_ons.loras:
+            loras = [{"name": one.name, "scale": one.scale} for one in self.add_ons.loras]
+            recipe["loras"] = json.dumps(loras)
         if self.edit is not None:
             recipe |= edit_recipe(self.edit)
         return recipe

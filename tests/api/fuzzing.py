@@ -29,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.protocol.loras import Lora
 from tests.api.checks import error_of
 from tests.api.conftest import shapes_profile
 from tests.api.edit_calls import IMAGE, MASK, coded
@@ -61,6 +62,8 @@ CHECKS = [
 T = TypeVar("T")
 
 # values that only the model or the service knows: the schema can't tell them
+LORAS = tuple(f"lora-{index}" for index in range(8))
+MODELS = ("shapes", "shapes", "shapes:lora-0")
 SIZES = ("auto", "64x64", "96x32", "256x256")
 _OPERATIONS_WITH_BODY = 4
 _MAX_KNOWN = 50
@@ -96,6 +99,8 @@ class FuzzedService:
         replica.epoch = await self.cell.dispatch.register(
             replace(registration("r", "shapes"), profile=shapes_profile())
         )
+        for name in LORAS:
+            await self.cell.add_lora(Lora("", name, "shapes", f"builtin:{name}"))  # type: ignore[attr-defined]
         self._working = asyncio.create_task(replica.work())
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
@@ -164,14 +169,16 @@ class FuzzedService:
             return
         body: Any = case.body
         if isinstance(body, dict):
-            for name, choices in (("size", SIZES), ("model", ("shapes",))):
+            for name, choices in (("size", SIZES), ("model", MODELS), ("base", ("shapes",))):
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
+            _fill_in_loras(body, is_json=case.media_type == "application/json")
             _fill_in_images(body, is_json=case.media_type == "application/json")
         for name, known in (
             ("job_id", self.job_ids),
             ("file_id", self.file_ids),
-            ("model", ["shapes"]),
+            ("model", MODELS),
+            ("name", LORAS),
         ):
             if name in (case.path_parameters or {}) and known:
                 case.path_parameters[name] = known[pick % len(known)]
@@ -216,6 +223,21 @@ def _fill_in_images(body: dict[str, Any], *, is_json: bool) -> None:
     if "mask" not in body:
         for name in ("feather_px", "paste_back", "crop"):
             body.pop(name, None)
+
+
+def _fill_in_loras(body: dict[str, Any], *, is_json: bool) -> None:
+    """Name LoRAs that there are where something stands for their names."""
+    if "source" in body and isinstance(body.get("name"), str):
+        body["name"] = LORAS[len(body["name"]) % len(LORAS)]
+    chosen = body.get("loras")
+    if not isinstance(chosen, list):
+        return
+    for name, one in zip(LORAS[1:], chosen, strict=False):
+        if isinstance(one, dict) and isinstance(one.get("name"), str):
+            one["name"] = name
+    body.pop("fidelity", None)
+    if not is_json:
+        body["loras"] = json.dumps(chosen)
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:

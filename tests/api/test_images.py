@@ -208,7 +208,6 @@ async def test_the_deadline_is_met_only_if_every_image_is(
         ("response_format", "link", "url"),
         ("steps", 5, "Did you mean 'num_inference_steps'"),
         ("colour", 5, "There are prompt, model"),
-        ("loras", [], "There are prompt, model"),
         ("a", 5, "There are prompt, model"),
         ("deadline", 5, "There are prompt, model"),
         ("sedd", 5, "Did you mean 'seed'?"),
@@ -268,7 +267,7 @@ async def test_a_wrong_type_is_told_from_a_wrong_value(
 async def test_null_means_absent_whatever_the_field(
     http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:
-    names = [*ImageGenerationRequest.model_fields, *REFUSED, "loras", "style_preset"]
+    names = [*ImageGenerationRequest.model_fields, *REFUSED, "style_preset"]
     first = await make(http, seed=1)
     assert await make(http, **{**dict.fromkeys(names), **RED, "seed": 1}) == first
 

@@ -1,0 +1,177 @@
+"""``/v1/loras``: registers, lists and removes the LoRAs of the cell."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+from urllib.parse import quote, urlsplit
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ray_cluster.api.body import BodyLimit, read_object
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.errors import ApiError, model_not_found, not_found
+from ray_cluster.api.files import url_of
+from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse, lora_reply
+from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.api.validate import check_query, validate_as
+from ray_cluster.config.loras import LORA_NAME
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.protocol.dispatcher import LoraCalls
+from ray_cluster.protocol.loras import Lora, LoraAdded
+
+MAX_LORA_PAGE = 1000
+_LIST_PARAMETERS = ("limit", "after")
+
+
+class LorasEndpoint:
+    """The registry of LoRAs, which all callers share."""
+
+    def __init__(self, client: LoraCalls, catalog: Catalog, settings: CurrentSettings) -> None:
+        self._client = client
+        self._catalog = catalog
+        self._settings = settings
+
+    async def create(self, request: Request, response: Response) -> LoraResponse:
+        """Register a LoRA under a name. Its file is fetched when a call first needs it.
+
+        The same registration sent again changes nothing (status 200 instead of 201). Another file
+        takes another name, or the name once `DELETE` has set it free.
+        """
+        body = await read_object(request, BodyLimit.of_json(self._settings.limits))
+        wanted = _lora(validate_as(LoraRegistration, body, {}))
+        await self._check_base(wanted.base)
+        before = (await self._client.find_loras((wanted.name,))).found
+        added = await self._client.add_lora(wanted)
+        if added.refused is not None:
+            raise self._refused(wanted, added)
+        assert added.status is not None, "what is not refused is registered"
+        if wanted.name in before:
+            response.status_code = HTTPStatus.OK
+        response.headers["Location"] = url_of(request, f"/v1/loras/{quote(wanted.name)}")
+        return lora_reply(added.status)
+
+    async def retrieve(self, name: str) -> LoraResponse:
+        """Describe a LoRA: its state, its size, where it is, how often it was used."""
+        if LORA_NAME.fullmatch(name) is None:
+            raise _not_found(name)
+        lookup = await self._client.find_loras((name,))
+        if (status := lookup.found.get(name)) is None:
+            raise _not_found(name, lookup.near.get(name, ()))
+        return lora_reply(status)
+
+    async def remove(self, name: str) -> LoraResponse:
+        """Remove a LoRA: no call may name it from now on, and images accepted before are made."""
+        status = None
+        if LORA_NAME.fullmatch(name) is not None:
+            status = await self._client.remove_lora(name)
+        if status is None:
+            raise _not_found(name)
+        return lora_reply(status)
+
+    async def _check_base(self, base: str) -> None:
+        if base in self._models:
+            return
+        await self._catalog.refresh()
+        if base not in self._models:
+            raise model_not_found(base, self._models, "base")
+
+    @property
+    def _models(self) -> list[str]:
+        """All models, without the cascades, which have none of their own."""
+        cascades = {one.name for one in self._catalog.cascades}
+        return [name for name in self._catalog.known if name not in cascades]
+
+    def _refused(self, wanted: Lora, added: LoraAdded) -> ApiError:
+        match added.refused:
+            case "unknown_base":
+                return model_not_found(wanted.base, self._models, "base")
+            case "too_many":
+                return ApiError(
+                    HTTPStatus.CONFLICT,
+                    "As many LoRAs are registered as this service keeps (loras.max_loras). Remove "
+                    "some with DELETE /v1/loras/{name}.",
+                    code="too_many_loras",
+                )
+        return _exists(wanted, added)
+
+    async def list(
+        self,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_LORA_PAGE)] = 20,
+        after: Annotated[str, Query(max_length=100)] = "",
+    ) -> LoraList:
+        """List LoRAs by name; `after` is the `last_id` of the page before."""
+        check_query(request, _LIST_PARAMETERS)
+        found = await self._client.loras(after, limit + 1)
+        data = [lora_reply(one) for one in found[:limit]]
+        return LoraList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(found) > limit,
+        )
+
+
+def _lora(fields: LoraRegistration) -> Lora:
+    _check_source(fields.source)
+    return Lora(
+        lora_id="",
+        name=fields.name,
+        base=fields.base,
+        source=fields.source,
+        sha256=fields.sha256 or "",
+        is_pinned=bool(fields.pinned),
+    )
+
+
+def _check_source(source: str) -> None:
+    """Refuse what no store can fetch, and what others must not read."""
+    if not source.isprintable() or source.strip() != source:
+        raise InvalidRequest(
+            "The parameter 'source' holds control characters, or spaces around it; remove them.",
+            "source",
+        )
+    try:
+        has_secret = "@" in urlsplit(source).netloc
+    except ValueError:
+        raise InvalidRequest(
+            f"The parameter 'source' is no URL: {source[:100]!r}. Give a path, a URL, "
+            "'builtin:NAME' or 'hf:OWNER/NAME'.",
+            "source",
+        ) from None
+    if has_secret:
+        raise InvalidRequest(
+            "The parameter 'source' holds a user or a password, which GET /v1/loras would show. "
+            "Leave them out: the nodes' own settings give access to their storage.",
+            "source",
+        )
+
+
+def _exists(wanted: Lora, added: LoraAdded) -> ApiError:
+    assert added.status is not None, "a name that exists has a LoRA"
+    if added.status.state == "removing":
+        why = "is being removed: images that use it are not made yet. Try again later"
+    else:
+        there = added.status.lora
+        names = ("base", "source", "sha256", "is_pinned")
+        others = [one for one in names if getattr(there, one) != getattr(wanted, one)]
+        differ = ", ".join(others).replace("is_pinned", "pinned") or "its file"
+        why = f"is registered already, with another {differ}. Remove that one first"
+    return ApiError(
+        HTTPStatus.CONFLICT,
+        f"The LoRA {wanted.name!r} {why}, or choose another name.",
+        code="lora_exists",
+        param="name",
+    )
+
+
+def _not_found(name: str, near: tuple[str, ...] = ()) -> ApiError:
+    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return not_found(
+        f"There is no LoRA {name[:100]!r}.{meant} GET /v1/loras lists all.",
+        "lora_not_found",
+        "name",
+    )
