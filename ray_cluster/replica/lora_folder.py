@@ -72,6 +72,10 @@ class LoraFolder:
                 if time.time() - part.stat().st_mtime > _LEFTOVER_S:
                     part.unlink()
 
+    def warm_up(self) -> None:
+        """Start the process that converts: its imports take seconds."""
+        self._converter = CoderProcess(*_CONVERT)
+
     def path_of(self, lora_id: str) -> Path | None:
         """Return the file with a LoRA's factors, and note its use; None if it is not here."""
         path = self._path(lora_id, SUFFIX)
