@@ -17,8 +17,8 @@ from ray_cluster.errors import InvalidRequest, JobStoreUnavailable
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.models.lora_sources import check_source
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
-from ray_cluster.storage.lora_sources import check_source
 
 logger = logging.getLogger(__name__)
 
