@@ -17,9 +17,11 @@ from ray.serve import Application, Deployment
 
 from ray_cluster.config.arguments import (
     FrontArguments,
+    LoraStoreArguments,
     ScorerArguments,
     WorkerArguments,
     front_arguments,
+    lora_store_arguments,
     scorer_arguments,
     worker_arguments,
 )
@@ -30,11 +32,19 @@ from ray_cluster.config.sections import LogsConfig, Section
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
-from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, SCORER, WORKER
+from ray_cluster.deployments.deploy_file import (
+    FRONT,
+    GATEWAY,
+    LORAS,
+    SCORER,
+    STORE,
+    WORKER,
+)
 from ray_cluster.deployments.discriminator import Discriminator
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.gateway import Gateway
 from ray_cluster.deployments.links import DISPATCHER
+from ray_cluster.deployments.lora_store import LoraStore
 from ray_cluster.deployments.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.errors import ConfigError
 
@@ -53,7 +63,8 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
 
     Args:
         args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}``,
-            ``{"worker": ...}`` or ``{"scorer": ...}`` with the application's own arguments; or a
+            ``{"worker": ...}``, ``{"scorer": ...}`` or ``{"lora_store": ...}`` with the
+            application's own arguments; or a
             mapping ``{"config": ..., "application": "front" or a name}``, of whose configuration (a
             mapping or a YAML path) the application's part is taken; or a configuration for
             ``front``. A path is watched for settings.
@@ -65,6 +76,8 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
         return _front(_validated(FrontArguments, args["front"]), None, 1)
     if isinstance(args, Mapping) and set(args) == {"worker"}:
         return _pool(_validated(WorkerArguments, args["worker"]), 1)
+    if isinstance(args, Mapping) and set(args) == {"lora_store"}:
+        return _lora_store(_validated(LoraStoreArguments, args["lora_store"]), 1)
     if isinstance(args, Mapping) and set(args) == {"scorer"}:
         return _discriminator(_validated(ScorerArguments, args["scorer"]), 1)
     name, source = FRONT, args
@@ -76,6 +89,8 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
             )
         name, source = args.get("application", FRONT), args["config"]
     config = load_config(source)
+    if name == LORAS:
+        return _lora_store(lora_store_arguments(config), config.loras.num_stores)
     if name != FRONT:
         return build_worker(config, name)
     path = source if isinstance(source, str | Path) else None
@@ -99,8 +114,10 @@ def build_worker(config: ClusterConfig, name: str) -> Application:
 
 def build_apps(config: ClusterConfig, arguments: FrontArguments) -> dict[str, Application]:
     """Return all applications of a cell by name, ``front`` first."""
-    workers = {one.name: build_worker(config, one.name) for one in config.workers}
-    return {FRONT: build_front(config, arguments)} | workers
+    apps = {FRONT: build_front(config, arguments)}
+    if config.loras.num_stores:
+        apps[LORAS] = _lora_store(lora_store_arguments(config), config.loras.num_stores)
+    return apps | {one.name: build_worker(config, one.name) for one in config.workers}
 
 
 def _validated(kind: type[SectionT], given: object) -> SectionT:
@@ -125,6 +142,12 @@ def _front(
 def _pool(arguments: WorkerArguments, num_replicas: int) -> Application:
     options = _worker_options(arguments.pool)
     return _deployment(BaseModel, WORKER, num_replicas, options, arguments.logs).bind(arguments)
+
+
+def _lora_store(arguments: LoraStoreArguments, num_replicas: int) -> Application:
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    deployment = _deployment(LoraStore, STORE, num_replicas, options, arguments.logs)
+    return deployment.options(max_replicas_per_node=1).bind(arguments)
 
 
 def _discriminator(arguments: ScorerArguments, num_replicas: int) -> Application:

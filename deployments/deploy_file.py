@@ -9,13 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.arguments import front_arguments, scorer_arguments, worker_arguments
+from ray_cluster.config.arguments import (
+    front_arguments,
+    lora_store_arguments,
+    scorer_arguments,
+    worker_arguments,
+)
 from ray_cluster.config.loading import ClusterConfig
 
 FRONT = "front"
 GATEWAY = "Gateway"
 WORKER = "BaseModel"
 SCORER = "Discriminator"
+LORAS = "loras"
+STORE = "LoraStore"
 
 _BUILDER = "ray_cluster.deployments.app:build_app"
 
@@ -41,6 +48,7 @@ def serve_config(
             _front(config, settings, folder),
             *(_pool(config, pool.name) for pool in config.pools),
             *(_discriminator(config, one.name) for one in config.discriminators),
+            *([_lora_store(config)] if config.loras.num_stores else []),
         ],
     }
 
@@ -65,6 +73,11 @@ def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
 def _discriminator(config: ClusterConfig, name: str) -> dict[str, Any]:
     arguments = {"scorer": scorer_arguments(config, name).model_dump(mode="json")}
     return _worker(name, arguments, SCORER, config.discriminator(name).replicas)
+
+
+def _lora_store(config: ClusterConfig) -> dict[str, Any]:
+    arguments = {"lora_store": lora_store_arguments(config).model_dump(mode="json")}
+    return _worker(LORAS, arguments, STORE, config.loras.num_stores)
 
 
 def _worker(

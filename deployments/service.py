@@ -19,7 +19,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_worker
-from ray_cluster.deployments.deploy_file import FRONT, SCORER, WORKER
+from ray_cluster.deployments.deploy_file import FRONT, LORAS, SCORER, WORKER
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
@@ -121,10 +121,15 @@ def _run(applications: Mapping[str, Application]) -> None:
 def application_states(config: ClusterConfig) -> list[ApplicationState]:
     """Return the state of each application of the configuration."""
     known = serve.status().applications
-    names = (FRONT, *(one.name for one in config.workers))
+    names = (FRONT, *_worker_names(config))
     return [
         _state_of(name, known[name]) if name in known else ApplicationState(name) for name in names
     ]
+
+
+def _worker_names(config: ClusterConfig) -> list[str]:
+    """Return the applications beside ``front``."""
+    return [one.name for one in config.workers] + [LORAS] * bool(config.loras.num_stores)
 
 
 def _state_of(name: str, status: ApplicationStatusOverview) -> ApplicationState:
@@ -163,7 +168,7 @@ def stop(
         owned: the outermost of what was started here.
         on_change: called with name and state of each thing that stops.
     """
-    take_down([one.name for one in config.workers], on_change)
+    take_down(_worker_names(config), on_change)
     if owned == "ray":
         # not serve.shutdown: the controller would die in its own call, which Ray reports as failed
         on_change("Ray", "stopping")

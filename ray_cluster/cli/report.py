@@ -114,6 +114,7 @@ def _what(
         front = {
             "Gateway": f"HTTP on {config.http.host}:{config.http.port}",
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",
+            "LoraStore": f"files of LoRAs in {config.loras.folder}",
         }
         return front.get(deployment, "")
     number_format = pool.number_format() if plan is None else plan.format_words

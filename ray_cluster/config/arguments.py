@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr
 
 from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
+from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.sections import (
     DispatchArguments,
@@ -55,6 +56,15 @@ class WorkerArguments(Section):
 
     pool: PoolArguments
     storage: StorageArguments = StorageArguments()
+    loras: LoraArguments = LoraArguments()
+    logs: LogsConfig = LogsConfig()
+    patience_s: float = Field(DispatchArguments().patience_s, gt=0)
+
+
+class LoraStoreArguments(Section):
+    """Arguments of the stores of LoRAs."""
+
+    loras: LoraArguments = LoraArguments()
     logs: LogsConfig = LogsConfig()
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
@@ -92,6 +102,16 @@ def worker_arguments(config: ClusterConfig, name: str) -> WorkerArguments:
     return WorkerArguments(
         pool=part_of(config.pool(name), PoolArguments),
         storage=part_of(config.storage, StorageArguments),
+        loras=part_of(config.loras, LoraArguments),
+        logs=config.logs,
+        patience_s=config.dispatch.patience_s,
+    )
+
+
+def lora_store_arguments(config: ClusterConfig) -> LoraStoreArguments:
+    """Return the part of the stores of LoRAs."""
+    return LoraStoreArguments(
+        loras=part_of(config.loras, LoraArguments),
         logs=config.logs,
         patience_s=config.dispatch.patience_s,
     )

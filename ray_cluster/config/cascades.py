@@ -129,7 +129,7 @@ def check_cascades(
         pools: names of pools, which are applications as discriminators are.
         models: that pools serve.
     """
-    applications = [*pools, *(one.name for one in discriminators), "front"]
+    applications = [*pools, *(one.name for one in discriminators), "front", "loras"]
     _check_differ("pools and discriminators", applications)
     _check_differ("models and cascades", [*dict.fromkeys(models), *(one.name for one in cascades)])
     known = {

@@ -77,6 +77,8 @@ class ClusterConfig(Section):
 
     def title(self, worker: str) -> str:
         """Return what a worker's application is, and its name, for messages."""
+        if worker == "loras":
+            return "store of LoRAs"
         is_scorer = any(one.name == worker for one in self.discriminators)
         return f"discriminator {worker}" if is_scorer else f"pool {worker}"
 
@@ -118,7 +120,8 @@ def load_config(
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe(error, ClusterConfig)}") from error
     folder = Path.cwd() if folder is None else folder
-    return config.model_copy(update={"storage": config.storage.resolved(folder)})
+    parts = {"storage": config.storage.resolved(folder), "loras": config.loras.resolved(folder)}
+    return config.model_copy(update=parts)
 
 
 def environment_keys() -> tuple[str, ...]:

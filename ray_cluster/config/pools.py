@@ -179,7 +179,7 @@ class PoolArguments(Section):
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
         description="name of the Serve application, and of the model at the API unless `served_as` "
-        "is given; `front` is reserved",
+        "is given; `front` and `loras` are reserved",
     )
     model: str = Field(description="a built-in model, a folder in diffusers' layout, or a hub id")
     served_as: str | None = Field(
@@ -261,9 +261,9 @@ class PoolArguments(Section):
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
-        if self.name == "front":
+        if self.name in {"front", "loras"}:
             raise ValueError(
-                "pool name 'front' is taken by the gateway application; choose another"
+                f"pool name {self.name!r} is taken by an application of the service; choose another"
             )
         if self.device == "cuda" and self.num_gpus == 0:
             raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")

@@ -25,6 +25,8 @@ from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.edit_images import EditImages, reading_per_megapixel_s
+from ray_cluster.replica.lora_folder import LoraFolder
+from ray_cluster.replica.lora_shelf import LoraShelf
 from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
@@ -115,6 +117,9 @@ def build_agent(
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
+        loras=LoraShelf(
+            runner.model, LoraFolder(arguments.loras), max_bytes=arguments.loras.max_held_bytes
+        ),
         link=link,
         clock=clock,
         settings=settings,

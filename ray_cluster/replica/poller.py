@@ -24,6 +24,7 @@ class LeasePoller:
 
     Attributes:
         poll_s: longest time to wait for something to do; may be set for the next poll.
+        epoch: of the dispatcher that it has registered with; None before.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class LeasePoller:
         self._make_poll = make_poll
         self._on_reply = on_reply
         self.poll_s = poll_s
+        self.epoch: int | None = None
 
     async def poll_forever(self) -> None:
         """Register, and poll until cancelled."""
-        epoch = await self._register()
+        epoch = self.epoch = await self._register()
         failures = 0
         while True:
             try:
@@ -57,7 +59,7 @@ class LeasePoller:
                 self._on_reply(reply)
             else:
                 logger.warning("the dispatcher does not know this replica; registering again")
-                epoch = await self._register()
+                epoch = self.epoch = await self._register()
 
     async def _register(self) -> int:
         failures = 0

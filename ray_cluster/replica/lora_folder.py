@@ -1,0 +1,250 @@
+"""The factors of LoRAs on the disk of a node: fetched, verified and converted once.
+
+Every process of the node may use the folder: what is done to a LoRA is done under a lock of its
+own, which a process that dies releases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ray_cluster.config.loras import LoraArguments
+from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
+from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
+from ray_cluster.protocol.loras import FailureKind, LoraFacts, LoraOrder
+from ray_cluster.storage.lora_sources import SUFFIX
+
+_FETCH = ("ray_cluster.storage.lora_sources", "fetch_task")
+_CONVERT = ("ray_cluster.replica.lora_tasks", "convert_task")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FACTS, _LOCK = ".json", ".lock"
+_LOCK_WAIT_S = 0.1
+# the imports of the first one take some ten seconds on a busy machine
+_MAX_CONVERT_S = 300.0
+# of files that a dead process has left
+_LEFTOVER_S = 3600.0
+
+
+class LoraUnavailable(RayClusterError):
+    """A LoRA is not to be had.
+
+    Attributes:
+        failure: whether it never will be.
+        reason: for clients.
+    """
+
+    def __init__(self, failure: FailureKind, reason: str) -> None:
+        super().__init__(reason)
+        self.failure: FailureKind = failure
+        self.reason = reason
+
+
+class LoraFolder:
+    """Owns the folder of LoRAs of a node, together with those of other processes.
+
+    Args:
+        arguments: where it is, what may come into it, and how much.
+    """
+
+    def __init__(self, arguments: LoraArguments) -> None:
+        self._arguments = arguments
+        self._root = Path(arguments.folder)
+        self._parts = self._root / "parts"
+        self._idle_fetchers: list[CoderProcess] = []
+        self._converter: CoderProcess | None = None
+        self._converting = asyncio.Lock()
+
+    def prepare(self) -> None:
+        """Make the folder, and remove what dead processes have left half done."""
+        self._parts.mkdir(parents=True, exist_ok=True)
+        for part in self._parts.iterdir():
+            with suppress(FileNotFoundError):
+                if time.time() - part.stat().st_mtime > _LEFTOVER_S:
+                    part.unlink()
+
+    def path_of(self, lora_id: str) -> Path | None:
+        """Return the file with a LoRA's factors, and note its use; None if it is not here."""
+        path = self._path(lora_id, SUFFIX)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        return path
+
+    def facts(self) -> dict[str, LoraFacts]:
+        """Return what is here, by id."""
+        found = {}
+        for path in self._root.glob(f"*{SUFFIX}"):
+            facts = self._facts(path.stem)
+            if facts is not None:
+                found[path.stem] = facts
+        return found
+
+    def _facts(self, lora_id: str) -> LoraFacts | None:
+        try:
+            values: dict[str, Any] = json.loads(self._path(lora_id, _FACTS).read_text())
+            return LoraFacts(**{**values, "ranks": tuple(values["ranks"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    async def ensure(self, order: LoraOrder) -> LoraFacts:
+        """Have a LoRA here, and return what it is.
+
+        Raises:
+            LoraUnavailable: it is not to be had.
+        """
+        lora_id = order.lora.lora_id
+        async with self._locked(lora_id):
+            facts = self._facts(lora_id)
+            if facts is not None and self.path_of(lora_id) is not None:
+                return facts
+            file = self._parts / f"{lora_id}{SUFFIX}"
+            converted = self._parts / f"{lora_id}.factors"
+            try:
+                sha256 = await self._fetch(order, file)
+                facts = await self._convert(order, file, sha256, converted)
+                await asyncio.to_thread(self._publish, lora_id, facts, converted)
+            except OSError as error:
+                reason = f"{type(error).__name__} in its folder: {error.strerror}"
+                raise LoraUnavailable("unreachable", reason) from error
+            finally:
+                await asyncio.to_thread(_delete, file, converted)
+        return facts
+
+    def _publish(self, lora_id: str, facts: LoraFacts, converted: Path) -> None:
+        # the factors last: they are what says that it is here
+        self._path(lora_id, _FACTS).write_text(json.dumps(asdict(facts)))
+        converted.replace(self._path(lora_id, SUFFIX))
+
+    async def _fetch(self, order: LoraOrder, target: Path) -> str:
+        """Copy the source to a file; return its digest."""
+        arguments = self._arguments
+        header = {
+            "source": order.lora.source,
+            "allowed": list(arguments.sources),
+            "target": str(target),
+            "max_bytes": arguments.max_file_bytes,
+            "sha256": order.lora.sha256,
+        }
+        process = self._idle_fetchers.pop() if self._idle_fetchers else CoderProcess(*_FETCH)
+        timeout_s = arguments.fetch_timeout_s
+        try:
+            reply = await asyncio.to_thread(process.run, Message(header), timeout_s)
+        except ProcessDied as error:
+            await asyncio.to_thread(process.close)
+            reason = f"its source did not answer within {timeout_s:g} s, or ended its reader"
+            raise LoraUnavailable("unreachable", reason) from error
+        except InvalidRequest as error:
+            self._idle_fetchers.append(process)
+            raise LoraUnavailable("invalid", error.message) from error
+        except RequestFailed as error:
+            self._idle_fetchers.append(process)
+            raise LoraUnavailable("unreachable", _shortened(error.message)) from error
+        self._idle_fetchers.append(process)
+        return str(reply.header["sha256"])
+
+    async def _convert(self, order: LoraOrder, file: Path, sha256: str, target: Path) -> LoraFacts:
+        header = {
+            "file": str(file),
+            "base_model": order.base_model,
+            "target": str(target),
+            "sha256": sha256,
+        }
+        try:
+            async with self._converting:
+                reply = await self._converted(Message(header))
+        except InvalidRequest as error:
+            raise LoraUnavailable("invalid", error.message.replace(file.name, "it")) from error
+        except RequestFailed as error:
+            raise LoraUnavailable("invalid", _shortened(error.message)) from error
+        values = dict(reply.header)
+        return LoraFacts(**{**values, "ranks": tuple(values["ranks"])})
+
+    async def _converted(self, job: Message) -> Message:
+        if self._converter is None:
+            self._converter = CoderProcess(*_CONVERT)
+        try:
+            return await asyncio.to_thread(self._converter.run, job, _MAX_CONVERT_S)
+        except ProcessDied as error:
+            process, self._converter = self._converter, None
+            await asyncio.to_thread(process.close)
+            reason = "the process that converts it ended at it, or took too long"
+            raise LoraUnavailable("unreachable", reason) from error
+
+    @asynccontextmanager
+    async def _locked(self, lora_id: str) -> AsyncIterator[None]:
+        """Keep every other process of the node from doing the same."""
+        number = os.open(self._path(lora_id, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_LOCK_WAIT_S)
+            yield
+        finally:
+            os.close(number)
+
+    def evict(self, keep: Collection[str]) -> list[str]:
+        """Delete what was not used for longest until the rest is within bounds; return the ids.
+
+        Args:
+            keep: ids that stay.
+        """
+        files = []
+        for path in self._root.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                files.append((stat.st_mtime, stat.st_size, path))
+        excess, gone = sum(size for _, size, _ in files) - self._arguments.max_disk_bytes, []
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                break
+            if path.stem in keep:
+                continue
+            # who has it mapped keeps it until it is closed
+            _delete(path, self._path(path.stem, _FACTS))
+            excess -= size
+            gone.append(path.stem)
+        return gone
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all factors here."""
+        found = 0
+        for path in self._root.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                found += path.stat().st_size
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in (*self._idle_fetchers, *([self._converter] if self._converter else [])):
+            process.close()
+        self._idle_fetchers.clear()
+        self._converter = None
+
+    def _path(self, lora_id: str, suffix: str) -> Path:
+        assert _ID.fullmatch(lora_id), f"{lora_id!r} is no id of a LoRA"
+        return self._root / f"{lora_id}{suffix}"
+
+
+def _delete(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _shortened(message: str) -> str:
+    """Return what an error says, without what may be secret in a URL."""
+    return re.sub(r"\?\S+", "?...", message)[:300]

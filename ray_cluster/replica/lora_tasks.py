@@ -1,0 +1,49 @@
+"""What the child process does that turns files of LoRAs into files of factors."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from ray_cluster.engine.adapters.factors import write_factors
+from ray_cluster.engine.adapters.lora_files import read_lora
+from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.errors import ConfigError, InvalidRequest, ModelUnsupported
+from ray_cluster.imaging.worker_process import Message
+from ray_cluster.protocol.loras import LoraFacts
+
+
+@cache
+def _give_way() -> None:
+    """Leave the processor to denoising steps."""
+    os.nice(10)
+
+
+def convert_task(job: Message) -> Message:
+    """Read a LoRA and write its factors; a task for a child process.
+
+    The job says ``file``, ``base_model``, ``target`` and the file's ``sha256``; the answer is what
+    :class:`LoraFacts` holds.
+
+    Raises:
+        InvalidRequest: the file is none of a LoRA of this model.
+    """
+    _give_way()
+    header = job.header
+    try:
+        base = resolve_folder(header["base_model"])
+        factors = read_lora(Path(header["file"]), base)
+    except (ConfigError, ModelUnsupported) as error:
+        raise InvalidRequest(str(error), "loras", "lora_failed") from error
+    write_factors(factors, Path(header["target"]))
+    layers = [one for part in factors.by_component.values() for one in part.values()]
+    facts = LoraFacts(
+        sha256=header["sha256"],
+        num_bytes=factors.num_bytes,
+        ranks=factors.ranks,
+        num_layers=len(layers),
+        changes_prompts=any("text_encoder" in name for name in factors.by_component),
+    )
+    return Message(asdict(facts))
