@@ -18,7 +18,6 @@ from ray.util import get_node_ip_address
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import StorageArguments
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.actors import (
@@ -95,7 +94,7 @@ class Dispatcher:
             on_metrics=lambda replica, own: book.update(replica, own, time.monotonic()),
             on_register=self._save_worker,
         )
-        self._jobs = await self._open_jobs(storage, results, config)
+        self._jobs = await self._open_jobs(arguments, results, config)
         cell = CellService(
             self._service,
             self._jobs,
@@ -125,8 +124,9 @@ class Dispatcher:
         self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
 
     async def _open_jobs(
-        self, storage: StorageArguments, results: BlobStore, config: ClusterConfig
+        self, arguments: FrontArguments, results: BlobStore, config: ClusterConfig
     ) -> JobService:
+        storage = arguments.storage
         return JobService(
             self._service,
             await asyncio.to_thread(SqlJobStore.open, storage.jobs),
@@ -137,6 +137,7 @@ class Dispatcher:
             config=config.storage,
             max_open_per_client=config.limits.max_open_jobs_per_client,
             wall_clock=time.time,
+            lora_sources=arguments.loras.sources,
         )
 
     def _apply(self, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ray_cluster.api.body import BodyLimit, read_object
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.errors import ApiError, model_not_found, not_found
+from ray_cluster.api.errors import ApiError, from_invalid, model_not_found, not_found
 from ray_cluster.api.files import url_of
 from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse, lora_reply
 from ray_cluster.api.settings import CurrentSettings
@@ -95,6 +95,8 @@ class LorasEndpoint:
                     "some with DELETE /v1/loras/{name}.",
                     code="too_many_loras",
                 )
+            case "source_not_allowed":
+                return from_invalid(InvalidRequest(added.reason, "source", "source_not_allowed"))
         return _exists(wanted, added)
 
     async def list(

@@ -27,7 +27,7 @@ from ray_cluster.config.settings import part_of
 from ray_cluster.errors import without_password
 
 # of the front's arguments
-_COMPARED = {"http", "dispatch", "storage", "logs"}
+_COMPARED = {"http", "dispatch", "storage", "loras", "logs"}
 
 
 class FrontArguments(Section):
@@ -44,6 +44,7 @@ class FrontArguments(Section):
     http: HttpArguments = HttpArguments()
     dispatch: DispatchArguments = DispatchArguments()
     storage: StorageArguments = StorageArguments()
+    loras: LoraArguments = LoraArguments()
     logs: LogsConfig = LogsConfig()
     settings: str | None = None
     folder: str | None = None
@@ -89,6 +90,7 @@ def front_arguments(
         http=part_of(config.http, HttpArguments),
         dispatch=part_of(config.dispatch, DispatchArguments),
         storage=part_of(config.storage, StorageArguments),
+        loras=part_of(config.loras, LoraArguments),
         logs=config.logs,
         settings=None if settings is None else str(Path(settings).absolute()),
         folder=None if folder is None else str(folder),

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.sections import (
     DispatchArguments,
@@ -35,10 +36,10 @@ _HEAD = "| key | default | allowed | applied | what it is |\n|---|---|---|---|--
 # what processes are started with; everything else is a setting
 _ARGUMENTS = (
     *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments, DiscriminatorArguments),
-    *(LogsConfig, RayConfig),
+    *(LoraArguments, LogsConfig, RayConfig),
 )
 # beside the arguments: a change of one starts or stops processes, and replaces none
-_COUNTS = {"num_gateways", "replicas"}
+_COUNTS = {"num_gateways", "num_stores", "replicas"}
 
 
 def reference() -> str:

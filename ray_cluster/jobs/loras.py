@@ -13,10 +13,11 @@ from typing import Any
 from ray_cluster.config.loras import LoraEntry
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.loras import Loras
-from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.errors import InvalidRequest, JobStoreUnavailable
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.models.lora_sources import check_source
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class LoraService:
         threads: in which the store is called.
         on_change: called when there may be something to say to stores.
         wall_clock: Unix time in seconds.
+        sources: what sources may begin with; stores check it again where the files are.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class LoraService:
         *,
         on_change: Callable[[], None],
         wall_clock: Callable[[], float],
+        sources: Sequence[str],
     ) -> None:
         self._loras = loras
         self._store = store
         self._threads = threads
         self._on_change = on_change
         self._wall_clock = wall_clock
+        self._sources = sources
         self._bases: frozenset[str] = frozenset()
         self._entries: Sequence[LoraEntry] = ()
         self._is_read = False
@@ -78,9 +82,10 @@ class LoraService:
             return
         for entry in self._entries:
             lora = Lora("", entry.name, entry.base, entry.source, entry.sha256, entry.is_pinned)
-            if self._refusal(lora) is not None:
-                message = "the LoRA %s of the settings is not registered: %s is no model of theirs"
-                logger.warning(message, entry.name, entry.base)
+            if (refused := self._refusal(lora)) is not None:
+                reason = refused.reason or f"{entry.base} is no model of theirs"
+                message = "the LoRA %s of the settings is not registered: %s"
+                logger.warning(message, entry.name, reason)
                 continue
             known = self._loras.lookup([entry.name]).found
             if not known:
@@ -103,7 +108,13 @@ class LoraService:
         return added
 
     def _refusal(self, lora: Lora) -> LoraAdded | None:
-        return None if lora.base in self._bases else LoraAdded(None, "unknown_base")
+        if lora.base not in self._bases:
+            return LoraAdded(None, "unknown_base")
+        try:
+            check_source(lora.source, self._sources)
+        except InvalidRequest as error:
+            return LoraAdded(None, "source_not_allowed", error.message)
+        return None
 
     async def _add_quietly(self, lora: Lora) -> None:
         try:

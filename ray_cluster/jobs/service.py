@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.sections import StorageSettings
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
@@ -56,6 +57,7 @@ class JobService:
         inputs: where gateways put what clients send.
         max_open_per_client: bound on a client's jobs that have not ended.
         wall_clock: Unix time in seconds; ages of jobs are measured by it.
+        lora_sources: what sources of LoRAs may begin with.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class JobService:
         config: StorageSettings,
         max_open_per_client: int,
         wall_clock: Callable[[], float],
+        lora_sources: Sequence[str] = LoraArguments().sources,
     ) -> None:
         self._dispatch = dispatch
         self._store = store
@@ -90,6 +93,7 @@ class JobService:
             self._threads,
             on_change=dispatch.note_loras,
             wall_clock=wall_clock,
+            sources=lora_sources,
         )
 
     def apply(self, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 LoraState = Literal["registered", "fetching", "ready", "failed", "removing"]
 """Not asked for yet; on its way; on a node at least; not to be had; to be forgotten once its last
 open request has ended."""
-LoraRefusal = Literal["exists", "unknown_base", "too_many"]
+LoraRefusal = Literal["exists", "unknown_base", "too_many", "source_not_allowed"]
 FailureKind = Literal["invalid", "unreachable"]
 """The file will never do; or the source may answer another time."""
 
@@ -88,10 +88,12 @@ class LoraAdded:
     Attributes:
         status: of the LoRA of that name, registered now or before; None if there is none.
         refused: why it is not the one given; None if it is.
+        reason: what is wrong with its source.
     """
 
     status: LoraStatus | None
     refused: LoraRefusal | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Poll, PollReply, Registration
 from ray_cluster.protocol.loras import LoraOrder, LoraReport
 from ray_cluster.replica.lora_folder import LoraFolder, LoraUnavailable
-from ray_cluster.replica.metrics import LoraMetrics
+from ray_cluster.replica.lora_metrics import LoraMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class LoraStoreAgent:
     def start(self) -> None:
         """Begin to poll on the running loop, with what is in the folder already."""
         self._folder.prepare()
+        self._folder.warm_up()
         for lora_id, facts in self._folder.facts().items():
             self._reports[lora_id] = LoraReport(lora_id, "ready", facts)
         self._tasks = [

@@ -21,10 +21,10 @@ from typing import Any
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
 from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
+from ray_cluster.models.lora_sources import SUFFIX
 from ray_cluster.protocol.loras import FailureKind, LoraFacts, LoraOrder
-from ray_cluster.storage.lora_sources import SUFFIX
 
-_FETCH = ("ray_cluster.storage.lora_sources", "fetch_task")
+_FETCH = ("ray_cluster.replica.lora_fetching", "fetch_task")
 _CONVERT = ("ray_cluster.replica.lora_tasks", "convert_task")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FACTS, _LOCK = ".json", ".lock"
@@ -71,6 +71,10 @@ class LoraFolder:
             with suppress(FileNotFoundError):
                 if time.time() - part.stat().st_mtime > _LEFTOVER_S:
                     part.unlink()
+
+    def warm_up(self) -> None:
+        """Start the process that converts: its imports take seconds."""
+        self._converter = CoderProcess(*_CONVERT)
 
     def path_of(self, lora_id: str) -> Path | None:
         """Return the file with a LoRA's factors, and note its use; None if it is not here."""

@@ -12,7 +12,6 @@ from ray_cluster.observability.metrics_snapshot import Snapshot, take
 _STEP_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _CONFIDENCES = tuple(tenth / 10 for tenth in range(1, 11))
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-_FETCH_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _NUM_SIZES = (1, 2, 3, 4, 6, 8)
 
 
@@ -44,44 +43,6 @@ class ScorerMetrics:
 
     def snapshot(self) -> Snapshot:
         """Return the present values."""
-        return take(self._registry)
-
-
-class LoraMetrics:
-    """What one store of LoRAs has fetched and deleted, and what it keeps."""
-
-    def __init__(self, node: str) -> None:
-        self._registry = CollectorRegistry()
-        self._seconds = Histogram(
-            "ray_cluster_lora_fetch_seconds",
-            "Seconds until a LoRA was on its node, or known not to be had.",
-            ["result"],
-            buckets=_FETCH_SECONDS,
-            registry=self._registry,
-        )
-        self._evicted = Counter(
-            "ray_cluster_lora_evictions",
-            "LoRAs that were deleted from a node to make room.",
-            registry=self._registry,
-        )
-        self._num_bytes = Gauge(
-            "ray_cluster_lora_disk_bytes",
-            "Size of all factors on a node.",
-            ["node"],
-            registry=self._registry,
-        ).labels(node)
-
-    def ended(self, result: str, took_s: float) -> None:
-        """Count a fetch."""
-        self._seconds.labels(result).observe(took_s)
-
-    def evicted(self, count: int) -> None:
-        """Count what was deleted."""
-        self._evicted.inc(count)
-
-    def snapshot(self, num_bytes: int) -> Snapshot:
-        """Return the present values."""
-        self._num_bytes.set(num_bytes)
         return take(self._registry)
 
 

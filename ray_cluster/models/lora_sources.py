@@ -1,8 +1,4 @@
-"""Where files of LoRAs come from: checked against what is allowed, and copied within bounds.
-
-Copying runs in a child process (``ray_cluster.imaging.worker_process``), which can be ended when a
-source does not answer.
-"""
+"""Where files of LoRAs come from: checked against what is allowed, and copied within bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ import fsspec
 from fsspec.utils import get_protocol
 
 from ray_cluster.errors import InvalidRequest, without_password
-from ray_cluster.imaging.worker_process import Message
 from ray_cluster.models.builtin import builtin_kinds, weights_folder
 
 SUFFIX = ".safetensors"
@@ -145,26 +140,25 @@ def _wrong(source: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{without_password(source)}: {reason}", "source")
 
 
-def fetch_task(job: Message) -> Message:
-    """Copy a source to a file; a task for a child process.
+def fetch(source: str, allowed: Sequence[str], target: Path, *, max_bytes: int, sha256: str) -> str:
+    """Copy a source to a file; return its SHA-256 in hexadecimal digits.
 
-    The job says ``source``, ``allowed``, ``target``, ``max_bytes`` and ``sha256`` (or nothing); the
-    answer ``sha256``.
+    Args:
+        max_bytes: of a file; more are not even read.
+        sha256: that it must have; empty for any.
 
     Raises:
         InvalidRequest: the source will never do.
         OSError: it does not answer, or has no such file at present.
     """
-    header = job.header
-    source, target, most = header["source"], Path(header["target"]), int(header["max_bytes"])
-    check_source(source, header["allowed"])
+    check_source(source, allowed)
     digest, num_bytes = hashlib.sha256(), 0
     try:
-        with _opened(source, header["allowed"]) as file, target.open("wb") as copy:
+        with _opened(source, allowed) as file, target.open("wb") as copy:
             while piece := file.read(_PIECE_BYTES):
                 num_bytes += len(piece)
-                if num_bytes > most:
-                    raise _wrong(source, f"the file is larger than the {most} bytes allowed")
+                if num_bytes > max_bytes:
+                    raise _wrong(source, f"the file is larger than the {max_bytes} bytes allowed")
                 digest.update(piece)
                 copy.write(piece)
     except (InvalidRequest, OSError):
@@ -173,6 +167,6 @@ def fetch_task(job: Message) -> Message:
         # each protocol has errors of its own
         raise OSError(f"{type(error).__name__}: {error}") from error
     found = digest.hexdigest()
-    if header["sha256"] and found != header["sha256"]:
-        raise _wrong(source, f"its digest is {found}, and {header['sha256']} was registered")
-    return Message({"sha256": found})
+    if sha256 and found != sha256:
+        raise _wrong(source, f"its digest is {found}, and {sha256} was registered")
+    return found

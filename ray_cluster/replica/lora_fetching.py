@@ -1,0 +1,25 @@
+"""What the child process does that fetches files of LoRAs. It imports no model library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray_cluster.imaging.worker_process import Message
+from ray_cluster.models.lora_sources import fetch
+
+
+def fetch_task(job: Message) -> Message:
+    """Copy a source to a file; a task for a child process, which ends when that hangs.
+
+    The job says ``source``, ``allowed``, ``target``, ``max_bytes`` and ``sha256`` (or nothing); the
+    answer ``sha256``. Errors are those of :func:`fetch`.
+    """
+    header = job.header
+    found = fetch(
+        header["source"],
+        header["allowed"],
+        Path(header["target"]),
+        max_bytes=header["max_bytes"],
+        sha256=header["sha256"],
+    )
+    return Message({"sha256": found})
