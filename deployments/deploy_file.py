@@ -46,9 +46,9 @@ def serve_config(
         },
         "applications": [
             _front(config, settings, folder),
+            *([_lora_store(config)] if config.loras.num_stores else []),
             *(_pool(config, pool.name) for pool in config.pools),
             *(_discriminator(config, one.name) for one in config.discriminators),
-            *([_lora_store(config)] if config.loras.num_stores else []),
         ],
     }
 

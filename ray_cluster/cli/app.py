@@ -12,6 +12,7 @@ from ray_cluster.cli.config import config
 from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
+from ray_cluster.cli.loras import loras
 from ray_cluster.cli.models import models
 from ray_cluster.cli.plan import plan
 from ray_cluster.cli.profile import profile
@@ -31,6 +32,7 @@ app.command()(serve)
 app.command()(generate)
 app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
+app.add_typer(loras, name="loras")
 app.command()(doctor)
 app.command()(config)
 app.add_typer(settings, name="settings")

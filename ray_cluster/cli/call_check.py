@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_cluster.api.edits import EditImages, WantedImages
+from ray_cluster.api.lora_uses import BasedLora
 from ray_cluster.api.schema import REFUSED, ImageEditRequest
 from ray_cluster.api.validate import validate, validate_as
 from ray_cluster.cli.edit_inputs import EditInputs
+from ray_cluster.cli.lora_options import LocalLora, local_loras, named_shortly
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import LimitsConfig
@@ -21,6 +23,7 @@ from ray_cluster.requests import (
     FLOW_SAMPLER_NAMES,
     SAMPLER_NAMES,
     ImageRequest,
+    LoraUse,
     ModelProfile,
 )
 
@@ -35,11 +38,13 @@ class CheckedCall:
     Attributes:
         pool: of the configuration, or made for a model that has none.
         inputs: the images that it edits; None for images from text.
+        loras: the files of its LoRAs.
     """
 
     wanted: WantedImages
     pool: PoolConfig
     inputs: EditInputs | None
+    loras: tuple[LocalLora, ...] = ()
 
     def requests(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
         """Return one request per image.
@@ -75,6 +80,9 @@ def check_call(
         InvalidRequest: a parameter is wrong.
         ConfigError: there is no such pool.
     """
+    loras = body.get("loras") or ()
+    if loras:
+        body = {**body, "loras": named_shortly(loras)}
     if inputs is None:
         fields, images = validate(body), None
     else:
@@ -88,11 +96,14 @@ def check_call(
                 name,
             )
     pool = choose_pool(config, fields.model, pool_name)
-    wanted = WantedImages(fields, images, is_stored=False)
+    files = local_loras(loras)
+    # whether they fit the model is known once they are read
+    uses = tuple(BasedLora(LoraUse(one.name, one.scale), pool.model_name) for one in files)
+    wanted = WantedImages(fields, images, is_stored=False, loras=uses)
     # without fidelity: its steps depend on defaults that only the model's files have
     without = replace(wanted, fields=fields.model_copy(update={"fidelity": None}))
     without.of(_profile(pool), config.limits)
-    return CheckedCall(wanted, pool, inputs)
+    return CheckedCall(wanted, pool, inputs, files)
 
 
 def _checked(inputs: EditInputs, limits: LimitsConfig) -> EditImages:

@@ -69,6 +69,10 @@ _Allow = Annotated[
 _MinSteps = Annotated[int | None, _image("With --allow steps: fewest denoising steps.")]
 _Guidance = Annotated[float | None, _image("Guidance scale. 1 or less turns it off.")]
 _Sampler = Annotated[SamplerName | None, _image("Sampler.")]
+_Lora = Annotated[
+    list[str] | None,
+    _image("LoRA as NAME or NAME:SCALE; without --url a built-in one or a file. Repeatable."),
+]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
@@ -125,12 +129,13 @@ _Pool = Annotated[
 _PARAMS = (
     *("prompt", "model", "negative_prompt", "seed", "num_images", "size", "steps", "fidelity"),
     *("allow", "min_steps", "guidance", "sampler", "priority", "slo", "compression", "metadata"),
-    *("previews", "strength", "feather", "crop", "paste_back"),
+    *("previews", "strength", "feather", "crop", "paste_back", "lora"),
 )
 _API_NAMES: Mapping[str, str] = {
     "compression": "output_compression",
     "feather": "feather_px",
     "guidance": "guidance_scale",
+    "lora": "loras",
     "min_steps": "min_inference_steps",
     "num_images": "n",
     "previews": "partial_images",
@@ -158,6 +163,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     min_steps: _MinSteps = None,
     guidance: _Guidance = None,
     sampler: _Sampler = None,
+    lora: _Lora = None,
     edit: _Edit = None,
     mask: _Mask = None,
     strength: _Strength = None,
@@ -185,6 +191,8 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate "a blue star" --fidelity fast -o quick.png
 
+      ray-cluster generate "a blue star" --lora pastel:0.8 --lora outline -o drawn.png
+
       ray-cluster generate --like red.png --guidance 5 -o stronger.png
 
       ray-cluster generate "a blue star" --edit photo.png --mask mask.png -o edited.png
@@ -198,7 +206,7 @@ def _generate(options: dict[str, Any]) -> None:
     from ray_cluster.cli.output import plain_errors
 
     # typer gives an empty list for an option that is not there
-    options["allow"] = options["allow"] or None
+    options |= {name: options[name] or None for name in ("allow", "lora")}
     values = {_API_NAMES.get(name, name): options[name] for name in _PARAMS}
     with plain_errors():
         from ray_cluster.cli.generate_run import Files, Target, run

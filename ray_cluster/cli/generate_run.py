@@ -15,6 +15,7 @@ from ray_cluster.cli.image_files import (
     format_of,
     output_paths,
 )
+from ray_cluster.cli.lora_options import check_names, loras_of_recipe, parse_loras
 from ray_cluster.cli.output import stderr
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.errors import ConfigError, InvalidRequest
@@ -35,6 +36,7 @@ _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "feather_px": int,
     "paste_back": {"true": True, "false": False}.__getitem__,
     "crop": str,
+    "loras": loras_of_recipe,
 }
 # what says how the image came about, and nothing that is needed to make it again
 _NOTES = {"cascade"}
@@ -73,6 +75,8 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     _check_options(target)
     image_format = format_of(files.output, files.image_format)
     given = {**options, "output_format": image_format}
+    if options["loras"] is not None:
+        given["loras"] = parse_loras(options["loras"])
     body = {name: value for name, value in given.items() if value is not None}
     _check_finite(body)
     config = load_config(target.config)
@@ -167,6 +171,7 @@ def _generate(
         from ray_cluster.cli.local_images import generate_here
 
         return generate_here(call, config, previews, stderr())
+    check_names(body.get("loras", ()))
     from ray_cluster.cli.remote_jobs import generate_there
     from ray_cluster.cli.remote_service import RemoteService
 

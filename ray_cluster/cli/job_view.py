@@ -38,7 +38,7 @@ def _clock(unix_s: float | None) -> str:
     return time.strftime("%H:%M:%S" if is_near else "%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a text of a user on one line, without what would steer a terminal."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
@@ -51,7 +51,7 @@ def _queue(job: JobResponse) -> str:
 
 
 def _failure(job: JobResponse) -> str:
-    return "no reason given" if job.error is None else _one_line(job.error.message)
+    return "no reason given" if job.error is None else one_line(job.error.message)
 
 
 def job_words(job: JobResponse) -> str:
@@ -80,8 +80,8 @@ def job_details(job: JobResponse) -> dict[str, str]:
         "state": job.state,
         "created": _clock(job.created),
         "finished": _clock(job.finished),
-        "model": _one_line(job.model),
-        "prompt": _one_line(job.prompt),
+        "model": one_line(job.model),
+        "prompt": one_line(job.prompt),
         "images": f"{job.n} of {job.size}",
         "steps": f"{job.step} of {job.num_steps}",
         "queue": _queue(job),
@@ -89,6 +89,8 @@ def job_details(job: JobResponse) -> dict[str, str]:
         "attempts": str(job.attempts),
         "deadline": f"{job.deadline.slo_s:g} s after its creation: {met}",
     }
+    if job.loras:
+        details["loras"] = ", ".join(f"{one.name}:{one.scale:g}" for one in job.loras)
     if effort := effort_words(job.fidelity):
         details["fidelity"] = effort
     if job.error is not None:
@@ -108,7 +110,7 @@ def jobs_table(jobs: Sequence[JobResponse], console: Console) -> Table:
     for column in table.columns[:-1]:
         column.no_wrap = True
     for job in jobs:
-        more = (Text(_one_line(job.model)), str(job.n)) if is_wide else ()
+        more = (Text(one_line(job.model)), str(job.n)) if is_wide else ()
         created = time.localtime(job.created)
         is_near = is_wide or time.time() - job.created < _DAY_S / 2
         table.add_row(
@@ -117,7 +119,7 @@ def jobs_table(jobs: Sequence[JobResponse], console: Console) -> Table:
             _clock(job.created) if is_near else time.strftime("%Y-%m-%d", created),
             *more,
             f"{job.step}/{job.num_steps}",
-            Text(_one_line(job.prompt), no_wrap=True, overflow="ellipsis"),
+            Text(one_line(job.prompt), no_wrap=True, overflow="ellipsis"),
         )
     return table
 

@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -21,12 +21,16 @@ from ray_cluster.cli.image_files import (
     PreviewFiles,
     effort_words,
 )
+from ray_cluster.cli.lora_options import LocalLora
 from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.progress import step_progress
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.engine.adapters.adapter_set import bind_adapters
+from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.events import Broken, Decoded, Previewed, RunnerEvent, Stepped
+from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.errors import InvalidRequest, RequestFailed
@@ -58,21 +62,41 @@ def generate_here(
     prepare_threads(pool.num_threads)
     # errors are raised before the weights are loaded
     requests = call.requests(profile_of(pool), config.limits)
-    pixels = call.pixels(requests[0])
+    made_from = _MadeFrom(call.pixels(requests[0]), _factors(call.loras, pool))
     with step_progress(console) as progress:
-        return _generate(pool, requests, pixels, config.dispatch.default_slo_s, previews, progress)
+        return _generate(
+            pool, requests, made_from, config.dispatch.default_slo_s, previews, progress
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeFrom:
+    """What the images of a call are made from beside its requests."""
+
+    pixels: EditPixels | None
+    loras: tuple[tuple[LoraFactors, float], ...]
+
+
+def _factors(loras: Sequence[LocalLora], pool: PoolConfig) -> tuple[tuple[LoraFactors, float], ...]:
+    """Read LoRAs; ModelUnsupported if one is not made for the model."""
+    if not loras:
+        return ()
+    base = resolve_folder(pool.model)
+    return tuple((read_lora(one.path, base), one.scale) for one in loras)
 
 
 def _generate(
     pool: PoolConfig,
     requests: Sequence[ImageRequest],
-    pixels: EditPixels | None,
+    made_from: _MadeFrom,
     default_slo_s: float,
     previews: PreviewFiles,
     progress: Progress,
 ) -> GeneratedImages:
     task = progress.add_task(f"loading {pool.model}", total=None)
     model = load_model(pool)
+    adapters = bind_adapters(model, made_from.loras) if made_from.loras else None
+    pixels = made_from.pixels
     total = sum(request.num_steps for request in requests)
     progress.update(task, description="denoising", total=total)
     events: queue.SimpleQueue[RunnerEvent] = queue.SimpleQueue()
@@ -83,7 +107,7 @@ def _generate(
     try:
         deadline_s = started_s + (first.slo_s or default_slo_s)
         for request in requests:
-            runner.submit(request, deadline_s=deadline_s, pixels=pixels)
+            runner.submit(request, deadline_s=deadline_s, pixels=pixels, adapters=adapters)
         while len(decoded) < len(requests):
             try:
                 event = events.get(timeout=_CHECK_EVERY_S)

@@ -31,6 +31,7 @@ _OPTION_BY_PARAM: Mapping[str, str] = {
     "slo_s": "--slo",
     "image": "--edit",
     "feather_px": "--feather",
+    "loras": "--lora",
     # of the command alone
     "like": "--like",
 }

@@ -187,11 +187,13 @@ class DispatchCore:
             offer = Offer(accepted=False, reason="closing")
         elif len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
             offer = Offer(accepted=False, reason="duplicate_id")
-        elif any(not self._removed.isdisjoint(_models_of(request)) for request in requests):
+        elif any(not self._removed.isdisjoint(request.models) for request in requests):
             offer = Offer(accepted=False, reason="unknown_model")
         else:
             views = [self._view(request, now_s) for request in requests]
             offer = admit(views, self.queue, self._client_view(client))
+            fetch_s = self.loras.fetch_s(requests, now_s)
+            offer = replace(offer, predicted_s=offer.predicted_s + fetch_s) if fetch_s else offer
             if offer.accepted:
                 slo_s = self._config.default_slo_s
                 self._ledger.accept(requests, views, offer, client=client, slo_s=slo_s, now_s=now_s)
@@ -373,6 +375,7 @@ class DispatchCore:
             self._ledger,
             self.replicas,
             configured=self.queue.configured,
+            num_loras=len(self.loras),
             cascades=self._cascades.views(),
             now_s=now_s,
         )
@@ -391,9 +394,3 @@ class DispatchCore:
             return None
         in_flight = [record.view for record in self._ledger.attached_of(client)]
         return ClientView(in_flight, self._limits.max_attached_images_per_client)
-
-
-def _models_of(request: ImageRequest) -> set[str]:
-    """Return the models that may make a request's image."""
-    light = None if request.cascade is None else request.cascade.light
-    return {request.model} if light is None else {request.model, light.model}

@@ -57,6 +57,12 @@ class _CellCollector(Collector):
             waiting.add_metric([model], count)
         yield waiting
         yield GaugeMetricFamily(
+            "ray_cluster_held_back_images",
+            "Images of these that wait until a store has their LoRAs.",
+            value=cluster.num_held_back,
+        )
+        yield GaugeMetricFamily("ray_cluster_loras", "Registered LoRAs.", value=cluster.num_loras)
+        yield GaugeMetricFamily(
             "ray_cluster_oldest_waiting_seconds",
             "Seconds that the longest-waiting image has been in the system.",
             value=cluster.oldest_waiting_s,

@@ -20,6 +20,8 @@ class ClusterSnapshot:
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
         num_waiting_by_model: every known model, also those with nothing waiting.
         counters: a copy.
+        num_held_back: of those that wait, for LoRAs that are not there yet.
+        num_loras: that are registered.
     """
 
     num_waiting: int
@@ -29,6 +31,8 @@ class ClusterSnapshot:
     replicas: tuple[ReplicaView, ...]
     counters: OutcomeCounters
     cascades: tuple[CascadeView, ...] = ()
+    num_held_back: int = 0
+    num_loras: int = 0
 
     @property
     def totals(self) -> Mapping[str, int]:
@@ -57,6 +61,7 @@ class ClusterSnapshot:
         replicas: Replicas,
         *,
         configured: Collection[str],
+        num_loras: int,
         cascades: tuple[CascadeView, ...],
         now_s: float,
     ) -> ClusterSnapshot:
@@ -77,7 +82,10 @@ class ClusterSnapshot:
             num_leased=len(ledger) - len(waiting),
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
             num_waiting_by_model={model: counts[model] for model in sorted(models)},
-            replicas=tuple(one.view() for one in replicas),
+            # stores of LoRAs hold no requests
+            replicas=tuple(one.view() for one in replicas if one.registration.kind != "lora"),
             counters=ledger.counters.copy(),
             cascades=cascades,
+            num_held_back=len(waiting) - len(ledger.queue),
+            num_loras=num_loras,
         )

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
@@ -24,6 +25,7 @@ from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
 _FRAME = struct.Struct("!IB")
 _LENGTH = struct.Struct("!Q")
 _CLOSE_TIMEOUT_S = 5.0
+_PARENT_CHECK_S = 1.0
 
 Bytes = bytes | bytearray | memoryview
 
@@ -64,7 +66,8 @@ class CoderProcess:
         # the child finds modules where this process does, whatever changed the path since
         code = (
             f"import sys; sys.path = {sys.path!r}; "
-            f"from ray_cluster.imaging.worker_process import main; main({module!r}, {function!r})"
+            f"from ray_cluster.imaging.worker_process import main; "
+            f"main({module!r}, {function!r}, {os.getpid()})"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -122,6 +125,10 @@ class CoderProcess:
         is_late.set()
         self._process.kill()
 
+    def kill(self) -> None:
+        """End the process whatever it does: a job raises :class:`ProcessDied`; then close this."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process and wait for it."""
         # a broken pipe: dead already, with a job half written
@@ -135,8 +142,9 @@ class CoderProcess:
         self._from_child.close()
 
 
-def main(module: str, function: str) -> None:
-    """Serve jobs in the child until the parent closes the pipe or dies."""
+def main(module: str, function: str, parent: int) -> None:
+    """Serve jobs in the child until the parent, of that process id, closes the pipe or dies."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     source = sys.stdin.buffer
     # whatever prints to stdout must not end up between the frames
     sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -148,6 +156,13 @@ def main(module: str, function: str) -> None:
     except (EOFError, BrokenPipeError):
         # the parent is done or dead; without flushing what nobody reads
         os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, though a job hangs."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(0)
 
 
 def _answer(task: Task, job: Message) -> Message:

@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 import fsspec
-from fsspec.utils import get_protocol
 
 from ray_cluster.errors import InvalidRequest, without_password
 from ray_cluster.models.builtin import builtin_kinds, weights_folder
@@ -18,6 +17,7 @@ from ray_cluster.models.builtin import builtin_kinds, weights_folder
 SUFFIX = ".safetensors"
 _DIFFUSERS_NAME = "pytorch_lora_weights.safetensors"
 _BUILTIN, _HUB = "builtin:", "hf:"
+_LOCAL_URLS = ("file://", "local://")
 _PIECE_BYTES = 1 << 20
 _NUM_NAMED = 5
 
@@ -34,13 +34,16 @@ def check_source(source: str, allowed: Sequence[str]) -> None:
     if source.startswith(_BUILTIN):
         is_allowed = _BUILTIN in allowed
     elif source.startswith(_HUB):
-        is_allowed = any(_is_below(source, one) for one in allowed if one.startswith(_HUB))
-    elif "://" in source:
+        is_allowed = _is_hub_file(source) and any(
+            _is_below(source, one) for one in allowed if one.startswith(_HUB)
+        )
+    elif (path := _local_path(source)) is not None:
+        roots = (_local_path(one) for one in allowed)
+        is_allowed = any(_is_inside(path, root) for root in roots if root is not None)
+    else:
         is_allowed = _is_plain_url(source) and any(
             _is_below(source, one) for one in allowed if "://" in one
         )
-    else:
-        is_allowed = any(_is_inside(Path(source), Path(one)) for one in _folders(allowed))
     if not is_allowed:
         raise InvalidRequest(
             f"The source {without_password(source)!r} is not allowed: it must begin with one of "
@@ -49,8 +52,25 @@ def check_source(source: str, allowed: Sequence[str]) -> None:
         )
 
 
-def _folders(allowed: Sequence[str]) -> Iterator[str]:
-    return (one for one in allowed if "://" not in one and not one.startswith((_BUILTIN, _HUB)))
+def origin_of(source: str) -> str:
+    """Return what has to answer for a source: others do not hang because this one does."""
+    if source.startswith((_BUILTIN, _HUB)):
+        return source.partition(":")[0]
+    return "" if _local_path(source) is not None else "://".join(urlsplit(source)[:2])
+
+
+def _local_path(source: str) -> Path | None:
+    """Return the path that a source is, or None if it is none."""
+    if source.startswith(_LOCAL_URLS):
+        return Path(unquote(urlsplit(source).path))
+    is_path = "://" not in source and not source.startswith((_BUILTIN, _HUB))
+    return Path(source) if is_path else None
+
+
+def _is_hub_file(source: str) -> bool:
+    """Whether it is ``hf:OWNER/NAME`` or a file of that."""
+    segments = source.removeprefix(_HUB).split("/")
+    return len(segments) > 1 and not {"", ".", ".."} & set(segments)
 
 
 def _is_below(source: str, start: str) -> bool:
@@ -62,10 +82,16 @@ def _is_below(source: str, start: str) -> bool:
 
 
 def _is_plain_url(source: str) -> bool:
-    """Whether its path goes nowhere but down, and its host is all that is before it."""
-    parts = urlsplit(source)
+    """Whether its path goes nowhere but down, its host is all that is before it, and it is one URL.
+
+    fsspec takes what ``::`` joins for several URLs.
+    """
+    try:
+        parts = urlsplit(source)
+    except ValueError:
+        return False
     segments = unquote(parts.path).replace("\\", "/").split("/")
-    return ".." not in segments and "@" not in parts.netloc
+    return ".." not in segments and "@" not in parts.netloc and "::" not in source
 
 
 def _is_inside(path: Path, root: Path) -> bool:
@@ -75,36 +101,48 @@ def _is_inside(path: Path, root: Path) -> bool:
 
 @contextmanager
 def _opened(source: str, allowed: Sequence[str]) -> Iterator[IO[bytes]]:
-    if source.startswith(_HUB):
-        with _hub_file(source.removeprefix(_HUB)).open("rb") as file:
-            yield file
-    elif "://" in source and get_protocol(source) != "file":
-        _check_suffix(urlsplit(source).path, source)
-        with fsspec.open(source, "rb", block_size=_PIECE_BYTES) as file:
-            yield file
-    else:
-        path = _local_file(source)
+    if (path := _found_path(source)) is not None:
         if not source.startswith(_BUILTIN):
             # what it leads to may have changed since it was registered
+            path = path.resolve()
             check_source(str(path), allowed)
         _check_suffix(path.name, source)
         with path.open("rb") as file:
             yield file
+        return
+    options: dict[str, Any] = {}
+    if source.startswith(_HUB):
+        url = _hub_url(source)
+    else:
+        url, options = source, _options(source)
+        _check_suffix(urlsplit(source).path, source)
+    with fsspec.open(url, "rb", **options) as file:
+        yield file
 
 
-def _local_file(source: str) -> Path:
-    path = Path(source)
-    if source.startswith(_BUILTIN):
-        name = source.removeprefix(_BUILTIN)
-        known = [one for one, kind in builtin_kinds().items() if kind == "LoRA"]
-        if name not in known:
-            raise _wrong(source, f"built-in LoRAs are {', '.join(known)}")
-        path = weights_folder() / name
-    elif "://" in source:
-        path = Path(urlsplit(source).path)
-    if path.is_dir():
-        path = path / _only([one.name for one in path.iterdir()], source)
+def _options(url: str) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        return {}
+    import aiohttp
+
+    # one answer, read to its end: many servers send no parts; the caller has a timeout of its own
+    return {"block_size": 0, "client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None)}}
+
+
+def _found_path(source: str) -> Path | None:
+    """Return the file of this machine that a source means, or None if it is elsewhere."""
+    path = _builtin_folder(source) if source.startswith(_BUILTIN) else _local_path(source)
+    if path is not None and path.is_dir():
+        return path / _only([one.name for one in path.iterdir()], source)
     return path
+
+
+def _builtin_folder(source: str) -> Path:
+    name = source.removeprefix(_BUILTIN)
+    known = [one for one, kind in builtin_kinds().items() if kind == "LoRA"]
+    if name not in known:
+        raise _wrong(source, f"built-in LoRAs are {', '.join(known)}")
+    return weights_folder() / name
 
 
 def _check_suffix(name: str, source: str) -> None:
@@ -112,16 +150,15 @@ def _check_suffix(name: str, source: str) -> None:
         raise _wrong(source, f"it is no file of {SUFFIX}: other formats can hold programs")
 
 
-def _hub_file(name: str) -> Path:
-    from huggingface_hub import HfApi, hf_hub_download
+def _hub_url(source: str) -> str:
+    """Return the URL of a hub's file as fsspec reads it, piece by piece: nothing is cached."""
+    from huggingface_hub import HfApi
 
-    owner, _, rest = name.partition("/")
-    repository, _, file = rest.partition("/")
+    owner, repository, *rest = source.removeprefix(_HUB).split("/")
     where = f"{owner}/{repository}"
-    if not file:
-        file = _only(HfApi().list_repo_files(where), f"{_HUB}{name}")
-    _check_suffix(file, f"{_HUB}{name}")
-    return Path(hf_hub_download(where, file))
+    file = "/".join(rest) or _only(HfApi().list_repo_files(where), source)
+    _check_suffix(file, source)
+    return f"hf://{where}/{file}"
 
 
 def _only(names: Sequence[str], source: str) -> str:
@@ -161,11 +198,15 @@ def fetch(source: str, allowed: Sequence[str], target: Path, *, max_bytes: int, 
                     raise _wrong(source, f"the file is larger than the {max_bytes} bytes allowed")
                 digest.update(piece)
                 copy.write(piece)
-    except (InvalidRequest, OSError):
+    except InvalidRequest:
         raise
     except Exception as error:
-        # each protocol has errors of its own
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        # each protocol has errors of its own; fsspec says "not found" whatever the cause is
+        cause = error.__cause__
+        if isinstance(error, OSError) and cause is None:
+            raise
+        text = str(cause or "") or f"{type(error).__name__}: {error}"
+        raise OSError(text) from error
     found = digest.hexdigest()
     if sha256 and found != sha256:
         raise _wrong(source, f"its digest is {found}, and {sha256} was registered")

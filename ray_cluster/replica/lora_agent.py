@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.models.lora_sources import origin_of
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
@@ -23,8 +26,10 @@ from ray_cluster.replica.poller import LeasePoller, check_running
 
 logger = logging.getLogger(__name__)
 
-# a source that hangs takes one of these places
-_AT_ONCE = 8
+# fetches at once: of all sources, and of one place that may hang
+_AT_ONCE, _AT_ONCE_OF_ONE = 16, 4
+# of what no dispatcher was told
+_NEVER = (0, -1)
 
 
 class LoraStoreAgent:
@@ -56,15 +61,19 @@ class LoraStoreAgent:
             registration,
             make_poll=self._poll,
             on_reply=self._on_reply,
+            on_lost=self._tell_again,
             poll_s=DispatchSettings().poll_s,
         )
         # of the reports, and what each dispatcher was told of them
         self._version = 0
-        self._told: tuple[int, int] = (0, -1)
+        self._told: tuple[int, int] = _NEVER
         self._has_news = asyncio.Event()
-        self._places = asyncio.Semaphore(_AT_ONCE)
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._ordered_s: dict[str, float] = {}
+        self._num_bytes = 0
+        # by id, with what has to answer
+        self._fetching: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._mistake: BaseException | None = None
 
     def start(self) -> None:
         """Begin to poll on the running loop, with what is in the folder already."""
@@ -72,6 +81,7 @@ class LoraStoreAgent:
         self._folder.warm_up()
         for lora_id, facts in self._folder.facts().items():
             self._reports[lora_id] = LoraReport(lora_id, "ready", facts)
+        self._num_bytes = self._folder.num_bytes
         self._tasks = [
             asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
             asyncio.create_task(self._tell_forever(), name="the reporting task"),
@@ -79,15 +89,18 @@ class LoraStoreAgent:
 
     def metrics(self) -> Snapshot:
         """Return what it has measured so far."""
-        return self._metrics.snapshot(self._folder.num_bytes)
+        return self._metrics.snapshot(self._num_bytes)
 
     def check_alive(self) -> None:
         """Raise RuntimeError when a task has died."""
         check_running(self._tasks)
+        if self._mistake is not None:
+            raise RuntimeError("fetching a LoRA has failed unexpectedly") from self._mistake
 
     async def drain(self) -> None:
         """Stop; what is fetched just now is given up."""
-        tasks = [*self._tasks, *self._fetching.values()]
+        self._orders = {}
+        tasks = [*self._tasks, *(task for _, task in self._fetching.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -117,38 +130,76 @@ class LoraStoreAgent:
             try:
                 reply = await self._link.poll(self._poll(epoch), 0.0)
             except DispatcherUnavailable:
-                # whether it was heard is not known
-                self._told = (0, -1)
+                self._tell_again()
                 continue
             if reply.known:
                 self._on_reply(reply)
+
+    def _tell_again(self) -> None:
+        """Have the next poll report everything: whether the last one was heard is not known."""
+        self._told = _NEVER
 
     def _on_reply(self, reply: PollReply) -> None:
         if reply.settings is not None:
             self._polls.poll_s = reply.settings.poll_s
         if reply.loras is None:
             return
-        orders = {order.lora.lora_id: order for order in reply.loras}
-        if orders == self._orders:
-            # said again: the last report was not heard
-            self._told = (0, -1)
-            self._has_news.set()
-        self._orders = orders
+        self._orders = {order.lora.lora_id: order for order in reply.loras}
+        self._forget_unordered()
+        now_s = self._clock()
         for lora_id, order in self._orders.items():
-            report = self._reports.get(lora_id)
-            is_done = report is not None and (
-                report.state == "ready" or report.attempt >= order.attempt
-            )
-            if lora_id not in self._fetching and not is_done:
-                self._report(LoraReport(lora_id, "fetching", attempt=order.attempt))
-                task = asyncio.create_task(self._fetch(order), name=f"LoRA {order.lora.name}")
-                self._fetching[lora_id] = task
+            self._ordered_s.setdefault(lora_id, now_s)
+            if not self._is_done(order) or self._is_missing(lora_id):
+                self._reports[lora_id] = LoraReport(lora_id, "fetching", attempt=order.attempt)
+        self._start_fetches()
+        # orders come again where a report was not heard
+        self._tell_again()
+        self._note_news()
 
-    async def _fetch(self, order: LoraOrder) -> None:
-        lora_id, began_s = order.lora.lora_id, self._clock()
+    def _forget_unordered(self) -> None:
+        for lora_id, report in list(self._reports.items()):
+            is_kept = lora_id in self._orders or lora_id in self._fetching
+            if report.state != "ready" and not is_kept:
+                del self._reports[lora_id]
+        self._ordered_s = {one: at for one, at in self._ordered_s.items() if one in self._orders}
+
+    def _is_done(self, order: LoraOrder) -> bool:
+        report = self._reports.get(order.lora.lora_id)
+        if report is None or report.state == "fetching":
+            return False
+        return report.state == "ready" or report.attempt >= order.attempt
+
+    def _is_missing(self, lora_id: str) -> bool:
+        """Whether it was here and somebody has deleted it; notes a use of it if not."""
+        return self._reports[lora_id].state == "ready" and self._folder.path_of(lora_id) is None
+
+    def _start_fetches(self) -> None:
+        """Begin with the first orders, those that requests wait for."""
+        num_by_origin = Counter(origin for origin, _ in self._fetching.values())
+        for lora_id, order in self._orders.items():
+            if len(self._fetching) >= _AT_ONCE:
+                return
+            origin = origin_of(order.lora.source)
+            is_full = num_by_origin[origin] >= _AT_ONCE_OF_ONE
+            if is_full or lora_id in self._fetching or self._is_done(order):
+                continue
+            num_by_origin[origin] += 1
+            fetch = self._fetch(order, self._ordered_s[lora_id])
+            task = asyncio.create_task(fetch, name=f"LoRA {order.lora.name}")
+            self._fetching[lora_id] = origin, task
+            task.add_done_callback(partial(self._end_fetch, lora_id))
+
+    def _end_fetch(self, lora_id: str, done: asyncio.Task[None]) -> None:
+        del self._fetching[lora_id]
+        if done.cancelled():
+            return
+        self._mistake = self._mistake or done.exception()
+        self._start_fetches()
+
+    async def _fetch(self, order: LoraOrder, began_s: float) -> None:
+        lora_id = order.lora.lora_id
         try:
-            async with self._places:
-                facts = await self._folder.ensure(order)
+            facts = await self._folder.ensure(order)
         except LoraUnavailable as error:
             logger.warning("LoRA %s is not to be had: %s", order.lora.name, error)
             self._metrics.ended(error.failure, self._clock() - began_s)
@@ -163,19 +214,24 @@ class LoraStoreAgent:
             took_s = self._clock() - began_s
             self._metrics.ended("ready", took_s)
             report = LoraReport(lora_id, "ready", facts, attempt=order.attempt, took_s=took_s)
-        finally:
-            del self._fetching[lora_id]
+        self._reports[lora_id] = report
+        self._note_news()
         await self._make_room()
-        self._report(report)
 
     async def _make_room(self) -> None:
-        gone = await asyncio.to_thread(self._folder.evict, set(self._orders))
+        try:
+            gone = await asyncio.to_thread(self._folder.evict, set(self._orders))
+            self._num_bytes = await asyncio.to_thread(lambda: self._folder.num_bytes)
+        except OSError as error:
+            logger.warning("the folder of LoRAs cannot be tidied: %s", error)
+            return
         self._metrics.evicted(len(gone))
         for lora_id in gone:
             self._reports.pop(lora_id, None)
+        if gone:
+            self._note_news()
 
-    def _report(self, report: LoraReport) -> None:
-        self._reports[report.lora_id] = report
+    def _note_news(self) -> None:
         self._version += 1
         self._has_news.set()
 

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-import time
+import secrets
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -20,19 +20,15 @@ from typing import Any
 
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
-from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
+from ray_cluster.imaging.worker_process import Message, ProcessDied
 from ray_cluster.models.lora_sources import SUFFIX
 from ray_cluster.protocol.loras import FailureKind, LoraFacts, LoraOrder
+from ray_cluster.replica.lora_processes import LoraProcesses
 
-_FETCH = ("ray_cluster.replica.lora_fetching", "fetch_task")
-_CONVERT = ("ray_cluster.replica.lora_tasks", "convert_task")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FACTS, _LOCK = ".json", ".lock"
+_FILE_BYTES = "file_bytes"
 _LOCK_WAIT_S = 0.1
-# the imports of the first one take some ten seconds on a busy machine
-_MAX_CONVERT_S = 300.0
-# of files that a dead process has left
-_LEFTOVER_S = 3600.0
 
 
 class LoraUnavailable(RayClusterError):
@@ -60,21 +56,28 @@ class LoraFolder:
         self._arguments = arguments
         self._root = Path(arguments.folder)
         self._parts = self._root / "parts"
-        self._idle_fetchers: list[CoderProcess] = []
-        self._converter: CoderProcess | None = None
-        self._converting = asyncio.Lock()
+        self._processes = LoraProcesses()
 
     def prepare(self) -> None:
         """Make the folder, and remove what dead processes have left half done."""
         self._parts.mkdir(parents=True, exist_ok=True)
         for part in self._parts.iterdir():
-            with suppress(FileNotFoundError):
-                if time.time() - part.stat().st_mtime > _LEFTOVER_S:
-                    part.unlink()
+            lora_id = part.name.partition(".")[0]
+            if _ID.fullmatch(lora_id) is None:
+                continue
+            number = self._opened_lock(lora_id)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _delete(part)
+            except BlockingIOError:
+                # a live process is at it
+                continue
+            finally:
+                os.close(number)
 
     def warm_up(self) -> None:
         """Start the process that converts: its imports take seconds."""
-        self._converter = CoderProcess(*_CONVERT)
+        self._processes.warm_up()
 
     def path_of(self, lora_id: str) -> Path | None:
         """Return the file with a LoRA's factors, and note its use; None if it is not here."""
@@ -87,19 +90,23 @@ class LoraFolder:
 
     def facts(self) -> dict[str, LoraFacts]:
         """Return what is here, by id."""
-        found = {}
-        for path in self._root.glob(f"*{SUFFIX}"):
-            facts = self._facts(path.stem)
-            if facts is not None:
-                found[path.stem] = facts
-        return found
+        found = ((path.stem, self._facts(path.stem)) for path in self._files())
+        return {lora_id: facts for lora_id, facts in found if facts is not None}
+
+    def _files(self) -> list[Path]:
+        found = self._root.glob(f"*{SUFFIX}")
+        return [path for path in found if _ID.fullmatch(path.stem) is not None]
 
     def _facts(self, lora_id: str) -> LoraFacts | None:
+        """Return what is known of a LoRA; None unless its file is here, and as long as it was."""
         try:
             values: dict[str, Any] = json.loads(self._path(lora_id, _FACTS).read_text())
-            return LoraFacts(**{**values, "ranks": tuple(values["ranks"])})
-        except (OSError, ValueError, TypeError, KeyError):
+            num_bytes = values.pop(_FILE_BYTES)
+            facts = LoraFacts(**{**values, "ranks": tuple(values["ranks"])})
+            is_whole = self._path(lora_id, SUFFIX).stat().st_size == num_bytes
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+        return facts if is_whole else None
 
     async def ensure(self, order: LoraOrder) -> LoraFacts:
         """Have a LoRA here, and return what it is.
@@ -107,27 +114,33 @@ class LoraFolder:
         Raises:
             LoraUnavailable: it is not to be had.
         """
+        try:
+            async with self._locked(order.lora.lora_id):
+                return await self._ensure(order)
+        except OSError as error:
+            reason = f"{type(error).__name__} in the folder of LoRAs: {error.strerror}"
+            raise LoraUnavailable("unreachable", reason) from error
+
+    async def _ensure(self, order: LoraOrder) -> LoraFacts:
         lora_id = order.lora.lora_id
-        async with self._locked(lora_id):
-            facts = self._facts(lora_id)
-            if facts is not None and self.path_of(lora_id) is not None:
-                return facts
-            file = self._parts / f"{lora_id}{SUFFIX}"
-            converted = self._parts / f"{lora_id}.factors"
-            try:
-                sha256 = await self._fetch(order, file)
-                facts = await self._convert(order, file, sha256, converted)
-                await asyncio.to_thread(self._publish, lora_id, facts, converted)
-            except OSError as error:
-                reason = f"{type(error).__name__} in its folder: {error.strerror}"
-                raise LoraUnavailable("unreachable", reason) from error
-            finally:
-                await asyncio.to_thread(_delete, file, converted)
+        facts = self._facts(lora_id)
+        if facts is not None and self.path_of(lora_id) is not None:
+            return facts
+        # a name of its own: what has died over an earlier one may still write to that
+        stem = f"{lora_id}.{secrets.token_hex(4)}"
+        file, converted = self._parts / f"{stem}{SUFFIX}", self._parts / f"{stem}.factors"
+        try:
+            sha256 = await self._fetch(order, file)
+            facts = await self._convert(order, file, sha256, converted)
+            self._publish(lora_id, facts, converted)
+        finally:
+            _delete(file, converted)
         return facts
 
     def _publish(self, lora_id: str, facts: LoraFacts, converted: Path) -> None:
+        values = {**asdict(facts), _FILE_BYTES: converted.stat().st_size}
         # the factors last: they are what says that it is here
-        self._path(lora_id, _FACTS).write_text(json.dumps(asdict(facts)))
+        self._path(lora_id, _FACTS).write_text(json.dumps(values))
         converted.replace(self._path(lora_id, SUFFIX))
 
     async def _fetch(self, order: LoraOrder, target: Path) -> str:
@@ -140,21 +153,16 @@ class LoraFolder:
             "max_bytes": arguments.max_file_bytes,
             "sha256": order.lora.sha256,
         }
-        process = self._idle_fetchers.pop() if self._idle_fetchers else CoderProcess(*_FETCH)
         timeout_s = arguments.fetch_timeout_s
         try:
-            reply = await asyncio.to_thread(process.run, Message(header), timeout_s)
+            reply = await self._processes.fetch(Message(header), timeout_s)
         except ProcessDied as error:
-            await asyncio.to_thread(process.close)
             reason = f"its source did not answer within {timeout_s:g} s, or ended its reader"
             raise LoraUnavailable("unreachable", reason) from error
         except InvalidRequest as error:
-            self._idle_fetchers.append(process)
             raise LoraUnavailable("invalid", error.message) from error
         except RequestFailed as error:
-            self._idle_fetchers.append(process)
             raise LoraUnavailable("unreachable", _shortened(error.message)) from error
-        self._idle_fetchers.append(process)
         return str(reply.header["sha256"])
 
     async def _convert(self, order: LoraOrder, file: Path, sha256: str, target: Path) -> LoraFacts:
@@ -165,30 +173,22 @@ class LoraFolder:
             "sha256": sha256,
         }
         try:
-            async with self._converting:
-                reply = await self._converted(Message(header))
+            reply = await self._processes.convert(Message(header))
         except InvalidRequest as error:
             raise LoraUnavailable("invalid", error.message.replace(file.name, "it")) from error
-        except RequestFailed as error:
-            raise LoraUnavailable("invalid", _shortened(error.message)) from error
-        values = dict(reply.header)
-        return LoraFacts(**{**values, "ranks": tuple(values["ranks"])})
-
-    async def _converted(self, job: Message) -> Message:
-        if self._converter is None:
-            self._converter = CoderProcess(*_CONVERT)
-        try:
-            return await asyncio.to_thread(self._converter.run, job, _MAX_CONVERT_S)
         except ProcessDied as error:
-            process, self._converter = self._converter, None
-            await asyncio.to_thread(process.close)
             reason = "the process that converts it ended at it, or took too long"
             raise LoraUnavailable("unreachable", reason) from error
+        except RequestFailed as error:
+            # a full disk, a missing base model: not the file's fault
+            raise LoraUnavailable("unreachable", _shortened(error.message)) from error
+        values = dict(reply.header)
+        return LoraFacts(**{**values, "ranks": tuple(values["ranks"])})
 
     @asynccontextmanager
     async def _locked(self, lora_id: str) -> AsyncIterator[None]:
         """Keep every other process of the node from doing the same."""
-        number = os.open(self._path(lora_id, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
+        number = self._opened_lock(lora_id)
         try:
             while True:
                 try:
@@ -200,6 +200,12 @@ class LoraFolder:
         finally:
             os.close(number)
 
+    def _opened_lock(self, lora_id: str) -> int:
+        """Return the descriptor of its lock file; these stay, as deleting them could free a lock
+        that somebody holds."""
+        self._parts.mkdir(parents=True, exist_ok=True)
+        return os.open(self._path(lora_id, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
+
     def evict(self, keep: Collection[str]) -> list[str]:
         """Delete what was not used for longest until the rest is within bounds; return the ids.
 
@@ -207,7 +213,7 @@ class LoraFolder:
             keep: ids that stay.
         """
         files = []
-        for path in self._root.glob(f"*{SUFFIX}"):
+        for path in self._files():
             with suppress(FileNotFoundError):
                 stat = path.stat()
                 files.append((stat.st_mtime, stat.st_size, path))
@@ -227,17 +233,14 @@ class LoraFolder:
     def num_bytes(self) -> int:
         """Of all factors here."""
         found = 0
-        for path in self._root.glob(f"*{SUFFIX}"):
+        for path in self._files():
             with suppress(FileNotFoundError):
                 found += path.stat().st_size
         return found
 
     def close(self) -> None:
         """End the processes."""
-        for process in (*self._idle_fetchers, *([self._converter] if self._converter else [])):
-            process.close()
-        self._idle_fetchers.clear()
-        self._converter = None
+        self._processes.close()
 
     def _path(self, lora_id: str, suffix: str) -> Path:
         assert _ID.fullmatch(lora_id), f"{lora_id!r} is no id of a LoRA"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported, RequestFailed
 from ray_cluster.policies.types import lora_resident
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.protocol.loras import LoraFacts, LoraOrder
+from ray_cluster.replica.lora_folder import LoraUnavailable
 
 SetKey = tuple[tuple[str, float], ...]
 """LoRAs by id, with their scales."""
@@ -26,6 +27,8 @@ class Folder(Protocol):
     def path_of(self, lora_id: str) -> Path | None: ...
 
     async def ensure(self, order: LoraOrder) -> LoraFacts: ...
+
+    def evict(self, keep: Collection[str]) -> list[str]: ...
 
 
 class LoraShelf:
@@ -101,16 +104,18 @@ class LoraShelf:
             for lora_id, scale in key:
                 path = self._folder.path_of(lora_id)
                 if path is None:
-                    path = await self._fetched(order_by_id[lora_id])
+                    path = await self._fetched(order_by_id[lora_id], set(order_by_id))
                 files.append((path, scale))
             return await asyncio.to_thread(self._open_set, self._model, files)
-        except (ModelUnsupported, OSError) as error:
+        except (LoraUnavailable, ModelUnsupported, OSError) as error:
             raise RequestFailed(str(error), "lora") from error
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "lora") from error
 
-    async def _fetched(self, order: LoraOrder) -> Path:
+    async def _fetched(self, order: LoraOrder, keep: Collection[str]) -> Path:
         await self._folder.ensure(order)
+        # there may be no store that does
+        await asyncio.to_thread(self._folder.evict, keep)
         path = self._folder.path_of(order.lora.lora_id)
         if path is None:
             raise RequestFailed(

@@ -35,13 +35,17 @@ def convert_task(job: Message) -> Message:
 
     Raises:
         InvalidRequest: the file is none of a LoRA of this model.
+        OSError: the model cannot be read, or the factors cannot be written.
     """
     _give_way()
     header = job.header
     try:
         base = resolve_folder(header["base_model"])
         factors = _reader().read(Path(header["file"]), base)
-    except (ConfigError, ModelUnsupported) as error:
+    except ConfigError as error:
+        # of this node, not of the file
+        raise OSError(f"its base model cannot be read: {error}") from error
+    except ModelUnsupported as error:
         raise InvalidRequest(str(error), "loras", "lora_failed") from error
     write_factors(factors, Path(header["target"]))
     facts = LoraFacts(

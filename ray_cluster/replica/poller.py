@@ -21,6 +21,7 @@ class LeasePoller:
     Args:
         make_poll: returns the poll for the dispatcher of that epoch.
         on_reply: called with each reply to a replica that the dispatcher knows.
+        on_lost: called when it is not known whether a poll reached the dispatcher.
 
     Attributes:
         poll_s: longest time to wait for something to do; may be set for the next poll.
@@ -35,11 +36,13 @@ class LeasePoller:
         make_poll: Callable[[int], Poll],
         on_reply: Callable[[PollReply], None],
         poll_s: float,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._link = link
         self._registration = registration
         self._make_poll = make_poll
         self._on_reply = on_reply
+        self._on_lost = on_lost
         self.poll_s = poll_s
         self.epoch: int | None = None
 
@@ -51,6 +54,7 @@ class LeasePoller:
             try:
                 reply = await self._link.poll(self._make_poll(epoch), self.poll_s)
             except DispatcherUnavailable as error:
+                self._on_lost()
                 await back_off(failures, error)
                 failures += 1
                 continue

@@ -83,6 +83,12 @@ class ImageRequest:
         return self.model if self.cascade is None else self.cascade.name
 
     @property
+    def models(self) -> set[str]:
+        """The models that may make it."""
+        light = None if self.cascade is None else self.cascade.light
+        return {self.model} if light is None else {self.model, light.model}
+
+    @property
     def size_px(self) -> tuple[int, int]:
         """Width and height."""
         return (self.width_px, self.height_px)

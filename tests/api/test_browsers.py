@@ -135,9 +135,9 @@ def routes(app: FastAPI) -> list[tuple[str, str]]:
 
 
 async def test_head_answers_as_get_without_a_body(app: FastAPI, http: httpx.AsyncClient) -> None:
-    known = {"{model}": "shapes", "{job_id}": "x", "{file_id}": "x"}
+    known = {"{model}": "shapes", "{job_id}": "x", "{file_id}": "x", "{name}": "x"}
     getting = [path for path, method in routes(app) if method == "get"]
-    assert len(getting) == 9
+    assert len(getting) == 11
     for pattern in getting:
         path = pattern
         for name, value in known.items():
@@ -166,6 +166,8 @@ async def test_a_wrong_method_is_told_every_right_one(
         "/v1/jobs": "GET, HEAD, POST",
         "/v1/jobs/x": "GET, HEAD, DELETE",
         "/v1/models": "GET, HEAD",
+        "/v1/loras": "GET, HEAD, POST",
+        "/v1/loras/x": "GET, HEAD, DELETE",
         "/healthz": "GET, HEAD",
         "/docs": "GET, HEAD",
     }

@@ -107,6 +107,7 @@ def test_a_new_pool_leaves_all_other_applications_as_they_are() -> None:
         ("dispatch", "port", 7000, "front dispatch.port"),
         ("storage", "is_shared", True, "front storage.is_shared"),
         ("logs", "level", "debug", "front logs.level"),
+        ("loras", "folder", "/other", "front loras.folder"),
         ("pools", "num_threads", 3, "pool a num_threads (1 runs, the file has 3)"),
         ("pools", "dtype", "bfloat16", "pool a dtype"),
     ],
@@ -140,11 +141,13 @@ def test_numbers_of_processes_are_no_arguments() -> None:
     content = given()
     content["http"]["num_gateways"] = 3
     content["pools"][0]["replicas"] = 2
+    content["loras"] = {"num_stores": 4}
     before, after = load_config(given()), load_config(content)
     assert arguments_of(after) == arguments_of(before)
-    front, pool, _ = serve_config(after, Path("/etc/settings.yaml"))["applications"]
+    front, store, pool, _ = serve_config(after, Path("/etc/settings.yaml"))["applications"]
     assert front["deployments"] == [{"name": "Gateway", "num_replicas": 3}]
     assert pool["deployments"] == [{"name": "BaseModel", "num_replicas": 2}]
+    assert store["deployments"] == [{"name": "LoraStore", "num_replicas": 4}]
 
 
 def test_keys_are_kept_as_digests_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ class FakeServe:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self._looks_left = {"a": 2, "b": 1, "front": 2}
+        self._looks_left = {"a": 2, "b": 1, "loras": 1, "front": 2}
         self._is_going: set[str] = set()
 
     def delete(self, name: str, *, _blocking: bool) -> None:
@@ -54,9 +54,9 @@ def config() -> ClusterConfig:
     ("owned", "order"),
     [
         # the API answers until Ray ends
-        ("ray", ["a", "b", "ray ends"]),
-        ("serve", ["a", "b", "front", "serve ends"]),
-        ("applications", ["a", "b", "front"]),
+        ("ray", ["a", "b", "loras", "ray ends"]),
+        ("serve", ["a", "b", "loras", "front", "serve ends"]),
+        ("applications", ["a", "b", "loras", "front"]),
     ],
 )
 def test_pools_go_first_and_the_front_last(
@@ -70,4 +70,5 @@ def test_what_stops_is_told(fake: FakeServe, config: ClusterConfig) -> None:
     told: list[str] = []
     stop(config, owned="ray", on_change=lambda name, state: told.append(f"{name}: {state}"))
     assert told[0].startswith("a: its replicas")
-    assert told[-3:] == ["b: stopped", "a: stopped", "Ray: stopping"]
+    assert sorted(told[-4:-1]) == ["a: stopped", "b: stopped", "loras: stopped"]
+    assert told[-1] == "Ray: stopping"

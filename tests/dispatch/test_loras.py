@@ -209,7 +209,9 @@ def test_admission_counts_what_fetching_takes(core: DispatchCore) -> None:
     late = core.offer([with_loras("b", "pastel", slo_s=10.0, when_late="refuse")], 0.0)
     assert (late.accepted, late.reason) == (False, "too_late")
     assert core.offer([with_loras("c", "outline", slo_s=10.0, when_late="refuse")], 0.0).accepted
-    assert core.offer([with_loras("d", "pastel", slo_s=60.0, when_late="refuse")], 0.0).accepted
+    offer = core.offer([with_loras("d", "pastel", slo_s=60.0, when_late="refuse")], 0.0)
+    assert offer.accepted
+    assert offer.predicted_s > 15.0
 
 
 def test_what_is_held_back_counts_and_can_be_aborted() -> None:
@@ -219,6 +221,8 @@ def test_what_is_held_back_counts_and_can_be_aborted() -> None:
     assert core.offer([image_request("c")], 0.0).reason == "queue_full"
     snapshot = core.snapshot(1.0)
     assert (snapshot.num_waiting, snapshot.num_waiting_by_model) == (2, {"m": 2})
+    assert (snapshot.num_held_back, snapshot.num_loras) == (2, 2)
+    assert [one.replica_id for one in snapshot.replicas] == ["r"]
     core.abort(["a"])
     assert core.offer([image_request("c")], 0.0).accepted
 

@@ -214,12 +214,19 @@ class Service:
         """Return the processes of the model's replicas."""
         return self.processes(REPLICA_PROCESS)
 
-    def processes(self, name: str) -> list[psutil.Process]:
-        """Return the processes that Ray has given this name."""
+    def processes(self, name: str, *, may_be_busy: bool = False) -> list[psutil.Process]:
+        """Return the processes that Ray has given this name.
+
+        Args:
+            may_be_busy: whether those count that have the name of a call behind it, which they have
+                while they load a model.
+        """
         found = []
         for process in self.family():
             try:
-                if process.cmdline()[:1] == [name]:
+                title = process.cmdline()[:1]
+                is_busy = bool(title) and title[0].startswith(f"{name}.")
+                if title == [name] or (may_be_busy and is_busy):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue

@@ -85,7 +85,7 @@ def test_each_request_has_its_own_style_and_none_has_another_s(service: Service)
         reply = make(service, seed=number, **fields)
         return image_of(reply)
 
-    order = np.random.default_rng(0).permutation(len(wanted))
+    order = np.random.default_rng(0).permutation(len(wanted)).tolist()
     with ThreadPoolExecutor(16) as pool:
         images = dict(zip(order, pool.map(one, order), strict=True))
     stacked = np.stack([pixels_of(images[number]) for number in range(len(wanted))])

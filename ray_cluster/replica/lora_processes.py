@@ -1,0 +1,105 @@
+"""The child processes that fetch and convert files of LoRAs, and can be ended at it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ray_cluster.errors import InvalidRequest, RequestFailed
+from ray_cluster.imaging.worker_process import CoderProcess, Message
+
+_FETCH = ("ray_cluster.replica.lora_fetching", "fetch_task")
+_CONVERT = ("ray_cluster.replica.lora_tasks", "convert_task")
+# the imports of the first one take some ten seconds on a busy machine
+_MAX_CONVERT_S = 300.0
+# fetchers that wait for the next job
+_MOST_IDLE = 2
+# of jobs and of their ends: more than are ever at work, as hanging ones hold theirs
+_NUM_THREADS = 40
+
+
+class LoraProcesses:
+    """Several that fetch, and one that converts; each starts with its first job.
+
+    A job that is cancelled, or takes too long, ends with its process.
+    """
+
+    def __init__(self) -> None:
+        # not those of the event loop, which may be few
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="lora")
+        self._idle: list[CoderProcess] = []
+        self._converter: CoderProcess | None = None
+        self._is_converting = asyncio.Lock()
+        self._running: set[CoderProcess] = set()
+
+    def warm_up(self) -> None:
+        """Start the process that converts: its imports take seconds."""
+        if self._converter is None:
+            self._converter = CoderProcess(*_CONVERT)
+
+    async def fetch(self, job: Message, max_s: float) -> Message:
+        """Run :func:`ray_cluster.replica.lora_fetching.fetch_task`.
+
+        Raises:
+            InvalidRequest, RequestFailed, ProcessDied: as of :meth:`CoderProcess.run`.
+        """
+        process = self._idle.pop() if self._idle else CoderProcess(*_FETCH)
+        return await self._run(process, job, max_s, self._put_back)
+
+    def _put_back(self, process: CoderProcess) -> None:
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(process)
+        else:
+            self._threads.submit(process.close)
+
+    async def convert(self, job: Message) -> Message:
+        """Run :func:`ray_cluster.replica.lora_tasks.convert_task`, one at a time.
+
+        Raises:
+            InvalidRequest, RequestFailed, ProcessDied: as of :meth:`CoderProcess.run`.
+        """
+        async with self._is_converting:
+            self.warm_up()
+            process, self._converter = self._converter, None
+            assert process is not None
+            return await self._run(process, job, _MAX_CONVERT_S, self._keep_converter)
+
+    def _keep_converter(self, process: CoderProcess) -> None:
+        self._converter = process
+
+    async def _run(
+        self,
+        process: CoderProcess,
+        job: Message,
+        max_s: float,
+        keep: Callable[[CoderProcess], None],
+    ) -> Message:
+        loop = asyncio.get_running_loop()
+        self._running.add(process)
+        is_whole = False
+        try:
+            reply = await loop.run_in_executor(self._threads, process.run, job, max_s)
+            is_whole = True
+        except (InvalidRequest, RequestFailed):
+            # of the job, not of the process
+            is_whole = True
+            raise
+        finally:
+            self._running.discard(process)
+            if is_whole:
+                keep(process)
+            else:
+                process.kill()
+                self._threads.submit(process.close)
+        return reply
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._running:
+            process.kill()
+        for process in (*self._idle, *([self._converter] if self._converter else [])):
+            process.close()
+        self._idle.clear()
+        self._converter = None
+        self._threads.shutdown()
