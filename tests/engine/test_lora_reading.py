@@ -18,43 +18,10 @@ from ray_cluster.engine.adapters.lora_files import LoraFactors, LoraReader
 from ray_cluster.errors import ModelUnsupported
 from tests.engine.conftest import Zoo
 from tests.engine.harness import CONTROL_FACTOR
+from tests.engine.random_loras import ATTENTION, OF_ENCODER, kohya_keys, pairs, peft_keys
 
 _TOLERANCE = 1e-6
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-_OF_ENCODER = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 Tensors = dict[str, Tensor]
-
-
-def pairs(model: nn.Module, ending: tuple[str, ...], rank: int = 3) -> dict[str, list[Tensor]]:
-    """Random factors for the layers of a model whose paths end like that."""
-    generator = torch.Generator().manual_seed(len(ending))
-    found = {}
-    for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d) and path.endswith(ending):
-            _, *rest = layer.weight.shape
-            ones = [1] * (len(rest) - 1)
-            shapes = ((rank, *rest), (layer.weight.shape[0], rank, *ones))
-            found[path] = [torch.randn(shape, generator=generator) for shape in shapes]
-    assert found
-    return found
-
-
-def peft_keys(component: str, layers: Mapping[str, list[Tensor]]) -> Tensors:
-    return {
-        f"{component}.{path}.lora_{part}.weight": one
-        for path, pair in layers.items()
-        for part, one in zip("AB", pair, strict=True)
-    }
-
-
-def kohya_keys(prefix: str, layers: Mapping[str, list[Tensor]], alpha: float) -> Tensors:
-    found = {}
-    for path, (down, up) in layers.items():
-        name = f"{prefix}_{path.replace('.', '_')}"
-        found[f"{name}.lora_down.weight"] = down
-        found[f"{name}.lora_up.weight"] = up
-        found[f"{name}.alpha"] = torch.tensor(alpha)
-    return found
 
 
 class Subject:
@@ -123,8 +90,8 @@ def test_alphas_in_the_header_count(sd: Subject) -> None:
 
 def test_kohya_files_with_convolutions_and_text_encoders(sd: Subject) -> None:
     unet, encoder = sd.pipeline.unet, sd.pipeline.text_encoder
-    tensors = kohya_keys("lora_unet", pairs(unet, (*_ATTENTION, "conv2", "proj_in")), 1.5)
-    tensors |= kohya_keys("lora_te_text_model", pairs(encoder, _OF_ENCODER, rank=2), 0.5)
+    tensors = kohya_keys("lora_unet", pairs(unet, (*ATTENTION, "conv2", "proj_in")), 1.5)
+    tensors |= kohya_keys("lora_te_text_model", pairs(encoder, OF_ENCODER, rank=2), 0.5)
     path = sd.save(tensors)
     factors, expected = sd.read(path), sd.expected(path)
     assert sd.error(factors, expected) <= _TOLERANCE
@@ -137,12 +104,12 @@ def test_kohya_files_with_convolutions_and_text_encoders(sd: Subject) -> None:
 def test_both_text_encoders_of_sdxl(zoo: Zoo, tmp_path: Path) -> None:
     sdxl = Subject(zoo, "sdxl", tmp_path)
     pipeline = sdxl.pipeline
-    tensors = kohya_keys("lora_unet", pairs(pipeline.unet, _ATTENTION), 2.0)
+    tensors = kohya_keys("lora_unet", pairs(pipeline.unet, ATTENTION), 2.0)
     for prefix, encoder in (
         ("lora_te1_text_model", pipeline.text_encoder),
         ("lora_te2", pipeline.text_encoder_2),
     ):
-        tensors |= kohya_keys(prefix, pairs(encoder, _OF_ENCODER), 1.0)
+        tensors |= kohya_keys(prefix, pairs(encoder, OF_ENCODER), 1.0)
     path = sdxl.save(tensors)
     factors = sdxl.read(path)
     assert sdxl.error(factors, sdxl.expected(path)) <= _TOLERANCE
@@ -153,7 +120,7 @@ def test_joined_products_of_fluxs_kohya_files(zoo: Zoo, tmp_path: Path) -> None:
     """One pair of theirs is three layers here."""
     flux = Subject(zoo, "flux", tmp_path)
     width = flux.pipeline.transformer.inner_dim
-    layers = {"double_blocks.0.img_attn.qkv": [torch.randn(3, width), torch.randn(3 * width, 3)]}
+    layers = {"double_blocks.0.img_attn.qkv": (torch.randn(3, width), torch.randn(3 * width, 3))}
     path = flux.save(kohya_keys("lora_unet", layers, 1.0))
     factors = flux.read(path)
     assert flux.error(factors, flux.expected(path)) <= _TOLERANCE
@@ -163,7 +130,7 @@ def test_joined_products_of_fluxs_kohya_files(zoo: Zoo, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sd3", "flux"])
 def test_transformers(zoo: Zoo, tmp_path: Path, name: str) -> None:
     one = Subject(zoo, name, tmp_path)
-    tensors = peft_keys("transformer", pairs(one.pipeline.transformer, (*_ATTENTION, "proj")))
+    tensors = peft_keys("transformer", pairs(one.pipeline.transformer, (*ATTENTION, "proj")))
     tensors |= peft_keys("text_encoder", pairs(one.pipeline.text_encoder, ("k_proj",)))
     if name == "flux":
         tensors |= {
