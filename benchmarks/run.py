@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[str, float]] = {
     "service": ("benchmarks.serving.service", 160.0),
     "load": ("benchmarks.serving.load", 350.0),
     "cascade": ("benchmarks.serving.cascade", 700.0),
+    "loras": ("benchmarks.serving.loras", 500.0),
 }
 
 

@@ -37,6 +37,11 @@ class Settings:
         load_s, load_sample_s: how long, and how often memory is read.
         cascade_prompts: of the cascade section, each made three ways.
         cascade_load_s: seconds of each row under load.
+        lora_count: LoRAs at the source of the loras section.
+        lora_calls: of each of its ways.
+        lora_warm_s: seconds in which its capacity is measured, and twice those of a round of peers.
+        lora_rounds: of peers, with and without fetching.
+        lora_cold: LoRAs that are fetched in a round.
     """
 
     sizes_px: tuple[int, ...] = (64, 96, 128)
@@ -61,6 +66,11 @@ class Settings:
     load_sample_s: float = 10.0
     cascade_prompts: int = 300
     cascade_load_s: float = 40.0
+    lora_count: int = 200
+    lora_calls: int = 300
+    lora_warm_s: float = 16.0
+    lora_rounds: int = 8
+    lora_cold: int = 4
 
 
 def quick_settings() -> Settings:
@@ -87,4 +97,9 @@ def quick_settings() -> Settings:
         load_sample_s=2.0,
         cascade_prompts=12,
         cascade_load_s=4.0,
+        lora_count=12,
+        lora_calls=16,
+        lora_warm_s=2.0,
+        lora_rounds=2,
+        lora_cold=1,
     )

@@ -21,6 +21,7 @@ from ray_cluster.api.replies import (
 )
 from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient, LoraCalls
 from ray_cluster.protocol.loras import Lora, LoraStatus
@@ -152,7 +153,7 @@ class ModelsEndpoint:
                 await self._catalog.profile(cascade.light)
                 return _cascade_card(cascade, await self._catalog.profile(cascade.heavy))
         base, _, name = model.rpartition(":")
-        if base and model not in self._catalog.known:
+        if LORA_NAME.fullmatch(name) and model not in self._catalog.known:
             status = (await self._loras.find_loras((name,))).found.get(name)
             profiles = await self._catalog.refresh()
             if status is not None and status.lora.base == base and _is_model(status, profiles):

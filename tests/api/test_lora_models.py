@@ -166,6 +166,11 @@ async def test_models_are_listed_with_their_loras(
     for name in ("shapes:broken", "shapes:leaving", "shapes:inks", "nothing:pastel", "shapes:x"):
         check_error(await http.get(f"/v1/models/{name}"), 404, code="model_not_found")
     assert (await http.get("/v1/models/org/a:b")).json()["family"] == "sd"
+    num_calls = fake.registry.num_calls
+    for name in ("shapes:", f"shapes:{'x' * 65}", "x" * 65):
+        check_error(await http.get(f"/v1/models/{name}"), 404, code="model_not_found")
+    # none of these can be a LoRA's
+    assert fake.registry.num_calls == num_calls
 
 
 async def test_ten_thousand_loras_are_listed_in_a_few_calls(
