@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 
 from ray_cluster.engine.adapters.lora_files import LoraFactors
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.errors import ModelUnsupported
+from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported
 
 _VERSION = "1"
+_FILE_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _SHRINK, _EXPAND = ":shrink", ":expand"
 
 
@@ -65,6 +66,6 @@ def open_factors(path: Path) -> LoraFactors:
                 stride, padding = (tuple(one) for one in shape)
                 factors = file.get_tensor(key), file.get_tensor(name + _EXPAND)
                 found.setdefault(component, {})[layer] = LowRank(*factors, stride, padding)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except _FILE_ERRORS as error:
         raise ModelUnsupported(f"{path.name} is no whole file of factors: {error}") from error
     return LoraFactors(found)
