@@ -16,6 +16,7 @@ from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import FailureKind, Lora, LoraFacts, LoraOrder, LoraStatus
 from ray_cluster.replica.lora_agent import LoraStoreAgent, store_registration
 from ray_cluster.replica.lora_folder import LoraUnavailable
+from ray_cluster.replica.poller import LeasePoller
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.fakes import image_request, registration
 from tests.replica.setup import Link, new_service, until
@@ -199,6 +200,14 @@ async def test_no_news_is_lost_with_the_polls_that_are(side: str, every: int) ->
     assert sorted(folder.begun) == sorted(f"id-{name}" for name in names)
 
 
+async def test_what_is_on_the_disk_is_said_again_when_the_first_poll_was_lost() -> None:
+    link, folder = new_link("pastel"), MemoryFolder(["id-pastel"])
+    link.fails = lambda name, at: (name, at) == ("poll", "before") and link.num_lost < 1
+    async with storing(folder, link):
+        await until(lambda: states(link, "pastel") == ["ready"])
+    assert link.num_lost
+
+
 async def test_sources_that_hang_keep_no_place_of_other_ones() -> None:
     hanging = [f"hang{n}" for n in range(30)]
     link = new_link(
@@ -283,3 +292,20 @@ async def test_a_store_that_leaves_gives_its_fetches_up() -> None:
         await use(link, "pastel")
         await until(lambda: folder.begun)
     assert not link.service.loras.store_ids
+
+
+async def test_a_poller_says_which_polls_may_be_lost() -> None:
+    link, lost = new_link(), []
+    poller = LeasePoller(
+        link,
+        store_registration("s", "n"),
+        make_poll=lambda epoch: Poll("s", epoch, 0, loras=()),
+        on_reply=lambda _reply: None,
+        on_lost=lambda: lost.append(link.num_lost),
+        poll_s=0.01,
+    )
+    link.fails = lambda name, _side: name == "poll" and link.num_lost < 2
+    task = asyncio.create_task(poller.poll_forever())
+    await until(lambda: len(link.last_poll) and lost == [1, 2])
+    task.cancel()
+    await link.service.close()
