@@ -171,9 +171,13 @@ class LoraStoreAgent:
         self._forget_unordered()
         now_s = self._clock()
         for lora_id, order in self._orders.items():
-            self._ordered_s.setdefault(lora_id, now_s)
-            if not self._is_done(order) or self._is_missing(lora_id):
-                self._reports[lora_id] = LoraReport(lora_id, "fetching", attempt=order.attempt)
+            if self._is_done(order) and not self._is_missing(lora_id):
+                continue
+            report = self._reports.get(lora_id)
+            if report is None or report.state != "fetching":
+                # not since it was first ordered: it may have been here, or have failed, for hours
+                self._ordered_s[lora_id] = now_s
+            self._reports[lora_id] = LoraReport(lora_id, "fetching", attempt=order.attempt)
         self._start_fetches()
         # orders come again where a report was not heard
         self._tell_again()
