@@ -75,7 +75,7 @@ def check_low_rank(
             f"outputs [N, D], inputs [N, C], shrink [G, r, C] and expand [G, r, D] are needed, "
             f"given {[tuple(one.shape) for one in (outputs, inputs, shrink, expand)]}"
         )
-    if len({one.dtype for one in (outputs, inputs, shrink, expand)}) > 1:
+    if not outputs.dtype == inputs.dtype == shrink.dtype == expand.dtype:
         raise ValueError("outputs, inputs and factors must be of one dtype: convert the factors")
     if (outputs.stride(1) != 1 and num_outputs > 1) or (inputs.stride(1) != 1 and num_inputs > 1):
         raise ValueError("the columns of outputs and of inputs must be beside each other")
