@@ -48,13 +48,16 @@ class LowRank:
         return LowRank(self.shrink, self.expand * scale, self.stride, self.padding)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
-        """Return them on a device, in a dtype."""
-        return LowRank(
-            self.shrink.to(device, dtype),
-            self.expand.to(device, dtype),
-            self.stride,
-            self.padding,
-        )
+        """Return them on a device, in a dtype, in the order in which products read them.
+
+        Those of a convolution have the channels of a pixel beside each other, expanding factors the
+        outputs of a rank.
+        """
+        shrink = self.shrink.to(device, dtype)
+        if shrink.ndim == 4:
+            shrink = shrink.contiguous(memory_format=torch.channels_last)
+        expand = self.expand.to(device, dtype).t().contiguous().t()
+        return LowRank(shrink, expand, self.stride, self.padding)
 
 
 def joined(several: Sequence[LowRank]) -> LowRank:
