@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ray_cluster.config.loras import LoraArguments
+from ray_cluster.imaging.worker_process import Message
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.loras import Lora, LoraOrder
 
@@ -41,3 +44,12 @@ def write_variant(path: Path, seed: int) -> Path:
     }
     save_file(tensors, path)
     return path
+
+
+def write_half(job: Message) -> Message:
+    """Die over a file beside the target, as a process that converts; a task for one."""
+    target = Path(job.header["target"])
+    target.with_suffix(".0001.part").write_bytes(b"half")
+    (target.parent.parent / "half").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return job
