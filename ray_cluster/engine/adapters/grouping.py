@@ -63,18 +63,11 @@ class Stacks:
 
     def are_cheap(self, several: Sequence[LowRank]) -> bool:
         """Whether one copy stacks the factors of all layers of several requests."""
-        first = several[0]
-        if first.home is None:
+        home = several[0].home
+        if home is None or home.factors.nbytes * len(several) > _MOST_WHOLE_BYTES:
             return False
-        whole, shrink, expand = first.home
-        return whole.nbytes * len(several) <= _MOST_WHOLE_BYTES and all(
-            one.home is not None
-            and one.home[1:] == (shrink, expand)
-            and len(one.home.factors) == len(whole)
-            and one.shrink.shape == first.shrink.shape
-            and one.expand.shape == first.expand.shape
-            for one in several
-        )
+        position = home.position
+        return all(one.home is not None and one.home.position == position for one in several)
 
     def of(self, several: Sequence[LowRank]) -> Stack:
         """Return the factors of one layer stacked."""
@@ -94,10 +87,11 @@ class Stacks:
             self._whole[key] = (wholes, torch.stack(wholes))
         stack, home = self._whole[key][1], several[0].home
         assert home is not None, "those without one are stacked layer by layer"
-        shape = (len(several), several[0].rank, -1)
-        ends = home.shrink + several[0].shrink.numel(), home.expand + several[0].expand.numel()
-        shrink, expand = stack[:, home.shrink : ends[0]], stack[:, home.expand : ends[1]]
-        return Stack(shrink.view(shape), expand.view(shape))
+        begin, middle, _, (shrink, expand) = home.position
+        return Stack(
+            stack[:, begin : begin + shrink.numel()].view(len(several), shrink[0], -1),
+            stack[:, middle : middle + expand.numel()].view(len(several), shrink[0], -1),
+        )
 
 
 def _stacked(several: Sequence[LowRank]) -> Stack:

@@ -12,17 +12,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Home(NamedTuple):
-    """Where the factors of a layer stand in one vector of all layers' factors.
+class Position(NamedTuple):
+    """Where the factors of a layer stand in a vector of all layers' factors, and what they are.
 
     Attributes:
         shrink: where ``[r, kh, kw, C]`` begins.
         expand: where ``[r, D]`` begins.
+        size: of the vector.
+        shapes: of both factors.
     """
 
-    factors: Tensor
     shrink: int
     expand: int
+    size: int
+    shapes: tuple[torch.Size, torch.Size]
+
+
+class Home(NamedTuple):
+    """A vector of all layers' factors, and where in it those of a layer are."""
+
+    factors: Tensor
+    position: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +109,22 @@ def packed(layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
     if not parts:
         return {}
     whole = torch.cat(parts)
-    starts = iter(accumulate((len(part) for part in parts), initial=0))
-    return {
-        path: _at_home(one, Home(whole, next(starts), next(starts))) for path, one in layers.items()
-    }
+    starts = iter(accumulate((part.numel() for part in parts), initial=0))
+    found = {}
+    for path, one in layers.items():
+        shapes = one.shrink.shape, one.expand.shape
+        position = Position(next(starts), next(starts), whole.numel(), shapes)
+        found[path] = _at_home(one, Home(whole, position))
+    return found
 
 
 def _at_home(one: LowRank, home: Home) -> LowRank:
-    rank = one.rank
-    shrink = home.factors[home.shrink : home.shrink + one.shrink.numel()]
-    if one.shrink.ndim == 4:
-        _, channels, height, width = one.shrink.shape
+    factors, (begin, middle, _, ((rank, *inner), _)) = home
+    shrink, expand = (
+        factors[start : start + part.numel()].view(rank, -1)
+        for start, part in ((begin, one.shrink), (middle, one.expand))
+    )
+    if len(inner) == 3:
+        channels, height, width = inner
         shrink = shrink.view(rank, height, width, channels).permute(0, 3, 1, 2)
-    else:
-        shrink = shrink.view(rank, -1)
-    expand = home.factors[home.expand : home.expand + one.expand.numel()].view(rank, -1).t()
-    return LowRank(shrink, expand, one.stride, one.padding, home)
+    return LowRank(shrink, expand.t(), one.stride, one.padding, home)
