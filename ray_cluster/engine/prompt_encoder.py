@@ -141,21 +141,16 @@ class PipelineEncoder:
             self._check_length(request.prompt, "prompt")
             self._check_length(request.negative_prompt or "", "negative_prompt")
         owners = deltas or [None] * len(requests)
-        found: dict[int, Conditioning] = {}
-        # those with the same deltas together
-        for own in dict.fromkeys(owners):
-            places = [index for index, owner in enumerate(owners) if owner is own]
-            made = self._encode([requests[index] for index in places], own)
-            found |= dict(zip(places, made, strict=True))
-        return [found[index] for index in range(len(requests))]
-
-    def _encode(
-        self, requests: Sequence[ImageRequest], deltas: PromptDeltas | None
-    ) -> list[Conditioning]:
         takes_negative = self._family.takes_negative
-        guided = [request for request in requests if takes_negative and request.uses_guidance]
-        positive = self._embed([request.prompt for request in requests], deltas)
-        negative = self._embed([request.negative_prompt or "" for request in guided], deltas)
+        places = [
+            index for index, one in enumerate(requests) if takes_negative and one.uses_guidance
+        ]
+        guided = [requests[index] for index in places]
+        positive = self._embed([request.prompt for request in requests], owners)
+        negative = self._embed(
+            [request.negative_prompt or "" for request in guided],
+            [owners[index] for index in places],
+        )
         if self._pipeline.config.get("force_zeros_for_empty_prompt", False):
             negative = [
                 tuple(torch.zeros_like(part) for part in pair)
@@ -177,14 +172,16 @@ class PipelineEncoder:
                 raise too_long(param, count, limit)
 
     def _embed(
-        self, prompts: Sequence[str], deltas: PromptDeltas | None
+        self, prompts: Sequence[str], owners: Sequence[PromptDeltas | None]
     ) -> list[tuple[Tensor, ...]]:
         """Return per prompt ``(embeds,)``, or ``(embeds, pooled)`` for families that have it."""
         if not prompts:
             return []
+        owned = [{} if own is None else dict(own.parts) for own in owners]
         with ExitStack() as stack:
-            for encoder, own in () if deltas is None else deltas.parts:
-                stack.enter_context(adding(RowDeltas.of([own] * len(prompts)), encoder))
+            for encoder in dict.fromkeys(encoder for own in owned for encoder in own):
+                rows = RowDeltas.of([own.get(encoder) for own in owned])
+                stack.enter_context(adding(rows, encoder))
             encoded = self._pipeline.encode_prompt(
                 prompt=list(prompts),
                 device=self._device,

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from ray_cluster.engine.adapters.factors import write_factors
-from ray_cluster.engine.adapters.lora_files import read_lora
+from ray_cluster.engine.adapters.lora_files import LoraReader
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.errors import ConfigError, InvalidRequest, ModelUnsupported
 from ray_cluster.imaging.worker_process import Message
@@ -19,6 +19,12 @@ from ray_cluster.protocol.loras import LoraFacts
 def _give_way() -> None:
     """Leave the processor to denoising steps."""
     os.nice(10)
+
+
+@cache
+def _reader() -> LoraReader:
+    """Return the one of this process."""
+    return LoraReader()
 
 
 def convert_task(job: Message) -> Message:
@@ -35,20 +41,18 @@ def convert_task(job: Message) -> Message:
     header = job.header
     try:
         base = resolve_folder(header["base_model"])
+        factors = _reader().read(Path(header["file"]), base)
     except ConfigError as error:
         # of this node, not of the file
         raise OSError(f"its base model cannot be read: {error}") from error
-    try:
-        factors = read_lora(Path(header["file"]), base)
     except ModelUnsupported as error:
         raise InvalidRequest(str(error), "loras", "lora_failed") from error
     write_factors(factors, Path(header["target"]))
-    layers = [one for part in factors.by_component.values() for one in part.values()]
     facts = LoraFacts(
         sha256=header["sha256"],
         num_bytes=factors.num_bytes,
         ranks=factors.ranks,
-        num_layers=len(layers),
-        changes_prompts=any("text_encoder" in name for name in factors.by_component),
+        num_layers=factors.num_layers,
+        changes_prompts=factors.changes_prompts,
     )
     return Message(asdict(facts))

@@ -65,6 +65,7 @@ T = TypeVar("T")
 LORAS = tuple(f"lora-{index}" for index in range(8))
 MODELS = ("shapes", "shapes", "shapes:lora-0")
 SIZES = ("auto", "64x64", "96x32", "256x256")
+CHOICES = {"size": SIZES, "model": MODELS, "base": ("shapes",), "source": ("builtin:pastel",)}
 _OPERATIONS_WITH_BODY = 4
 _MAX_KNOWN = 50
 
@@ -169,7 +170,7 @@ class FuzzedService:
             return
         body: Any = case.body
         if isinstance(body, dict):
-            for name, choices in (("size", SIZES), ("model", MODELS), ("base", ("shapes",))):
+            for name, choices in CHOICES.items():
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
             _fill_in_loras(body, is_json=case.media_type == "application/json")

@@ -299,6 +299,14 @@ async def test_a_job_is_made_with_its_loras_and_says_so(
     assert (done["state"], done["loras"]) == ("completed", job["loras"])
 
 
+async def test_a_source_that_is_not_allowed_is_refused(cell_http: httpx.AsyncClient) -> None:
+    for source in ("/etc/passwd", "https://host/a.safetensors", "hf:owner/name"):
+        reply = await cell_http.post(LORAS, json={**PASTEL, "source": source})
+        check_error(reply, 400, code="source_not_allowed", param="source")
+        assert "loras.sources" in reply.json()["error"]["message"]
+    assert (await cell_http.get(LORAS)).json()["data"] == []
+
+
 @pytest.fixture
 def cell_http(cell: Any, config: ClusterConfig, replica: Replica) -> httpx.AsyncClient:
     """A client of a gateway over the cell with the replica."""

@@ -268,7 +268,7 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     for said in ("http.host is 127.0.0.1", "jobs (sqlite:////jobs.db), results (/results), "):
         assert said in " ".join(result.stderr.split())
     applications = yaml.safe_load(before)["applications"]
-    assert [one["name"] for one in applications] == ["front", "a", "b"]
+    assert [one["name"] for one in applications] == ["front", "loras", "a", "b"]
     assert applications[0]["args"]["front"]["settings"] == "/etc/my.yaml"
     assert applications[0]["args"]["front"]["folder"] is None
     content["http"]["api_keys"] = ["another"]

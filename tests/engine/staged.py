@@ -110,7 +110,7 @@ class StagedModel:
         ids = [one.request_id for one in requests]
         self._enter("encode", ids)
         with self._one_thread:
-            conditionings = self.inner.encoder.encode(requests)
+            conditionings = self.inner.encoder.encode(requests, deltas)
         for index, key in enumerate(ids):
             embeds = conditionings[index].prompt_embeds.clone()
             if self.nan_in.get("encode") == key:

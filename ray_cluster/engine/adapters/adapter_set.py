@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from ray_cluster.engine.adapters.lora_files import LoraFactors
 from ray_cluster.engine.adapters.low_rank import LowRank, joined, packed
@@ -21,12 +23,22 @@ class AdapterSet:
     Attributes:
         denoiser: None if they leave it as it is.
         prompts: of the text encoders; likewise.
-        num_bytes: of all factors.
+        layers: what both are made of.
     """
 
     denoiser: LayerDeltas | None
     prompts: PromptDeltas | None
-    num_bytes: int
+    layers: tuple[LowRank, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all factors."""
+        return sum(one.num_bytes for one in self.layers)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all factors."""
+        for one in self.layers:
+            yield from (one.shrink, one.expand)
 
 
 def bind_adapters(model: LoadedModel, loras: Sequence[tuple[LoraFactors, float]]) -> AdapterSet:
@@ -42,13 +54,13 @@ def bind_adapters(model: LoadedModel, loras: Sequence[tuple[LoraFactors, float]]
         )
         for component, layers in _joined(loras).items()
     }
-    num_bytes = sum(one.num_bytes for part in by_component.values() for one in part.values())
+    layers = tuple(one for part in by_component.values() for one in part.values())
     prompts = {name: by_component.pop(name) for name in list(by_component) if "text" in name}
     [denoiser] = by_component.values() or [{}]
     return AdapterSet(
         executor.bind(denoiser) if denoiser else None,
         model.encoder.bind(prompts) if prompts else None,
-        num_bytes,
+        layers,
     )
 
 

@@ -1,0 +1,220 @@
+"""A base model's components without weights, into which diffusers loads a LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from diffusers.utils import (
+    convert_state_dict_to_diffusers,
+    convert_state_dict_to_peft,
+    convert_unet_state_dict_to_peft,
+    recurse_remove_peft_layers,
+)
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from ray_cluster.engine.adapters.low_rank import LowRank
+from ray_cluster.engine.denoisers import denoiser_name, model_class
+from ray_cluster.engine.folders import component_config, component_names, pipeline_name
+from ray_cluster.errors import ModelUnsupported
+
+_NAME = "one"
+# of what a file says of its adapter: what its product depends on
+_EFFECTIVE = frozenset(
+    {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "use_rslora"}
+)
+# and what only training does
+_OF_TRAINING = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "inference_mode",
+        "init_lora_weights",
+        "lora_dropout",
+        "peft_type",
+        "peft_version",
+        "revision",
+        "task_type",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLayers:
+    """What a file comes to in the layers of a base.
+
+    Attributes:
+        by_component: by component, then by the path of the layer in it.
+        unused: keys of the file, as converted, that came to nothing.
+    """
+
+    by_component: Mapping[str, Mapping[str, LowRank]]
+    unused: tuple[str, ...]
+
+
+class Skeleton:
+    """The components of a base that diffusers loads LoRAs into, without weights.
+
+    Args:
+        base: the diffusers folder of the model.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._pipeline: Any = getattr(diffusers, pipeline_name(base))
+        self._denoiser = denoiser_name(base)
+        config = component_config(base, self._denoiser)
+        loadable = set(self._pipeline._lora_loadable_modules) & set(component_names(base))
+        with torch.device("meta"):
+            parts: dict[str, Any] = {
+                self._denoiser: model_class(config).from_config(config),
+                **{
+                    name: _text_encoder(base / name) for name in sorted(loadable - {self._denoiser})
+                },
+            }
+        for part in parts.values():
+            _make_hollow(part)
+        self._parts = parts
+
+    def read(self, path: Path) -> ReadLayers:
+        """Return what a safetensors file comes to; to be read by one thread at a time.
+
+        After an error, which may be any of :data:`~ray_cluster.errors.MODEL_ERRORS`, it must not be
+        used any more.
+        """
+        converted, alphas, metadata = self._converted(path)
+        metadata = None if metadata is None else _effective(metadata)
+        common = {"adapter_name": _NAME, "low_cpu_mem_usage": True, "metadata": metadata}
+        for name, part in self._parts.items():
+            if not any(key.startswith(f"{name}.") for key in converted):
+                continue
+            if name == self._denoiser:
+                load = getattr(self._pipeline, f"load_lora_into_{name}")
+                owned = {name: part} if alphas is None else {name: part, "network_alphas": alphas}
+                load(converted, **owned, **common)
+            else:
+                self._pipeline.load_lora_into_text_encoder(
+                    converted, network_alphas=alphas, text_encoder=part, prefix=name, **common
+                )
+        found = {name: dict(_factors_of(part)) for name, part in self._parts.items()}
+        unused = tuple(self._unused(converted, found))
+        for part in self._parts.values():
+            _unload(part)
+        return ReadLayers({name: layers for name, layers in found.items() if layers}, unused)
+
+    def _converted(self, path: Path) -> tuple[dict[str, Tensor], Any, Any]:
+        """Return the tensors by diffusers' names, their alphas, and what the header says."""
+        options: dict[str, Any] = {
+            # of a file, the name only keeps diffusers from looking for others
+            "weight_name": path.name,
+            "local_files_only": True,
+            "use_safetensors": True,
+            "return_lora_metadata": True,
+        }
+        match self._pipeline.__name__:
+            case "StableDiffusion3Pipeline":
+                converted, metadata = self._pipeline.lora_state_dict(str(path), **options)
+                return converted, None, metadata
+            case "FluxPipeline":
+                options["return_alphas"] = True
+            case _:
+                options["unet_config"] = self._parts[self._denoiser].config
+        converted, alphas, metadata = self._pipeline.lora_state_dict(str(path), **options)
+        return converted, alphas or {}, metadata
+
+    def _unused(
+        self, converted: Mapping[str, Tensor], found: Mapping[str, Mapping[str, LowRank]]
+    ) -> Iterator[str]:
+        """Yield keys that no layer has taken: two each, and no others."""
+        left = set(converted)
+        for name, part in self._parts.items():
+            prefix = f"{name}."
+            own = [key for key in converted if key.startswith(prefix)]
+            plain = [key.removeprefix(prefix) for key in own]
+            renamed = _peft_keys(plain, is_denoiser=name == self._denoiser)
+            dropped = "" if hasattr(part, "text_model") else "text_model."
+            for key, one in zip(own, renamed, strict=True):
+                layer, mark, rest = one.removeprefix(dropped).partition(".lora_")
+                if mark and layer in found[name] and rest in {"A.weight", "B.weight"}:
+                    left.remove(key)
+        return (key for key in converted if key in left)
+
+
+def _peft_keys(keys: Sequence[str], *, is_denoiser: bool) -> list[str]:
+    """Return keys as PEFT spells them, by diffusers' own converters."""
+    if not keys or ".lora_A." in keys[0] or ".lora_B." in keys[0]:
+        return list(keys)
+    numbered: Any = {key: torch.tensor(index) for index, key in enumerate(keys)}
+    if is_denoiser:
+        numbered = convert_unet_state_dict_to_peft(numbered)
+    else:
+        numbered = convert_state_dict_to_peft(convert_state_dict_to_diffusers(numbered))
+    by_index = {int(index): key for key, index in numbered.items()}
+    # of two that become one, the first has been lost
+    return [by_index.get(index, key) for index, key in enumerate(keys)]
+
+
+def _effective(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a file's settings those that count.
+
+    Raises:
+        ModelUnsupported: there are others that make it another kind of adapter.
+    """
+    kept = {}
+    for key, value in metadata.items():
+        name = key.rpartition(".")[2]
+        if name in _EFFECTIVE:
+            kept[key] = value
+        elif value and value != "none" and name not in _OF_TRAINING:
+            raise ModelUnsupported(f"it is an adapter with {key} = {value!r}, which is not covered")
+    return kept
+
+
+def _make_hollow(model: nn.Module) -> None:
+    """Give a model on no device parameters on the CPU that take no memory: one number, repeated.
+
+    What is loaded beside parameters on no device would be on none, too.
+    """
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False):
+            hollow = nn.Parameter(torch.zeros(()).expand(one.shape), requires_grad=False)
+            setattr(module, name, hollow)
+        for name, buffer in module.named_buffers(recurse=False):
+            hollow_buffer = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
+            module.register_buffer(name, hollow_buffer, persistent=False)
+
+
+def _unload(part: Any) -> None:
+    """Take a LoRA out of a component again."""
+    recurse_remove_peft_layers(part)
+    if hasattr(part, "peft_config"):
+        del part.peft_config
+    part._hf_peft_config_loaded = False
+
+
+def _text_encoder(folder: Path) -> nn.Module:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = getattr(transformers, config.architectures[0])
+    model: nn.Module = kind(config)
+    return model
+
+
+def _factors_of(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
+    for path, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer) or _NAME not in layer.lora_A:
+            continue
+        first, second = layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach()
+        if first.is_meta or second.is_meta:
+            # the file has one of the two
+            continue
+        shrink, expand = first.float(), second.float().flatten(1) * float(layer.scaling[_NAME])
+        base = layer.get_base_layer()
+        if isinstance(base, nn.Conv2d):
+            yield path, LowRank(shrink, expand, base.stride, base.padding)  # type: ignore[arg-type]
+        else:
+            yield path, LowRank(shrink, expand)
