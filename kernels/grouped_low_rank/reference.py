@@ -53,7 +53,7 @@ def grouped_low_rank(
         ValueError: the shapes, dtypes or strides do not fit, or the groups overlap.
     """
     check_low_rank(outputs, inputs, shrink, expand, groups)
-    count = len(shrink)
+    count = shrink.shape[0]
     if count == 1:
         rows = slice(groups.first, groups.first + groups.length)
         outputs[rows].addmm_(inputs[rows] @ shrink[0].t(), expand[0])

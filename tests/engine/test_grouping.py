@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters import grouping
-from ray_cluster.engine.adapters.low_rank import LowRank
+from ray_cluster.engine.adapters.low_rank import LowRank, packed
 from ray_cluster.engine.deltas import LayerDeltas, RowDeltas, owned_by
 
 # owners of rows, by number; None: no delta
@@ -22,7 +22,8 @@ LAYS = [
     [0, 0, 1, 2, 2, None, 3],
 ]
 RANKS = (4, 16, 8, 4)
-DEVICE = torch.device("cpu")
+# alike: of one shape, in one vector each, as of sets that are bound to a model
+ALIKE = (4, 4, 4, 4)
 
 
 def factors(layer: Any, rank: int, seed: int) -> LowRank:
@@ -31,9 +32,9 @@ def factors(layer: Any, rank: int, seed: int) -> LowRank:
     shrink = torch.randn(rank, *weight.shape[1:], generator=generator)
     expand = torch.randn(len(weight), rank, generator=generator)
     if not isinstance(layer, nn.Conv2d):
-        return LowRank(shrink, expand).to(DEVICE, torch.float32)
+        return LowRank(shrink, expand)
     shape: Any = (layer.stride, layer.padding)
-    return LowRank(shrink, expand, *shape).to(DEVICE, torch.float32)
+    return LowRank(shrink, expand, *shape)
 
 
 def opaque(one: LowRank) -> Callable[[Tensor], Tensor]:
@@ -65,13 +66,21 @@ def added(owners: Sequence[LayerDeltas | None], layers: Any, inputs: Tensor) -> 
 
 
 def both(
-    lay: Sequence[int | None], layers: Sequence[nn.Module], counts: Sequence[int], inputs: Tensor
+    lay: Sequence[int | None],
+    layers: Sequence[nn.Module],
+    counts: Sequence[int],
+    inputs: Tensor,
+    ranks: Sequence[int],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What is added by factors that are known, and by deltas that are opaque."""
-    sets = [
-        {layer: factors(layer, RANKS[one], 10 * one + place) for place, layer in enumerate(layers)}
-        for one in range(4)
-    ]
+    sets = []
+    for one in range(4):
+        drawn = {
+            str(place): factors(layer, ranks[one], 10 * one + place)
+            for place, layer in enumerate(layers)
+        }
+        found = packed(drawn) if ranks is ALIKE else drawn
+        sets.append(dict(zip(layers, found.values(), strict=True)))
     hidden = [{layer: opaque(one) for layer, one in some.items()} for some in sets]
     results = []
     for some in (sets, hidden):
@@ -86,16 +95,21 @@ def both(
 @pytest.mark.parametrize("lay", LAYS, ids=str)
 @pytest.mark.parametrize("lengths", ["alike", "different"])
 @pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("ranks", [RANKS, ALIKE], ids=str)
 @torch.inference_mode()
 def test_rows_gain_what_each_delta_gives(
-    lay: list[int | None], lengths: str, small: bool, monkeypatch: pytest.MonkeyPatch
+    lay: list[int | None],
+    lengths: str,
+    ranks: Sequence[int],
+    small: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not small:
         monkeypatch.setattr(grouping, "_SMALL_PRODUCT", 0)
     layers = [nn.Linear(24, 40), nn.Linear(24, 8)]
     counts = [5 if lengths == "alike" else 3 + index % 3 for index in range(len(lay))]
     inputs = torch.randn(sum(counts), 24, generator=torch.Generator().manual_seed(1))
-    found, truth = both(lay, layers, counts, inputs)
+    found, truth = both(lay, layers, counts, inputs, ranks)
     assert truth[0].abs().max() > 10
     for one in found:
         assert (one - truth[0]).abs().max() <= 1e-4
@@ -115,15 +129,20 @@ def test_rows_gain_what_each_delta_gives(
     ids=str,
 )
 @pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("ranks", [RANKS, ALIKE], ids=str)
 @torch.inference_mode()
 def test_images_gain_what_each_delta_gives(
-    lay: list[int | None], layer: nn.Conv2d, small: bool, monkeypatch: pytest.MonkeyPatch
+    lay: list[int | None],
+    layer: nn.Conv2d,
+    ranks: Sequence[int],
+    small: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not small:
         monkeypatch.setattr(grouping, "_MOST_WINDOW_ELEMENTS", 0)
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(len(lay), 9, 12, 6, generator=generator)
-    found, truth = both(lay, [layer], [1] * len(lay), rows.permute(0, 3, 1, 2))
+    found, truth = both(lay, [layer], [1] * len(lay), rows.permute(0, 3, 1, 2), ranks)
     assert truth[0].abs().max() > 10
     for one in found:
         assert (one - truth[0]).abs().max() <= 2e-4
@@ -144,3 +163,7 @@ def test_products_of_one_length_are_one_call(monkeypatch: pytest.MonkeyPatch) ->
     added(owners, [layer], torch.randn(4, 24))
     # the first step is one by one: perhaps there is no second with these rows
     assert calls == [1, 1, 1, 1, 4]
+    calls.clear()
+    alike = [packed({"": factors(layer, 4, seed)})[""] for seed in range(4)]
+    added([{layer: one} for one in alike], [layer], torch.randn(4, 24))
+    assert calls == [4, 4]

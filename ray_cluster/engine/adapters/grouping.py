@@ -2,8 +2,10 @@
 
 Where the products of single requests are so small that calls take longer than the arithmetic, the
 factors are stacked, with zeros up to the largest rank, and one call serves all requests whose rows
-are as many and as far apart. That takes about as long as two steps without it, so only rows that
-were in a step before are stacked; the stacks are kept as long as the batch has the same requests.
+are as many and as far apart. Sets of one shape are stacked at once, by one copy of all their
+layers. Those of different layers or ranks are stacked layer by layer, which takes about as long as
+is saved in two steps: only rows that were in a step before. The stacks are kept as long as the
+batch has the same requests.
 Large products run one by one with the factors as they are: copies would take memory and save
 nothing.
 """
@@ -34,6 +36,8 @@ Addition = Callable[[Tensor, Tensor, slice], None]
 
 # multiplications of a request's shrink product up to which calls are what it costs
 _SMALL_PRODUCT = 1 << 22
+# of the factors of all layers of a batch's requests, beyond which only small layers are stacked
+_MOST_WHOLE_BYTES = 64 << 20
 # of the windows of all images of a convolution
 _MOST_WINDOW_ELEMENTS = 1 << 22
 
@@ -55,14 +59,39 @@ class Stacks:
     def __init__(self) -> None:
         self.are_worthwhile = False
         self._known: dict[tuple[int, ...], tuple[Sequence[LowRank], Stack]] = {}
+        self._whole: dict[tuple[int, ...], tuple[Sequence[Tensor], Tensor]] = {}
+
+    def are_cheap(self, several: Sequence[LowRank]) -> bool:
+        """Whether one copy stacks the factors of all layers of several requests."""
+        home = several[0].home
+        if home is None or home.factors.nbytes * len(several) > _MOST_WHOLE_BYTES:
+            return False
+        position = home.position
+        return all(one.home is not None and one.home.position == position for one in several)
 
     def of(self, several: Sequence[LowRank]) -> Stack:
         """Return the factors of one layer stacked."""
+        if self.are_cheap(several):
+            return self._part(several)
         key = tuple(map(id, several))
         if key not in self._known:
             # the factors are kept with them, so that no other object has their ids
             self._known[key] = (several, _stacked(several))
         return self._known[key][1]
+
+    def _part(self, several: Sequence[LowRank]) -> Stack:
+        """Return the part of a layer in a stack of all layers' factors."""
+        wholes = [one.home.factors for one in several if one.home is not None]
+        key = tuple(map(id, wholes))
+        if key not in self._whole:
+            self._whole[key] = (wholes, torch.stack(wholes))
+        stack, home = self._whole[key][1], several[0].home
+        assert home is not None, "those without one are stacked layer by layer"
+        begin, middle, _, (shrink, expand) = home.position
+        return Stack(
+            stack[:, begin : begin + shrink.numel()].view(len(several), shrink[0], -1),
+            stack[:, middle : middle + expand.numel()].view(len(several), shrink[0], -1),
+        )
 
 
 def _stacked(several: Sequence[LowRank]) -> Stack:
@@ -101,13 +130,17 @@ def additions(
             ]
         elif num_dimensions == 4:
             found.append(_Convolved(groups, low_rank, stacks))
-        elif stacks.are_worthwhile and len(deltas) > 1 and _is_small(groups.length, low_rank):
+        elif _is_small(groups.length, low_rank) and _can_be_stacked(low_rank, stacks):
             found.append(_Rows(groups, stacks.of(low_rank)))
         else:
             for rows, one in zip(_slices(groups, len(low_rank)), low_rank, strict=True):
                 own = RowGroups(rows.start, groups.length, groups.length)
                 found.append(_Rows(own, Stack(one.shrink.flatten(1)[None], one.expand.t()[None])))
     return tuple(found)
+
+
+def _can_be_stacked(several: Sequence[LowRank], stacks: Stacks) -> bool:
+    return len(several) > 1 and (stacks.are_worthwhile or stacks.are_cheap(several))
 
 
 def _is_small(length: int, several: Sequence[LowRank]) -> bool:
@@ -171,7 +204,7 @@ class _Convolved:
 
     def __init__(self, groups: RowGroups, several: Sequence[LowRank], stacks: Stacks) -> None:
         self._groups, self._several, self._stacks = groups, several, stacks
-        self._can_be_stacked = stacks.are_worthwhile and len(several) > 1
+        self._can_be_stacked = _can_be_stacked(several, stacks)
         self._each = _slices(groups, len(several))
         self._images = slice(groups.first, self._each[-1].stop)
         self._expands = [one.expand.t() for one in several]
