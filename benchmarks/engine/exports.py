@@ -109,7 +109,7 @@ def _exporting(
         engine = _engine(subject, scale, live)
         writer = StateWriter(BlobStore(folder))
         writer.start()
-        exports = Checkpoints(engine, live, writer, time.monotonic, interval)
+        exports = Checkpoints(engine, live, writer, time.monotonic, interval, lambda: None)
         # the first step has the cost of an export measured
         exports.after_step(engine.step())
         while writer.cost_s is None:
