@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 _AT_ONCE, _AT_ONCE_OF_ONE = 16, 4
 # of what no dispatcher was told
 _NEVER = (0, -1)
+# after which everything is reported again: a report that was sent twice on its way may have
+# replaced a later one
+_TELL_AGAIN_S = 10.0
 
 
 class Folder(Protocol):
@@ -90,6 +93,7 @@ class LoraStoreAgent:
         # of the reports, and what each dispatcher was told of them
         self._version = 0
         self._told: tuple[int, int] = _NEVER
+        self._told_s = 0.0
         self._has_news = asyncio.Event()
         self._ordered_s: dict[str, float] = {}
         self._num_bytes = 0
@@ -132,8 +136,10 @@ class LoraStoreAgent:
         await asyncio.to_thread(self._folder.close)
 
     def _poll(self, epoch: int) -> Poll:
-        is_known = self._told == (epoch, self._version)
-        self._told = (epoch, self._version)
+        now_s = self._clock()
+        is_known = self._told == (epoch, self._version) and now_s < self._told_s + _TELL_AGAIN_S
+        if not is_known:
+            self._told, self._told_s = (epoch, self._version), now_s
         return Poll(
             replica_id=self._registration.replica_id,
             epoch=epoch,

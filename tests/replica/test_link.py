@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.outcomes import Completed
+from ray_cluster.replica.lora_agent import store_registration
+from ray_cluster.replica.poller import LeasePoller
 from tests.engine.staged import StagedModel
 from tests.replica.setup import (
     BY_ID,
@@ -129,3 +132,21 @@ async def test_a_task_that_dies_of_something_unexpected_is_found(
         link.poll = poll  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="the polling task has died"):
             agents[0].check_alive()
+
+
+async def test_a_poller_says_which_polls_may_be_lost() -> None:
+    link = Link(new_service())
+    lost: list[int] = []
+    polling = LeasePoller(
+        link,
+        store_registration("s", "n"),
+        make_poll=lambda epoch: Poll("s", epoch, 0, loras=()),
+        on_reply=lambda _reply: None,
+        on_lost=lambda: lost.append(link.num_lost),
+        poll_s=0.01,
+    )
+    link.fails = lambda name, _side: name == "poll" and link.num_lost < 2
+    task = asyncio.create_task(polling.poll_forever())
+    await until(lambda: len(link.last_poll) and lost == [1, 2])
+    task.cancel()
+    await link.service.close()

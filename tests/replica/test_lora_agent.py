@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -12,16 +13,25 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.dispatch import loras as dispatch_loras
+from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import FailureKind, Lora, LoraFacts, LoraOrder, LoraStatus
+from ray_cluster.replica import poller
 from ray_cluster.replica.lora_agent import LoraStoreAgent, store_registration
 from ray_cluster.replica.lora_folder import LoraUnavailable
-from ray_cluster.replica.poller import LeasePoller
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
-from tests.fakes import image_request, registration
+from tests.fakes import FakeClock, image_request, registration
 from tests.replica.setup import Link, new_service, until
 
 FACTS = LoraFacts("ab" * 32, 1_000, (8,), 12)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat what was lost sooner than is right between machines."""
+    monkeypatch.setattr(poller, "_RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(dispatch_loras, "_REPEAT_S", 0.2)
 
 
 class MemoryFolder:
@@ -86,22 +96,37 @@ class MemoryFolder:
 
 
 class StoreLink(Link):
-    """Attributes:
-    heard: states by id, as the store reported them last.
+    """The way of a store to its dispatcher.
+
+    Attributes:
+        heard: states by id, as the store reported them last.
+        took_s: by id, of each that was reported as ready after it was fetched.
+        last_full: the last poll with reports.
     """
 
-    heard: dict[str, str]
+    last_full: Poll
+
+    def __init__(self, service: DispatchService) -> None:
+        super().__init__(service)
+        self.heard: dict[str, str] = {}
+        self.took_s: dict[str, float] = {}
 
     async def poll(self, poll: Poll, wait_s: float) -> Any:
         if poll.loras is not None:
+            self.last_full = poll
+            for one in poll.loras:
+                if one.state == "ready" and self.heard.get(one.lora_id) != "ready":
+                    self.took_s[one.lora_id] = one.took_s
             self.heard = {one.lora_id: one.state for one in poll.loras}
         return await super().poll(poll, wait_s)
 
 
 @asynccontextmanager
-async def storing(folder: MemoryFolder, link: StoreLink) -> AsyncIterator[LoraStoreAgent]:
+async def storing(
+    folder: MemoryFolder, link: StoreLink, *, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[LoraStoreAgent]:
     await link.service.register(registration("r", max_in_flight=100))
-    agent = LoraStoreAgent(store_registration("s", "n"), folder, link=link, clock=time.monotonic)
+    agent = LoraStoreAgent(store_registration("s", "n"), folder, link=link, clock=clock)
     agent.start()
     try:
         await until(lambda: link.epochs)
@@ -206,6 +231,7 @@ async def test_what_is_on_the_disk_is_said_again_when_the_first_poll_was_lost() 
     async with storing(folder, link):
         await until(lambda: states(link, "pastel") == ["ready"])
     assert link.num_lost
+    assert link.num_lost
 
 
 async def test_sources_that_hang_keep_no_place_of_other_ones() -> None:
@@ -265,6 +291,70 @@ async def test_a_file_that_somebody_deleted_is_fetched_again() -> None:
         await until(lambda: states(link, "pastel") == ["ready"])
 
 
+async def test_the_time_of_a_fetch_is_not_that_since_the_first_order() -> None:
+    link, folder, clock = new_link("other"), MemoryFolder(), FakeClock()
+    folder.failures = {"id-pastel": "unreachable"}
+    async with storing(folder, link, clock=clock):
+        pin(link, "pastel", "/pastel")
+        await until(lambda: states(link, "pastel") == ["failed"])
+        # much later a request needs it, and later still somebody has deleted it
+        for name in ("pastel", "other"):
+            clock.now_s += 3600.0
+            folder.here.clear()
+            await use(link, name)
+            await until(lambda: "id-pastel" in link.took_s)
+            assert link.took_s.pop("id-pastel") == 0.0
+
+
+async def test_a_store_that_the_dispatcher_gave_up_says_everything_again() -> None:
+    link, folder = new_link("pastel", "other"), MemoryFolder(["id-pastel"])
+    async with storing(folder, link):
+        await until(lambda: states(link, "pastel") == ["ready"])
+        await link.service.unregister("s")
+        await until(lambda: len(link.epochs) == 2)
+        # of the same epoch: the dispatcher has not restarted
+        assert len(set(link.epochs)) == 1
+        await until(lambda: states(link, "pastel") == ["ready"])
+        await use(link, "other")
+        await until(lambda: states(link, "other") == ["ready"])
+
+
+async def test_a_report_that_comes_late_is_corrected() -> None:
+    link, folder, clock = new_link("pastel"), MemoryFolder(is_open=False), FakeClock()
+    async with storing(folder, link, clock=clock):
+        await use(link, "pastel")
+        await until(lambda: link.heard.get("id-pastel") == "fetching")
+        old = link.last_full
+        folder.end("id-pastel")
+        await until(lambda: states(link, "pastel") == ["ready"])
+        # as one that was sent again on the way
+        await link.service.poll(old, 0.0)
+        assert states(link, "pastel") == ["fetching"]
+        clock.now_s += 60.0
+        await until(lambda: states(link, "pastel") == ["ready"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_calls_are_lost_all_come(seed: int) -> None:
+    names = [f"lora{n}" for n in range(12)]
+    link, folder = new_link(*names), MemoryFolder()
+    chance = random.Random(seed)
+    folder.failures = {f"id-{name}": "unreachable" for name in names[::3]}
+    async with storing(folder, link) as agent:
+        link.fails = lambda _name, _side: link.num_lost < 25 and chance.random() < 0.4
+        for name in names:
+            await use(link, name)
+            if chance.random() < 0.2:
+                await link.service.unregister("s")
+        await until(lambda: states(link, *names[1::3]) == ["ready"] * 4)
+        await until(lambda: {"ready", "failed"} >= set(states(link, *names)))
+        await use(link, *names[::3])
+        await until(lambda: states(link, *names) == ["ready"] * len(names))
+        agent.check_alive()
+    assert link.num_lost
+    assert link.num_lost
+
+
 async def test_evicted_ones_are_reported_as_gone_and_ordered_ones_stay() -> None:
     link, folder = new_link("old", "pastel"), MemoryFolder(["id-old"])
     folder.num_kept = 0
@@ -292,20 +382,3 @@ async def test_a_store_that_leaves_gives_its_fetches_up() -> None:
         await use(link, "pastel")
         await until(lambda: folder.begun)
     assert not link.service.loras.store_ids
-
-
-async def test_a_poller_says_which_polls_may_be_lost() -> None:
-    link, lost = new_link(), []
-    poller = LeasePoller(
-        link,
-        store_registration("s", "n"),
-        make_poll=lambda epoch: Poll("s", epoch, 0, loras=()),
-        on_reply=lambda _reply: None,
-        on_lost=lambda: lost.append(link.num_lost),
-        poll_s=0.01,
-    )
-    link.fails = lambda name, _side: name == "poll" and link.num_lost < 2
-    task = asyncio.create_task(poller.poll_forever())
-    await until(lambda: len(link.last_poll) and lost == [1, 2])
-    task.cancel()
-    await link.service.close()
