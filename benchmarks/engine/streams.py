@@ -19,6 +19,7 @@ import torch
 from benchmarks.engine.subject import Subject, largest_difference
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.building import build_engine
 from ray_cluster.imaging.templates import EditPixels
@@ -95,7 +96,7 @@ def by_pipeline(pipeline: Any, requests: Sequence[ImageRequest], in_flight: int)
         pending = [one for one in pending if one not in batch]
         found = pipeline(
             prompt=[request.prompt for request in batch],
-            negative_prompt=[request.negative_prompt for request in batch],
+            negative_prompt=[request.negative_prompt or "" for request in batch],
             width=batch[0].width_px,
             height=batch[0].height_px,
             num_inference_steps=batch[0].num_steps,
@@ -113,11 +114,13 @@ def by_engine(
     requests: Sequence[ImageRequest],
     in_flight: int,
     pixels: Mapping[str, EditPixels] | None = None,
+    sets_of: Callable[[str], AdapterSet | None] = lambda _request_id: None,
 ) -> Images:
     """Make the images by the encode stages, the production step engine and the decode stage.
 
     Args:
         pixels: of edits, by request id; None for images from text.
+        sets_of: returns a request's LoRAs, as it is admitted; of the denoiser alone.
     """
     images: Images = {}
     queue = deque(requests)
@@ -128,7 +131,8 @@ def by_engine(
             admitted = [queue.popleft() for _ in range(num_admitted)]
             own = [pixels[one.request_id] for one in admitted] if pixels is not None else []
             for state in subject.start(admitted, own):
-                engine.add(state)
+                adapters = sets_of(state.request.request_id)
+                engine.add(state, adapters and adapters.denoiser)
         report = engine.step()
         if report.failed:
             raise RuntimeError(f"a request failed: {report.failed[0].error}")

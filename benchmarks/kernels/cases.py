@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import naive
+from ray_cluster.kernels.grouped_low_rank.reference import RowGroups
 
 _EPS = 1e-5
 _NUM_COEFFICIENTS = 8
 _LATENT_CHANNELS = 4
+_NUM_GROUPS, _RANK = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def cases_of(sizes: Sizes) -> list[Case]:
         *_norms(sizes, x, offsets, rows),
         _geglu(sizes, x),
         *_moves(sizes, x, rows),
+        _low_rank(sizes, x),
         _sampler(sizes, rows),
     ]
 
@@ -134,6 +137,24 @@ def _moves(sizes: Sizes, x: Tensor, rows: Sequence[int]) -> list[Case]:
             lambda function: function(x, packed, index),
         ),
     ]
+
+
+def _low_rank(sizes: Sizes, x: Tensor) -> Case:
+    """A product for each of eight groups of rows, as of LoRAs of a layer as wide as the matrix."""
+    groups = RowGroups(0, len(x) // _NUM_GROUPS, len(x) // _NUM_GROUPS)
+    shrink, expand = (
+        _random(sizes, _NUM_GROUPS, _RANK, sizes.channels) / sizes.channels for _ in range(2)
+    )
+    inputs = _random(sizes, *x.shape)
+    given = (inputs, shrink, expand, groups)
+    return Case(
+        "grouped_low_rank",
+        f"{_shape(x)}, {_NUM_GROUPS} groups, rank {_RANK}",
+        # a copy is read and written, changed in place, and the inputs are read
+        5 * x.nbytes + shrink.nbytes + expand.nbytes,
+        lambda: naive.grouped_low_rank(x.clone(), *given),
+        lambda function: function(x.clone(), *given),
+    )
 
 
 def _sampler(sizes: Sizes, rows: Sequence[int]) -> Case:

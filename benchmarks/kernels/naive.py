@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.kernels.grouped_low_rank.reference import RowGroups
+
 
 def group_norm_silu(
     x: Tensor, rows: Sequence[int], groups: int, weight: Tensor, bias: Tensor, eps: float
@@ -40,6 +42,17 @@ def row_scatter(base: Tensor, packed: Tensor, mask: Tensor) -> Tensor:
     out = base.clone()
     out[mask] = packed
     return out
+
+
+def grouped_low_rank(
+    outputs: Tensor, inputs: Tensor, shrink: Tensor, expand: Tensor, groups: RowGroups
+) -> Tensor:
+    """Group by group, with memory for each product."""
+    for number, (down, up) in enumerate(zip(shrink, expand, strict=True)):
+        first = groups.first + number * groups.step
+        own = slice(first, first + groups.length)
+        outputs[own] += inputs[own] @ down.T @ up
+    return outputs
 
 
 def sampler_update(

@@ -13,9 +13,9 @@ from ray_cluster.cli.image_files import check_writable, format_of, output_paths
 from ray_cluster.cli.job_view import JobScreen, job_details, job_words, jobs_table
 from ray_cluster.cli.output import complain, jobs_command, stderr, stdout
 from ray_cluster.cli.remote_jobs import check_completed, follow, images_of, open_job_ids
-from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
+from ray_cluster.cli.remote_service import RemoteService, do_each
 from ray_cluster.config.loading import load_config
-from ray_cluster.errors import ConfigError, InvalidRequest
+from ray_cluster.errors import ConfigError
 from ray_cluster.protocol.jobs import JobState
 
 
@@ -67,20 +67,13 @@ def watch_all(service: RemoteService, job_ids: Sequence[str]) -> None:
 
 def cancel_all(service: RemoteService, job_ids: Sequence[str]) -> None:
     """End jobs; leave with code 1 if there is one that cannot be."""
-    is_bad = False
-    for job_id in job_ids:
-        try:
-            job = service.cancel_job(job_id)
-        except NoAnswer:
-            raise
-        except (InvalidRequest, ServiceFailed) as error:
-            complain(str(error))
-            is_bad = True
-            continue
+
+    def cancel(job_id: str) -> str:
+        job = service.cancel_job(job_id)
         was = "" if job.state == "cancelled" else " already; there is nothing to cancel"
-        stdout().print(f"{job.id}  {job.state}{was}", markup=False)
-    if is_bad:
-        raise typer.Exit(1)
+        return f"{job.id}  {job.state}{was}"
+
+    do_each(job_ids, cancel)
 
 
 def fetch_images(service: RemoteService, job_id: str, output: Path, *, force: bool) -> None:

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from ray_cluster.api.lora_schema import LoraResponse
 from ray_cluster.cli.job_view import one_line
-from ray_cluster.cli.output import complain, print_table, stderr, stdout
-from ray_cluster.cli.remote_service import NoAnswer, RemoteService, ServiceFailed
-from ray_cluster.errors import InvalidRequest
+from ray_cluster.cli.output import print_table, stderr, stdout
+from ray_cluster.cli.remote_service import RemoteService, do_each
 
 
 def list_all(service: RemoteService, limit: int | None, *, as_json: bool) -> None:
@@ -39,19 +38,12 @@ def add_one(service: RemoteService, body: Mapping[str, Any]) -> None:
 
 def remove_all(service: RemoteService, names: Sequence[str]) -> None:
     """Remove LoRAs; leave with code 1 if there is one that there is not."""
-    is_bad = False
-    for name in names:
-        try:
-            removed = service.remove_lora(name)
-        except NoAnswer:
-            raise
-        except (InvalidRequest, ServiceFailed) as error:
-            complain(str(error))
-            is_bad = True
-            continue
-        stdout().print(f"{removed.name}  {removed.state}", markup=False)
-    if is_bad:
-        raise typer.Exit(1)
+
+    def remove(name: str) -> str:
+        removed = service.remove_lora(name)
+        return f"{removed.name}  {removed.state}"
+
+    do_each(names, remove)
 
 
 def _table(loras: Sequence[LoraResponse], console: Console) -> Table:

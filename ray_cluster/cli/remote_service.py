@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
+import typer
 from pydantic import BaseModel
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from ray_cluster.api.replies import (
     ModelCard,
     ModelList,
 )
-from ray_cluster.cli.output import command, warn
+from ray_cluster.cli.output import command, complain, stdout, warn
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
 from ray_cluster.protocol.jobs import JobState
@@ -257,3 +258,24 @@ def ask_again(
                 console.print("the service answers again")
             return answer
         time.sleep(_AGAIN_S)
+
+
+def do_each(names: Sequence[str], do: Callable[[str], str]) -> None:
+    """Do something to each of several, and print what it returns.
+
+    Those that are refused are named, and the command leaves with code 1 at the end; without an
+    answer it ends at once.
+    """
+    is_bad = False
+    for name in names:
+        try:
+            said = do(name)
+        except NoAnswer:
+            raise
+        except (InvalidRequest, ServiceFailed) as error:
+            complain(str(error))
+            is_bad = True
+            continue
+        stdout().print(said, markup=False)
+    if is_bad:
+        raise typer.Exit(1)

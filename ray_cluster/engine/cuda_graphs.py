@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.deltas import Delta, LayerDeltas
+from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.executor import Executor, PreparedT, Residuals, StepBatch
 from ray_cluster.engine.state import Conditioning

@@ -1,33 +1,31 @@
 """Products that some requests of a batch add to the outputs of layers, such as unmerged LoRAs.
 
 A layer's own product runs once over all rows of a batch. What a request adds to it is made of the
-request's own rows, and added to its rows of the result. Requests without any cost nothing.
+request's own rows, and added to its rows of the result. Requests without any cost nothing. The
+low-rank products of several requests run together; see ``adapters/grouping.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ray_cluster.engine.adapters.grouping import Addition, Delta, Stacks, additions
 from ray_cluster.errors import ModelUnsupported
-
-Delta = Callable[[Tensor], Tensor]
-"""From a layer's inputs to what is added to its outputs.
-
-Linear layers and convolutions over single pixels: from rows ``[n, C]`` to ``[n, D]``. Other
-convolutions: from images ``[n, C, h, w]`` to ``[n, D, h', w']``, with the padding and stride of the
-layer itself."""
 
 LayerDeltas = Mapping[nn.Module, Delta]
 """What a request adds, by the layer of the original model; see :func:`bound_deltas`. Neighbours in
 a batch that have the same object share their products."""
 
 _NUM_NAMED = 3
+_ALL = slice(None)
+# of a batch's rows that are cut or spread in different ways
+_MOST_DERIVED = 64
 
 
 def bound_deltas(model: nn.Module, deltas: Mapping[str, Delta]) -> LayerDeltas:
@@ -78,6 +76,15 @@ class DeltaSpan(NamedTuple):
     deltas: LayerDeltas
 
 
+class _Kept:
+    """What was worked out for some spans, so that the next step finds it."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self.stacks = stacks
+        self.derived: dict[tuple[object, ...], RowDeltas | None] = {}
+        self.additions: dict[tuple[nn.Module, int, bool], tuple[Addition, ...]] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class RowDeltas:
     """Which rows of a matrix, or which of some images, have deltas.
@@ -87,6 +94,7 @@ class RowDeltas:
     """
 
     spans: tuple[DeltaSpan, ...]
+    _kept: _Kept = field(default_factory=lambda: _Kept(Stacks()), repr=False, compare=False)
 
     @classmethod
     def of(cls, owners: Sequence[LayerDeltas | None]) -> RowDeltas | None:
@@ -100,24 +108,44 @@ class RowDeltas:
             first = last
         return cls(tuple(spans)) if spans else None
 
+    def expect_more_steps(self) -> None:
+        """Take the time to stack what the rows' deltas are made of: there will be more steps."""
+        self._kept.stacks.are_worthwhile = True
+
     def spread(self, counts: Sequence[int]) -> RowDeltas:
         """Return those of a matrix that has so many rows of each of these."""
-        starts = list(accumulate(counts, initial=0))
-        spans = (
-            DeltaSpan(slice(starts[rows.start], starts[rows.stop]), deltas)
-            for rows, deltas in self.spans
-        )
-        return RowDeltas(tuple(spans))
+
+        def spans() -> Iterator[DeltaSpan]:
+            starts = list(accumulate(counts, initial=0))
+            for rows, deltas in self.spans:
+                yield DeltaSpan(slice(starts[rows.start], starts[rows.stop]), deltas)
+
+        found = self._derived(("spread", *counts), spans)
+        assert found is not None, "every span has rows"
+        return found
 
     def within(self, part: slice) -> RowDeltas | None:
         """Return those of consecutive rows, counted from the first of them."""
         first, last = part.start, part.stop
-        spans = tuple(
-            DeltaSpan(slice(max(rows.start, first) - first, min(rows.stop, last) - first), deltas)
-            for rows, deltas in self.spans
-            if rows.start < last and first < rows.stop
-        )
-        return RowDeltas(spans) if spans else None
+
+        def spans() -> Iterator[DeltaSpan]:
+            for rows, deltas in self.spans:
+                if rows.start < last and first < rows.stop:
+                    own = slice(max(rows.start, first) - first, min(rows.stop, last) - first)
+                    yield DeltaSpan(own, deltas)
+
+        return self._derived(("within", first, last), spans)
+
+    def _derived(
+        self, key: tuple[object, ...], spans: Callable[[], Iterator[DeltaSpan]]
+    ) -> RowDeltas | None:
+        known = self._kept.derived
+        if key not in known:
+            if len(known) >= _MOST_DERIVED:
+                known.clear()
+            found = tuple(spans())
+            known[key] = RowDeltas(found, _Kept(self._kept.stacks)) if found else None
+        return known[key]
 
     def of_layer(self, layer: nn.Module) -> Iterator[tuple[slice, Delta]]:
         """Yield the rows that have a delta of a layer, each with theirs."""
@@ -132,9 +160,24 @@ class RowDeltas:
             inputs: ``[N, ...]``, all rows or images.
             outputs: ``[N, D, ...]``, of all layers beside each other.
         """
+        if len(owned) == 1:
+            self.add_part(owned[0].layer, inputs, outputs, _ALL)
+            return
         for layer, columns in owned:
-            for rows, delta in self.of_layer(layer):
-                outputs[rows, columns].add_(delta(inputs[rows]))
+            self.add_part(layer, inputs, outputs[:, columns], _ALL)
+
+    def add_part(self, layer: nn.Module, inputs: Tensor, outputs: Tensor, columns: slice) -> None:
+        """Add of what a layer is to be given some columns, in place.
+
+        Args:
+            outputs: ``[N, D, ...]``, these columns alone.
+        """
+        known, stacks = self._kept.additions, self._kept.stacks
+        key = (layer, inputs.ndim, stacks.are_worthwhile)
+        if key not in known:
+            known[key] = additions(list(self.of_layer(layer)), inputs.ndim, stacks)
+        for add in known[key]:
+            add(inputs, outputs, columns)
 
     def runs(self, layer: nn.Module, count: int) -> Iterator[tuple[slice, RowDeltas | None]]:
         """Yield all rows in runs: each with its deltas if it has some of a layer, or else None.

@@ -9,7 +9,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.deltas import Delta, LayerDeltas
+from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import TokenLayout
 from ray_cluster.policies.reuse import ActivePatches

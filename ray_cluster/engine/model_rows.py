@@ -13,7 +13,7 @@ from ray_cluster.engine.deltas import LayerDeltas, RowDeltas
 from ray_cluster.engine.executor import PreparedT, StepBatch
 from ray_cluster.engine.rings import Ring
 
-# stacks of rings further in that are kept for each model call
+# of rings further in, what is kept for each model call
 _INNER_RINGS = 2
 
 StackedT = TypeVar("StackedT")
@@ -54,14 +54,6 @@ def request_deltas(batch: StepBatch[Any]) -> RowDeltas | None:
     return RowDeltas.of(batch.deltas)
 
 
-def ring_deltas(batch: StepBatch[Any], ring: Ring) -> RowDeltas | None:
-    """Return which model rows of a ring have deltas."""
-    if not batch.deltas:
-        return None
-    owners = batch.layout.row_request
-    return RowDeltas.of([batch.deltas[owners[image]] for image in ring.images])
-
-
 def prepared_deltas(deltas: LayerDeltas | None, num_rows: int) -> RowDeltas | None:
     """Return those of a request's own model rows."""
     return RowDeltas.of([deltas] * num_rows)
@@ -95,3 +87,36 @@ class KeptStacks(Generic[PreparedT, StackedT]):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key][1]
+
+
+class KeptDeltas:
+    """The deltas of the latest steps' rows: the next step mostly has the same ones."""
+
+    def __init__(self) -> None:
+        # the owners are kept with them, so that no other object has their ids
+        self._kept: OrderedDict[tuple[int, ...], tuple[object, RowDeltas | None]] = OrderedDict()
+        self._begun: set[tuple[int, ...]] = set()
+
+    def begin(self, batch: StepBatch[Any]) -> None:
+        """Begin a step: rows that are as in an earlier one are likely to be so again."""
+        if not batch.deltas:
+            self._kept.clear()
+        self._begun = set(self._kept)
+
+    def of(self, batch: StepBatch[Any], ring: Ring) -> RowDeltas | None:
+        """Return which model rows of a ring have deltas."""
+        if not batch.deltas:
+            return None
+        requests = batch.layout.row_request
+        owners = [batch.deltas[requests[image]] for image in ring.images]
+        key = tuple(map(id, owners))
+        if key not in self._kept:
+            self._kept[key] = (owners, RowDeltas.of(owners))
+            most = batch.num_calls * (1 + _INNER_RINGS * bool(batch.reuse))
+            while len(self._kept) > most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        found = self._kept[key][1]
+        if found is not None and key in self._begun:
+            found.expect_more_steps()
+        return found

@@ -167,10 +167,9 @@ class _Halves:
     def __call__(self, rows: Tensor, deltas: RowDeltas | None = None) -> Tensor:
         hidden, gate = self._hidden(rows), self._gate(rows)
         if deltas is not None:
-            for own, delta in deltas.of_layer(self._layer):
-                more = delta(rows[own]).chunk(2, dim=1)
-                hidden[own].add_(more[0])
-                gate[own].add_(more[1])
+            width = hidden.shape[1]
+            deltas.add_part(self._layer, rows, hidden, slice(width))
+            deltas.add_part(self._layer, rows, gate, slice(width, None))
         return hidden.mul_(_gelu_(gate, "none"))
 
 

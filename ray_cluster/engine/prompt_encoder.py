@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ray_cluster.engine.deltas import Delta, LayerDeltas, RowDeltas, adding, bound_deltas
+from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.deltas import LayerDeltas, RowDeltas, adding, bound_deltas
 from ray_cluster.engine.folders import text_pipeline
 from ray_cluster.engine.prompt_limits import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning

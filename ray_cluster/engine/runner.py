@@ -311,9 +311,8 @@ class EngineRunner:
     def _encoded(self, tickets: Sequence[Ticket], stream: StageStream) -> list[RequestState]:
         """Encode prompts, and wait for them as for images."""
         requests, images = ([t.request for t in tickets], [t.image for t in tickets])
-        stream.adopt([tensor for image in images if image for tensor in image.tensors()])
         sets = [ticket.adapters for ticket in tickets]
-        stream.adopt([tensor for one in sets if one for tensor in one.tensors()])
+        stream.adopt([tensor for one in (*images, *sets) if one for tensor in one.tensors()])
         deltas = [None if one is None else one.prompts for one in sets] if any(sets) else []
         now_s = self._clock()
         states = start_states(self.model, requests, now_s=now_s, images=images, deltas=deltas)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,29 +85,35 @@ def _is_below(source: str, start: str) -> bool:
 def _is_plain_url(source: str) -> bool:
     """Whether its path goes nowhere but down, its host is all that is before it, and it is one URL.
 
-    fsspec takes what ``::`` joins for several URLs.
+    fsspec takes what ``::`` joins for several URLs, and for most protocols ``?`` and ``#`` for
+    parts of the path.
     """
     try:
         parts = urlsplit(source)
     except ValueError:
         return False
-    segments = unquote(parts.path).replace("\\", "/").split("/")
+    segments = re.split(r"[/\\?#]", unquote("/".join(parts[2:])))
     return ".." not in segments and "@" not in parts.netloc and "::" not in source
 
 
 def _is_inside(path: Path, root: Path) -> bool:
     """Whether a path leads into a folder, links followed."""
-    return path.is_absolute() and path.resolve().is_relative_to(root.resolve())
+    try:
+        return path.is_absolute() and path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError, ValueError):
+        # links that lead in a circle, or what no path can contain
+        return False
 
 
 @contextmanager
 def _opened(source: str, allowed: Sequence[str]) -> Iterator[IO[bytes]]:
     if (path := _found_path(source)) is not None:
+        _check_suffix(path.name, source)
         if not source.startswith(_BUILTIN):
-            # what it leads to may have changed since it was registered
+            # what it leads to may have changed since it was registered; a hub's cache names only
+            # its links
             path = path.resolve()
             check_source(str(path), allowed)
-        _check_suffix(path.name, source)
         with path.open("rb") as file:
             yield file
         return

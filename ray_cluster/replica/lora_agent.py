@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.errors import DispatcherUnavailable
@@ -19,8 +21,8 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Poll, PollReply, Registration
-from ray_cluster.protocol.loras import LoraOrder, LoraReport
-from ray_cluster.replica.lora_folder import LoraFolder, LoraUnavailable
+from ray_cluster.protocol.loras import LoraFacts, LoraOrder, LoraReport
+from ray_cluster.replica.lora_folder import LoraUnavailable
 from ray_cluster.replica.lora_metrics import LoraMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
 
@@ -30,6 +32,27 @@ logger = logging.getLogger(__name__)
 _AT_ONCE, _AT_ONCE_OF_ONE = 16, 4
 # of what no dispatcher was told
 _NEVER = (0, -1)
+
+
+class Folder(Protocol):
+    """What is used of a :class:`~ray_cluster.replica.lora_folder.LoraFolder` here."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def prepare(self) -> None: ...
+
+    def warm_up(self) -> None: ...
+
+    def path_of(self, lora_id: str) -> Path | None: ...
+
+    def facts(self) -> dict[str, LoraFacts]: ...
+
+    async def ensure(self, order: LoraOrder) -> LoraFacts: ...
+
+    def evict(self, keep: Collection[str]) -> list[str]: ...
+
+    def close(self) -> None: ...
 
 
 class LoraStoreAgent:
@@ -44,7 +67,7 @@ class LoraStoreAgent:
     def __init__(
         self,
         registration: Registration,
-        folder: LoraFolder,
+        folder: Folder,
         *,
         link: DispatcherLink,
         clock: Callable[[], float],
@@ -148,9 +171,13 @@ class LoraStoreAgent:
         self._forget_unordered()
         now_s = self._clock()
         for lora_id, order in self._orders.items():
-            self._ordered_s.setdefault(lora_id, now_s)
-            if not self._is_done(order) or self._is_missing(lora_id):
-                self._reports[lora_id] = LoraReport(lora_id, "fetching", attempt=order.attempt)
+            if self._is_done(order) and not self._is_missing(lora_id):
+                continue
+            report = self._reports.get(lora_id)
+            if report is None or report.state != "fetching":
+                # not since it was first ordered: it may have been here, or have failed, for hours
+                self._ordered_s[lora_id] = now_s
+            self._reports[lora_id] = LoraReport(lora_id, "fetching", attempt=order.attempt)
         self._start_fetches()
         # orders come again where a report was not heard
         self._tell_again()

@@ -29,6 +29,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FACTS, _LOCK = ".json", ".lock"
 _FILE_BYTES = "file_bytes"
 _LOCK_WAIT_S = 0.1
+# characters; names in a file can be of any length
+_MAX_REASON = 500
 
 
 class LoraUnavailable(RayClusterError):
@@ -88,6 +90,10 @@ class LoraFolder:
             return None
         return path
 
+    def discard(self, lora_id: str) -> None:
+        """Delete a LoRA that cannot be read; the next one who needs it fetches it again."""
+        _delete(self._path(lora_id, SUFFIX), self._path(lora_id, _FACTS))
+
     def facts(self) -> dict[str, LoraFacts]:
         """Return what is here, by id."""
         found = ((path.stem, self._facts(path.stem)) for path in self._files())
@@ -134,7 +140,8 @@ class LoraFolder:
             facts = await self._convert(order, file, sha256, converted)
             self._publish(lora_id, facts, converted)
         finally:
-            _delete(file, converted)
+            # a converter that was killed has left a third one
+            _delete(*self._parts.glob(f"{stem}.*"))
         return facts
 
     def _publish(self, lora_id: str, facts: LoraFacts, converted: Path) -> None:
@@ -160,7 +167,7 @@ class LoraFolder:
             reason = f"its source did not answer within {timeout_s:g} s, or ended its reader"
             raise LoraUnavailable("unreachable", reason) from error
         except InvalidRequest as error:
-            raise LoraUnavailable("invalid", error.message) from error
+            raise LoraUnavailable("invalid", error.message[:_MAX_REASON]) from error
         except RequestFailed as error:
             raise LoraUnavailable("unreachable", _shortened(error.message)) from error
         return str(reply.header["sha256"])
@@ -175,7 +182,8 @@ class LoraFolder:
         try:
             reply = await self._processes.convert(Message(header))
         except InvalidRequest as error:
-            raise LoraUnavailable("invalid", error.message.replace(file.name, "it")) from error
+            reason = error.message.replace(file.name, "it")
+            raise LoraUnavailable("invalid", reason[:_MAX_REASON]) from error
         except ProcessDied as error:
             reason = "the process that converts it ended at it, or took too long"
             raise LoraUnavailable("unreachable", reason) from error
@@ -224,7 +232,7 @@ class LoraFolder:
             if path.stem in keep:
                 continue
             # who has it mapped keeps it until it is closed
-            _delete(path, self._path(path.stem, _FACTS))
+            self.discard(path.stem)
             excess -= size
             gone.append(path.stem)
         return gone
@@ -254,4 +262,4 @@ def _delete(*paths: Path) -> None:
 
 def _shortened(message: str) -> str:
     """Return what an error says, without what may be secret in a URL."""
-    return re.sub(r"\?\S+", "?...", message)[:300]
+    return re.sub(r"\?\S+", "?...", message)[:_MAX_REASON]

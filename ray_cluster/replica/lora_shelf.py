@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
-from ray_cluster.engine.adapters.factors import open_factors
+from ray_cluster.engine.adapters.factors import FactorsUnreadable, open_factors
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported, RequestFailed
 from ray_cluster.policies.types import lora_resident
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.protocol.loras import LoraFacts, LoraOrder
 from ray_cluster.replica.lora_folder import LoraUnavailable
+
+logger = logging.getLogger(__name__)
 
 SetKey = tuple[tuple[str, float], ...]
 """LoRAs by id, with their scales."""
@@ -25,6 +28,8 @@ class Folder(Protocol):
     """The part of a :class:`~ray_cluster.replica.lora_folder.LoraFolder` that is used here."""
 
     def path_of(self, lora_id: str) -> Path | None: ...
+
+    def discard(self, lora_id: str) -> None: ...
 
     async def ensure(self, order: LoraOrder) -> LoraFacts: ...
 
@@ -98,19 +103,28 @@ class LoraShelf:
 
     async def _open(self, key: SetKey, orders: Sequence[LoraOrder]) -> AdapterSet:
         order_by_id = {one.lora.lora_id: one for one in orders}
+        discarded: set[Path] = set()
         # whatever goes wrong ends this request: an error of another kind would leave its lease open
         try:
-            files = []
-            for lora_id, scale in key:
-                path = self._folder.path_of(lora_id)
-                if path is None:
-                    path = await self._fetched(order_by_id[lora_id], set(order_by_id))
-                files.append((path, scale))
-            return await asyncio.to_thread(self._open_set, self._model, files)
+            while True:
+                files = [(await self._path(one, order_by_id), scale) for one, scale in key]
+                try:
+                    return await asyncio.to_thread(self._open_set, self._model, files)
+                except FactorsUnreadable as error:
+                    # pushed out just now, damaged, or of an earlier release: fetched again, once
+                    if error.path in discarded:
+                        raise
+                    logger.warning("%s; fetching it again", error)
+                    discarded.add(error.path)
+                    self._folder.discard(error.path.stem)
         except (LoraUnavailable, ModelUnsupported, OSError) as error:
             raise RequestFailed(str(error), "lora") from error
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "lora") from error
+
+    async def _path(self, lora_id: str, order_by_id: Mapping[str, LoraOrder]) -> Path:
+        path = self._folder.path_of(lora_id)
+        return await self._fetched(order_by_id[lora_id], set(order_by_id)) if path is None else path
 
     async def _fetched(self, order: LoraOrder, keep: Collection[str]) -> Path:
         await self._folder.ensure(order)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,34 +22,20 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.previews import preview_steps
 from tests.api import edit_scenario
 from tests.api.checks import error_of
+from tests.api.clients import run_scenario
 from tests.api.conftest import Serve
 from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, coded, parts
 from tests.fakes import FakeDispatcherClient, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica
-
-OLDER_CLIENT = Path(sys.prefix) / "openai-1"
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
 def test_the_official_client_edits_and_varies(
     app: FastAPI, fake: FakeDispatcherClient, serve: Serve, tmp_path: Path, older: bool
 ) -> None:
-    environment = dict(os.environ)
-    if older:
-        assert OLDER_CLIENT.is_dir(), "the Makefile installs it: run `make venv`"
-        environment["PYTHONPATH"] = str(OLDER_CLIENT)
     (tmp_path / "image.png").write_bytes(IMAGE)
     (tmp_path / "mask.png").write_bytes(MASK)
-    done = subprocess.run(
-        [sys.executable, edit_scenario.__file__, serve(app), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout.split(".")[0] == "1") is older
+    run_scenario(edit_scenario.__file__, serve(app), str(tmp_path), older=older)
     edits = [offer[0].edit for offer in fake.offered]
     assert [one.strength for one in edits if one is not None] == [0.8, 0.5, 0.8, 0.6, 0.8]
 

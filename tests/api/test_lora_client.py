@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import openai
@@ -12,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from tests.api import lora_scenario
+from tests.api.clients import run_scenario
 from tests.api.conftest import Serve
 from tests.api.edit_calls import IMAGE
-from tests.api.test_edit_client import OLDER_CLIENT
 from tests.fake_loras import ready_lora
 from tests.fakes import FakeDispatcherClient
 
@@ -24,21 +21,8 @@ def test_the_official_client_uses_loras(
     app: FastAPI, fake: FakeDispatcherClient, serve: Serve, tmp_path: Path, older: bool
 ) -> None:
     fake.registry.put(ready_lora("pastel"), ready_lora("outline"))
-    environment = dict(os.environ)
-    if older:
-        assert OLDER_CLIENT.is_dir(), "the Makefile installs it: run `make venv`"
-        environment["PYTHONPATH"] = str(OLDER_CLIENT)
     (tmp_path / "image.png").write_bytes(IMAGE)
-    done = subprocess.run(
-        [sys.executable, lora_scenario.__file__, serve(app), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout.split(".")[0] == "1") is older
+    run_scenario(lora_scenario.__file__, serve(app), str(tmp_path), older=older)
     named = [[use.name for use in offer[0].add_ons.loras] for offer in fake.offered]
     both = ["pastel", "outline"]
     assert named == [both, ["pastel"], [], both, ["outline"]]

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_cluster.engine.deltas import Delta
+from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.adapters.low_rank import LowRank as Factors
 
 # of a layer's weights, as standard deviations
 _SIZE = 1.0
@@ -73,6 +74,14 @@ class Adapter:
     @property
     def deltas(self) -> dict[str, Delta]:
         return dict(self.by_path)
+
+    @property
+    def factors(self) -> dict[str, Delta]:
+        """The same, with factors that the engine knows."""
+        return {
+            path: Factors(one.shrink, one.expand, one.stride, one.padding)
+            for path, one in self.by_path.items()
+        }
 
     def merged(self, model: nn.Module) -> Any:
         """Return a copy of diffusers' model with the deltas in its weights."""

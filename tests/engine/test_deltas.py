@@ -115,6 +115,11 @@ class Adapted:
         bound = [executor.bind(one.deltas) for one in self.adapters]
         return [None if which is None else bound[which] for which, _, _ in ROWS]
 
+    def known(self, executor: Any) -> list[Any]:
+        """The same, of factors that the engine knows and may put together."""
+        bound = [executor.bind(one.factors) for one in self.adapters]
+        return [None if which is None else bound[which] for which, _, _ in ROWS]
+
     def errors(self, found: Sequence[Tensor]) -> list[float]:
         pairs = enumerate(zip(found, self.expected, strict=True))
         return [self.rows.error(index, *pair) for index, pair in pairs]
@@ -176,6 +181,22 @@ def test_every_row_is_diffusers_with_its_own_weights_merged(
             assert bare[index] >= CONTROL_FACTOR * CALL_TOLERANCE
         if which != ROWS[(index + 1) % len(ROWS)][0]:
             assert swapped[index] >= CONTROL_FACTOR * CALL_TOLERANCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_that_are_put_together_are_those_one_by_one(
+    adapted: Callable[[str], Adapted], name: str, record: Record
+) -> None:
+    """In the first step of these rows, and in further ones, for which factors are stacked."""
+    subject = adapted(name)
+    executor = subject.model.executor
+    owned = subject.known(executor)
+    for step in range(2):
+        errors = subject.errors(subject.rows.run(executor, owned))
+        record(f"together {name}, step {step}", max(errors))
+        assert max(errors) <= CALL_TOLERANCE
+    swapped = subject.errors(subject.rows.run(executor, owned[1:] + owned[:1]))
+    assert max(swapped) >= CONTROL_FACTOR * CALL_TOLERANCE
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
+from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.dit.rotary import Rotary
 from ray_cluster.engine.streams import StageStream, finish_queued, sent
 from ray_cluster.engine.warmup import measure_step_cost, warm_up
@@ -61,15 +63,22 @@ def test_every_stage_has_a_stream_and_waits_before_it_hands_over(
         state: Any = start(zoo.model("sd"), requests[1])
         running.runner.submit(requests[1], deadline_s=1e12, state=state)
         running.events.pixels_of("r1")
+        factors = LowRank(torch.ones(1, 1), torch.ones(1, 1))
+        adapters = AdapterSet(None, None, (factors,))
+        running.runner.submit(requests[2], deadline_s=1e12, adapters=adapters)
+        running.events.pixels_of("r2")
     by_thread = {stream.thread: stream for stream in Recorded.made}
     # no image came in, so nothing was done in the stream that encodes them
     assert set(by_thread) == {"image", "encode", "denoise", "decode"}
     assert by_thread["image"].calls == []
     assert [name for name, one in by_thread.items() if one.is_urgent] == ["denoise"]
-    assert by_thread["encode"].calls == [("adopt", "encode", 0), ("synchronize", "encode", 0)]
-    # latents, estimate and the embeddings of both prompts
-    assert by_thread["denoise"].calls == [("adopt", "denoise", 4)] * 2
-    assert by_thread["decode"].calls == [("adopt", "decode", 1)] * 2
+    waited = ("synchronize", "encode", 0)
+    calls = [("adopt", "encode", 0), waited, ("adopt", "encode", 2), waited]
+    assert by_thread["encode"].calls == calls
+    # latents, estimate and the embeddings of both prompts; the factors of one LoRA
+    calls = [("adopt", "denoise", 4)] * 2
+    assert by_thread["denoise"].calls == [*calls, ("adopt", "denoise", 4), ("adopt", "denoise", 2)]
+    assert by_thread["decode"].calls == [("adopt", "decode", 1)] * 3
 
 
 def ticking() -> Callable[[], float]:
@@ -87,9 +96,9 @@ def test_requests_are_served_by_the_threads_and_streams_that_were_warmed_up(
     encoded: list[ImageRequest] = []
     encode = model.encode
 
-    def noted(requests: Sequence[ImageRequest]) -> Any:
+    def noted(requests: Sequence[ImageRequest], deltas: Sequence[Any] = ()) -> Any:
         encoded.extend(requests)
-        return encode(requests)
+        return encode(requests, deltas)
 
     monkeypatch.setattr(model, "encode", noted)
     model.before.append(

@@ -13,6 +13,7 @@ from diffusers.models.upsampling import Upsample2D
 
 from ray_cluster.engine import packed_weights
 from ray_cluster.engine.executor import KeptRow, RowReuse, StepBatch
+from ray_cluster.engine.model_rows import KeptDeltas
 from ray_cluster.engine.rings import Rings
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
 from ray_cluster.engine.unet.grids import as_rows, grids_of, level_rows
@@ -69,7 +70,7 @@ def test_patches_on_their_way_to_another_level_see_the_whole_image(
         images = joined.view(1, *sizes[number], _CHANNELS).permute(0, 3, 1, 2)
         options = {"output_size": sizes[0]} if kind == "grown" else {}
         expected = as_rows(layer(images, **options))[goal]
-        grids = grids_of(batch, Rings(batch, 2), 2, rows)
+        grids = grids_of(batch, Rings(batch, 2), 2, rows, KeptDeltas())
         found = part(layer)(fresh[source], grids[number], grids[1 - number])
     assert 0 < len(goal) < layout.levels[1 - number].num_tokens
     assert difference(found, expected) <= CALL_TOLERANCE

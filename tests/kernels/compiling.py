@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from ray_cluster.kernels.grouped_low_rank.reference import RowGroups
 from tests.kernels.ops import EPS, Ops, offsets_of
 
 _compile = JITFunction.run
@@ -66,6 +67,8 @@ def call_all(ops: Ops, sizes: list[int], channels: int, groups: int, dtype: torc
     ops("group_norm_silu", "group_norm_silu", *norm, silu=False)
     ops("segment_stats", "segment_stats", x, offsets, groups, EPS)
     ops("geglu", "geglu", torch.zeros(num_rows, 2 * channels, dtype=dtype))
+    factors = torch.zeros(1, 16, channels, dtype=dtype)
+    ops("grouped_low_rank", "grouped_low_rank", x, x, factors, factors, RowGroups(0, sizes[0], 1))
     ops("row_gather", "row_gather", x, index)
     ops("row_scatter", "row_scatter", x, x, index)
     coefficients = torch.zeros(num_rows, 8)

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = [
     ("geglu", "geglu"),
     ("group_norm_silu", "group_norm_silu"),
+    ("grouped_low_rank", "grouped_low_rank"),
     ("row_gather", "row_gather"),
     ("row_scatter", "row_scatter"),
     ("sampler_update", "sampler_update"),

@@ -10,6 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from ray_cluster.errors import InvalidRequest
@@ -73,6 +74,14 @@ def test_what_begins_with_an_allowed_source_is_allowed(source: str, allowed: str
         ("https://host/loras/..\\secret.safetensors", "https://host/loras"),
         ("https://host/loras/.\t./secret.safetensors", "https://host/loras"),
         ("https://[host/loras/a.safetensors", "https://[host/loras"),
+        ("https://host/loras/%2e%2e%2fsecret.safetensors", "https://host/loras"),
+        # of which fsspec makes one path for most protocols
+        ("sftp://host/loras/a.safetensors?/../../etc/a.safetensors", "sftp://host/loras"),
+        ("sftp://host/loras/a#/../../etc/a.safetensors", "sftp://host/loras"),
+        # what no path can contain
+        ("/models/a\0.safetensors", "/models"),
+        ("file:///models/a%00.safetensors", "/models"),
+        ("/models/\ud800.safetensors", "/models"),
         # fsspec would read the second one
         ("https://host/loras/a.safetensors::file:///etc/a.safetensors", "https://host/loras"),
         ("simplecache::https://host/loras/a.safetensors", "https://host/loras"),
@@ -123,6 +132,22 @@ def test_a_path_stays_inside_its_root_whatever_links_say(tmp_path: Path) -> None
         for allowed in (str(root), f"file://{root}"):
             copied(source, allowed, tmp_path / "copy")
             assert (tmp_path / "copy").read_bytes() == b"fine"
+
+
+def test_links_in_a_circle_are_refused_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "a.safetensors")
+    with pytest.raises(InvalidRequest, match="is not allowed"):
+        check_source(str(tmp_path / "a.safetensors"), (str(tmp_path),))
+
+
+def test_a_link_names_what_it_leads_to_as_in_a_cache_of_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "blobs" / "0123abcd").write_bytes(b"fine")
+    (tmp_path / "snapshot" / "a.safetensors").symlink_to(Path("..") / "blobs" / "0123abcd")
+    for source in (tmp_path / "snapshot", tmp_path / "snapshot" / "a.safetensors"):
+        copied(str(source), str(tmp_path), tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == b"fine"
 
 
 def test_a_folder_whose_only_file_is_a_link_to_the_outside_is_refused(tmp_path: Path) -> None:
@@ -205,6 +230,27 @@ def test_files_come_by_http_from_servers_that_send_no_parts(tmp_path: Path, serv
     for name in ("missing", "forbidden"):
         with pytest.raises(OSError, match=name):
             copied(f"{server}/loras/{name}.safetensors", allowed, tmp_path / "copy")
+
+
+def test_any_protocol_of_fsspec_can_be_a_source(tmp_path: Path) -> None:
+    content = b"x" * (MEBIBYTE + 1)
+    fsspec.filesystem("memory").pipe("/of-sources/a.safetensors", content)
+    allowed = "memory://of-sources"
+    digest = hashlib.sha256(content).hexdigest()
+    source = f"{allowed}/a.safetensors"
+    assert copied(source, allowed, tmp_path / "copy", sha256=digest) == digest
+    with pytest.raises(InvalidRequest, match="larger than the 1048576 bytes"):
+        copied(source, allowed, tmp_path / "copy", max_bytes=MEBIBYTE)
+    with pytest.raises(InvalidRequest, match="is not allowed"):
+        copied("memory://of-others/a.safetensors", allowed, tmp_path / "copy")
+    with pytest.raises(OSError, match=r"b\.safetensors"):
+        copied(f"{allowed}/b.safetensors", allowed, tmp_path / "copy")
+
+
+def test_a_disk_that_is_full_is_not_the_sources_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x" * MEBIBYTE)
+    with pytest.raises(OSError, match="No space left"):
+        copied(str(tmp_path / "a.safetensors"), str(tmp_path), Path("/dev/full"))
 
 
 def test_a_host_that_does_not_listen_may_answer_later(tmp_path: Path) -> None:

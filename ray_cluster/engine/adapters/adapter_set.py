@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ray_cluster.engine.adapters.lora_files import LoraFactors
-from ray_cluster.engine.adapters.low_rank import LowRank, joined
+from ray_cluster.engine.adapters.low_rank import LowRank, joined, packed
 from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.prompt_encoder import PromptDeltas
@@ -49,7 +49,9 @@ def bind_adapters(model: LoadedModel, loras: Sequence[tuple[LoraFactors, float]]
     """
     executor = model.executor
     by_component = {
-        component: {path: one.to(executor.device, executor.dtype) for path, one in layers.items()}
+        component: packed(
+            {path: one.to(executor.device, executor.dtype) for path, one in layers.items()}
+        )
         for component, layers in _joined(loras).items()
     }
     layers = tuple(one for part in by_component.values() for one in part.values())

@@ -23,8 +23,24 @@ _FILE_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _SHRINK, _EXPAND = ":shrink", ":expand"
 
 
+class FactorsUnreadable(ModelUnsupported):
+    """A file of factors is missing, damaged, or of another version.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path.name} is no whole file of factors: {reason}")
+        self.path = path
+
+
 def write_factors(factors: LoraFactors, path: Path) -> None:
-    """Write factors to a file, whole or not at all."""
+    """Write factors to a file, whole or not at all.
+
+    Raises:
+        OSError: the disk is full.
+    """
     tensors, convolutions = {}, {}
     for component, layers in factors.by_component.items():
         for layer, one in layers.items():
@@ -39,6 +55,8 @@ def write_factors(factors: LoraFactors, path: Path) -> None:
     try:
         save_file(tensors, temporary, metadata=metadata)
         os.replace(temporary, path)
+    except SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from error
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -48,14 +66,14 @@ def open_factors(path: Path) -> LoraFactors:
     """Return the factors in a file of :func:`write_factors`, mapped.
 
     Raises:
-        ModelUnsupported: it is damaged, or of another version.
+        FactorsUnreadable: it is missing, damaged, or of another version.
     """
     found: dict[str, dict[str, LowRank]] = {}
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("version") != _VERSION:
-                raise ModelUnsupported(f"{path.name} is of version {metadata.get('version')}")
+                raise FactorsUnreadable(path, f"its version is {metadata.get('version')}")
             convolutions = json.loads(metadata["convolutions"])
             for key in file.keys():  # noqa: SIM118
                 if not key.endswith(_SHRINK):
@@ -67,5 +85,5 @@ def open_factors(path: Path) -> LoraFactors:
                 factors = file.get_tensor(key), file.get_tensor(name + _EXPAND)
                 found.setdefault(component, {})[layer] = LowRank(*factors, stride, padding)
     except _FILE_ERRORS as error:
-        raise ModelUnsupported(f"{path.name} is no whole file of factors: {error}") from error
+        raise FactorsUnreadable(path, error) from error
     return LoraFactors(found)

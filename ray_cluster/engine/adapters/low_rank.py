@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Position(NamedTuple):
+    """Where the factors of a layer stand in a vector of all layers' factors, and what they are.
+
+    Attributes:
+        shrink: where ``[r, kh, kw, C]`` begins.
+        expand: where ``[r, D]`` begins.
+        size: of the vector.
+        shapes: of both factors.
+    """
+
+    shrink: int
+    expand: int
+    size: int
+    shapes: tuple[torch.Size, torch.Size]
+
+
+class Home(NamedTuple):
+    """A vector of all layers' factors, and where in it those of a layer are."""
+
+    factors: Tensor
+    position: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +44,14 @@ class LowRank:
         expand: ``[D, r]``, with the LoRA's own scale (alpha over rank).
         stride: of a convolution, that of the layer.
         padding: likewise.
+        home: where they stand beside those of other layers, if they do.
     """
 
     shrink: Tensor
     expand: Tensor
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
+    home: Home | None = field(default=None, repr=False, compare=False)
 
     @property
     def rank(self) -> int:
@@ -68,3 +95,36 @@ def joined(several: Sequence[LowRank]) -> LowRank:
         first.stride,
         first.padding,
     )
+
+
+def packed(layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
+    """Return the same factors in one vector, in the order in which products read them.
+
+    One copy then stacks those of all layers beside another request's.
+    """
+    parts: list[Tensor] = []
+    for one in layers.values():
+        shrink = one.shrink.permute(0, 2, 3, 1) if one.shrink.ndim == 4 else one.shrink
+        parts += [shrink.flatten(), one.expand.t().flatten()]
+    if not parts:
+        return {}
+    whole = torch.cat(parts)
+    starts = iter(accumulate((part.numel() for part in parts), initial=0))
+    found = {}
+    for path, one in layers.items():
+        shapes = one.shrink.shape, one.expand.shape
+        position = Position(next(starts), next(starts), whole.numel(), shapes)
+        found[path] = _at_home(one, Home(whole, position))
+    return found
+
+
+def _at_home(one: LowRank, home: Home) -> LowRank:
+    factors, (begin, middle, _, ((rank, *inner), _)) = home
+    shrink, expand = (
+        factors[start : start + part.numel()].view(rank, -1)
+        for start, part in ((begin, one.shrink), (middle, one.expand))
+    )
+    if len(inner) == 3:
+        channels, height, width = inner
+        shrink = shrink.view(rank, height, width, channels).permute(0, 3, 1, 2)
+    return LowRank(shrink, expand.t(), one.stride, one.padding, home)

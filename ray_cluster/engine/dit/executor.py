@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
-from ray_cluster.engine.deltas import Delta, LayerDeltas, adding, bound_deltas
+from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.deltas import LayerDeltas, adding, bound_deltas
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
@@ -21,11 +22,11 @@ from ray_cluster.engine.dit.parts import Conditions, TokenDeltas
 from ray_cluster.engine.dit.walk import Walk, num_rings
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import (
+    KeptDeltas,
     KeptStacks,
     guide,
     lay_out,
     prepared_deltas,
-    ring_deltas,
     rows_of,
 )
 from ray_cluster.engine.packed_weights import packed_linear
@@ -99,6 +100,7 @@ class DiTExecutor:
         self._attention = attention or attention_for(device, self._dtype)
         self._vae_scale_factor = vae_scale_factor
         self._stacked = KeptStacks(_stack)
+        self._deltas = KeptDeltas()
 
     @property
     def device(self) -> torch.device:
@@ -164,6 +166,7 @@ class DiTExecutor:
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Embed patches, timesteps and positions."""
         lean, layout = self._lean, batch.layout
+        self._deltas.begin(batch)
         rings = Rings(batch, num_rings(lean))
         prompts = self._stacked.of(batch, rings[0])
         tokens = TokenRows.of(batch, prompts.tokens.shape[1], lean.patch)
@@ -208,7 +211,7 @@ class DiTExecutor:
                     rotary=rotary,
                     key_rotary=key_rotary,
                     others=others,
-                    deltas=TokenDeltas.of(ring_deltas(batch, ring), packing),
+                    deltas=TokenDeltas.of(self._deltas.of(batch, ring), packing),
                 )
             )
         return found

@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from ray_cluster.engine.deltas import Delta, LayerDeltas, adding, bound_deltas
+from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.deltas import LayerDeltas, adding, bound_deltas
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import (
+    KeptDeltas,
     KeptStacks,
     guide,
     lay_out,
     prepared_deltas,
     request_deltas,
-    ring_deltas,
     rows_of,
 )
 from ray_cluster.engine.packed_weights import can_pack
@@ -90,6 +91,7 @@ class UNetExecutor:
         self._lean: LeanUNet = build_lean(unet)
         self._vae_scale_factor = vae_scale_factor
         self._stacked = KeptStacks(_stack)
+        self._deltas = KeptDeltas()
 
     @property
     def device(self) -> torch.device:
@@ -172,6 +174,7 @@ class UNetExecutor:
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Run time embedding, input convolution, down blocks and mid block."""
         lean = self._lean
+        self._deltas.begin(batch)
         rings, rows = Rings(batch, self._num_rings), level_rows(batch)
         conditions = self._conditions(batch, rings, rows)
         flat = lay_out(batch, self._dtype)
@@ -244,17 +247,21 @@ class UNetExecutor:
         prompts = self._stacked.of(batch, rings[0])
         if prompts.added is not None:
             embeds = embeds + prompts.added
-        time = self._lean.time(F.silu(embeds), ring_deltas(batch, rings[0]))
+        time = self._lean.time(F.silu(embeds), self._deltas.of(batch, rings[0]))
         keys_values = prompts.keys_values
         found = [
-            Conditions(time, keys_values, grids_of(batch, rings, 0, rows, rounds=self._rounds))
+            Conditions(
+                time,
+                keys_values,
+                grids_of(batch, rings, 0, rows, self._deltas, rounds=self._rounds),
+            )
         ]
         for depth in range(1, self._num_rings + 1):
             ring = rings[depth]
             if ring.is_empty or not rings.is_cut(depth - 1):
                 found.append(found[-1])
                 continue
-            grids = grids_of(batch, rings, depth, rows)
+            grids = grids_of(batch, rings, depth, rows, self._deltas)
             if rings.is_whole(depth):
                 found.append(Conditions(time, keys_values, grids))
             else:

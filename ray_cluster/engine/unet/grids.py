@@ -19,7 +19,7 @@ from torch import Tensor
 from ray_cluster.engine.active import OtherTokens, image_rows
 from ray_cluster.engine.deltas import RowDeltas
 from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.model_rows import ring_deltas
+from ray_cluster.engine.model_rows import KeptDeltas
 from ray_cluster.engine.packed_weights import Convolution
 from ray_cluster.engine.rings import Rings, Rows
 from ray_cluster.engine.spans import Span, Spans, divided, spans_of
@@ -223,16 +223,23 @@ def level_rows(batch: StepBatch[Any]) -> list[Rows]:
 
 
 def grids_of(
-    batch: StepBatch[Any], rings: Rings, depth: int, rows: Sequence[Rows], *, rounds: bool = False
+    batch: StepBatch[Any],
+    rings: Rings,
+    depth: int,
+    rows: Sequence[Rows],
+    kept: KeptDeltas,
+    *,
+    rounds: bool = False,
 ) -> tuple[Grid, ...]:
     """Return the grids of all levels of a ring.
 
     Args:
         rows: what each level's matrix has of every model row.
+        kept: the executor's.
         rounds: see :class:`Grid`; not where rows reuse, whose rings differ from each other.
     """
     ring, owners = rings[depth], batch.layout.row_request
-    deltas = ring_deltas(batch, ring)
+    deltas = kept.of(batch, ring)
     others = OtherTokens.of(rings, depth, dict(enumerate(rows)))
     if others is None:
         rounds = rounds and not batch.reuse

@@ -1,0 +1,124 @@
+"""What LoRAs add to a step of the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from benchmarks.engine.subject import Subject, load_subject, make_requests
+from benchmarks.loras.settings import LoraSettings
+from benchmarks.loras.subject import different, read_styles
+from benchmarks.report import Row, Section
+from benchmarks.settings import Report
+from benchmarks.stats import paired_ratio
+from benchmarks.stopwatch import cpu_seconds, in_turns
+from benchmarks.verdicts import at_most
+from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
+from ray_cluster.engine.adapters.lora_files import LoraFactors
+from ray_cluster.engine.building import build_engine
+
+# more than are ever taken: no row is done while it is measured
+_NUM_STEPS = 900
+_WARM_UP = 2
+# steps of the same requests that are timed together
+_NUM_NEXT = 3
+_AIM_PERCENT, _AIM_BATCH, _AIM_WAY = 20.0, 8, "different, rank 16"
+_BASE = "none"
+
+
+def measure(settings: LoraSettings, report: Report) -> Section:
+    """Return the section."""
+    report(0.0, "loading")
+    subject = load_subject()
+    sets = _sets(subject, max(settings.batches))
+    rows: list[Row] = []
+    aims = []
+    for index, batch in enumerate(settings.batches):
+        report(index / len(settings.batches), f"batch of {batch}")
+        found = _cases(subject, sets, batch, settings)
+        rows += found
+        for row in found:
+            if batch == _AIM_BATCH and row["loras"] == _AIM_WAY:
+                ratio = row["over_base"]
+                share, low, high = (100 * (x - 1) for x in (ratio["median"], *ratio["ci95"]))
+                name = f"step with {batch} LoRAs of rank 16 beyond one without"
+                aims.append(at_most(name, _AIM_PERCENT, share, (low, high), "%").as_dict())
+    return {
+        "what": f"one engine step of {settings.px} px with LoRAs over one without, no guidance, "
+        "one thread, CPU time, in turns; first: the two steps after a change of the batch",
+        "tables": {"steps with LoRAs": rows},
+        "aims": aims,
+    }
+
+
+def _sets(subject: Subject, count: int) -> Mapping[str, Sequence[AdapterSet | None]]:
+    """Return what each of so many requests has, by the name of the way."""
+    styles = read_styles()
+
+    def bound(*loras: LoraFactors) -> AdapterSet:
+        return bind_adapters(subject.model, [(one, 1.0) for one in loras])
+
+    ways: dict[str, Sequence[AdapterSet | None]] = {
+        _BASE: [None] * count,
+        "the same, rank 8": [bound(styles["outline"])] * count,
+    }
+    for style, rank in (("pastel", 4), ("outline", 8), ("texture", 16)):
+        several = different(styles[style], count)
+        ways[f"different, rank {rank}"] = [bound(one) for one in several]
+    eight = different(styles["outline"], 2 * count)
+    ways["two each, rank 8"] = [bound(*eight[2 * row : 2 * row + 2]) for row in range(count)]
+    some = [different(one, count) for one in styles.values()]
+    ways["different, ranks 4, 8 and 16"] = [bound(some[row % 3][row]) for row in range(count)]
+    ways["half of the rows, rank 8"] = [
+        ways["different, rank 8"][row] if row % 2 == 0 else None for row in range(count)
+    ]
+    return ways
+
+
+@torch.inference_mode()
+def _cases(
+    subject: Subject,
+    sets: Mapping[str, Sequence[AdapterSet | None]],
+    batch: int,
+    settings: LoraSettings,
+) -> list[Row]:
+    ways = {name: _Steps(subject, own[:batch], settings.px) for name, own in sets.items()}
+    in_turns(ways, _WARM_UP)
+    for way in ways.values():
+        way.first_s.clear()
+        way.next_s.clear()
+    in_turns(ways, settings.step_rounds)
+    base = ways[_BASE]
+    return [
+        {
+            "batch": batch,
+            "loras": name,
+            "over_base": paired_ratio(way.next_s, base.next_s).as_dict(),
+            "ms_cpu": 1e3 * min(way.next_s),
+            "first_over_base": paired_ratio(way.first_s, base.first_s).as_dict(),
+        }
+        for name, way in ways.items()
+    ]
+
+
+class _Steps:
+    """Steps of an engine that has a request for each of some sets: mean CPU seconds of one.
+
+    Attributes:
+        first_s: of the first two after steps of other requests.
+        next_s: of those after them.
+    """
+
+    def __init__(self, subject: Subject, sets: Sequence[AdapterSet | None], px: int) -> None:
+        self._engine = build_engine(subject.model, max_batch=len(sets), clock=time.monotonic)
+        requests = make_requests(len(sets), px=px, num_steps=_NUM_STEPS, guidance_scale=1.0)
+        for state, own in zip(subject.start(requests), sets, strict=True):
+            self._engine.add(state, own and own.denoiser)
+        self.first_s: list[float] = []
+        self.next_s: list[float] = []
+
+    def __call__(self) -> None:
+        self.first_s.append(cpu_seconds(self._engine.step, 2) / 2)
+        self.next_s.append(cpu_seconds(self._engine.step, _NUM_NEXT) / _NUM_NEXT)
