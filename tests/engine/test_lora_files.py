@@ -193,7 +193,7 @@ def test_a_lora_of_another_base_is_refused(zoo: Zoo, sd: Subject) -> None:
 def changed(tensors: Tensors, numbers: random.Random) -> Iterator[tuple[str, Tensors]]:
     """Yield files in which one thing is wrong, named for it."""
     keys = list(tensors)
-    for key in numbers.sample(keys, 3):
+    for key in numbers.sample(keys, 2):
         one = tensors[key]
         others = {name: other for name, other in tensors.items() if name != key}
         yield f"without {key}", others
@@ -228,7 +228,7 @@ def damaged(whole: bytes, numbers: random.Random) -> Iterator[bytes]:
     head = 8 + int.from_bytes(whole[:8], "little")
     yield from (whole[:count] for count in (0, 1, 8, 9, head, head + 10, len(whole) - 1))
     yield from (whole + b"x", b"\xff" * 8 + whole[8:], whole[::-1])
-    for _ in range(40):
+    for _ in range(80):
         bad = bytearray(whole)
         for _ in range(numbers.randint(1, 3)):
             bad[numbers.randrange(head)] = numbers.randrange(256)
@@ -274,6 +274,6 @@ def test_broken_files_are_refused_or_read_as_they_are(sd: Subject) -> None:
         sd.path.write_bytes(content)
         attempt(sd.read_as_it_is)
     assert sum(outcomes.values()) >= 200
-    assert outcomes["refused"] > 10 * outcomes["read"]
+    assert outcomes["refused"] > 5 * outcomes["read"] > 0
     # it reads whole ones after all that
     assert sd.read(tensors).num_layers == len(tensors) // 2
