@@ -3,7 +3,8 @@ converters.
 
 A file is loaded into a skeleton of the base model, without weights, exactly as diffusers would load
 it into the model. So its factors are those that diffusers would use. What diffusers would drop with
-a warning, or in silence, is refused by name.
+a warning, or in silence, is refused by name. Alphas are the one exception: where layers have
+different ones, diffusers 0.42 takes the commonest for most of them; here each layer has its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -135,7 +137,8 @@ def _check_file(path: Path) -> None:
         with safe_open(path, framework="pt") as file:
             keys = list(file.keys())
             _check_kind(path, keys)
-            bad = [key for key in keys if not _is_finite(file.get_tensor(key))]
+            # one at a time: the file may be large
+            bad = [key for key in keys if not _is_finite(_number(path, key, file))]
     except _FILE_ERRORS as error:
         raise ModelUnsupported(f"{path.name} cannot be read as safetensors: {error}") from error
     if bad:
@@ -154,6 +157,13 @@ def _check_kind(path: Path, keys: list[str]) -> None:
         raise ModelUnsupported(
             f"{path.name} has no LoRA keys; its first are {list(keys)[:_NUM_NAMED]}"
         )
+
+
+def _number(path: Path, key: str, file: Any) -> Tensor:
+    one: Tensor = file.get_tensor(key)
+    if one.is_complex():
+        raise ModelUnsupported(f"{path.name} has complex numbers in {key}")
+    return one
 
 
 def _is_finite(one: Tensor) -> bool:

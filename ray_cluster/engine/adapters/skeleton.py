@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import torch
@@ -25,10 +26,13 @@ from ray_cluster.engine.folders import component_config, component_names, pipeli
 from ray_cluster.errors import ModelUnsupported
 
 _NAME = "one"
+_NUM_NAMED = 3
+_PARTS = frozenset({"A.weight", "B.weight"})
+_NO_ALPHAS: dict[str, Any] = {"network_alphas": {}}
+# peft takes the names of layers in a header for regular expressions
+_PLAIN = re.compile(r"\^?[\w.]+")
 # of what a file says of its adapter: what its product depends on
-_EFFECTIVE = frozenset(
-    {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "use_rslora"}
-)
+_EFFECTIVE = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"})
 # and what only training does
 _OF_TRAINING = frozenset(
     {
@@ -40,9 +44,19 @@ _OF_TRAINING = frozenset(
         "peft_type",
         "peft_version",
         "revision",
+        # the file's own keys say this better
+        "target_modules",
         "task_type",
     }
 )
+
+
+class _Owner(NamedTuple):
+    """What a key of a file belongs to: a layer of a component, of which it is this part."""
+
+    component: str
+    layer: str
+    part: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +102,37 @@ class Skeleton:
         used any more.
         """
         converted, alphas, metadata = self._converted(path)
-        metadata = None if metadata is None else _effective(metadata)
+        if alphas and metadata:
+            raise ModelUnsupported("it has alphas both in its header and as tensors")
+        owners = dict(self._owners(converted))
+        if metadata is not None:
+            metadata = _effective(metadata) | _targets(metadata, owners.values())
         common = {"adapter_name": _NAME, "low_cpu_mem_usage": True, "metadata": metadata}
         for name, part in self._parts.items():
             if not any(key.startswith(f"{name}.") for key in converted):
                 continue
             if name == self._denoiser:
                 load = getattr(self._pipeline, f"load_lora_into_{name}")
-                owned = {name: part} if alphas is None else {name: part, "network_alphas": alphas}
-                load(converted, **owned, **common)
+                # without alphas: of several, diffusers takes the commonest for most layers
+                load(converted, **{name: part}, **({} if alphas is None else _NO_ALPHAS), **common)
             else:
                 self._pipeline.load_lora_into_text_encoder(
-                    converted, network_alphas=alphas, text_encoder=part, prefix=name, **common
+                    converted, text_encoder=part, prefix=name, **_NO_ALPHAS, **common
                 )
-        found = {name: dict(_factors_of(part)) for name, part in self._parts.items()}
-        unused = tuple(self._unused(converted, found))
+        by_layer, unknown = self._alphas_of(alphas or {}, owners)
+        found = {
+            name: dict(_factors_of(part, by_layer[name])) for name, part in self._parts.items()
+        }
         for part in self._parts.values():
             _unload(part)
-        return ReadLayers({name: layers for name, layers in found.items() if layers}, unused)
+        _check_whole(found, owners.values(), by_layer)
+        unused = [
+            key
+            for key in converted
+            if key not in owners or owners[key].layer not in found[owners[key].component]
+        ]
+        by_component = {name: layers for name, layers in found.items() if layers}
+        return ReadLayers(by_component, (*unused, *unknown))
 
     def _converted(self, path: Path) -> tuple[dict[str, Tensor], Any, Any]:
         """Return the tensors by diffusers' names, their alphas, and what the header says."""
@@ -127,22 +154,67 @@ class Skeleton:
         converted, alphas, metadata = self._pipeline.lora_state_dict(str(path), **options)
         return converted, alphas or {}, metadata
 
-    def _unused(
-        self, converted: Mapping[str, Tensor], found: Mapping[str, Mapping[str, LowRank]]
-    ) -> Iterator[str]:
-        """Yield keys that no layer has taken: two each, and no others."""
-        left = set(converted)
+    def _owners(self, converted: Mapping[str, Tensor]) -> Iterator[tuple[str, _Owner]]:
+        """Yield the keys that are a factor of a layer, with what they belong to."""
         for name, part in self._parts.items():
             prefix = f"{name}."
             own = [key for key in converted if key.startswith(prefix)]
             plain = [key.removeprefix(prefix) for key in own]
             renamed = _peft_keys(plain, is_denoiser=name == self._denoiser)
-            dropped = "" if hasattr(part, "text_model") else "text_model."
             for key, one in zip(own, renamed, strict=True):
-                layer, mark, rest = one.removeprefix(dropped).partition(".lora_")
-                if mark and layer in found[name] and rest in {"A.weight", "B.weight"}:
-                    left.remove(key)
-        return (key for key in converted if key in left)
+                layer, mark, rest = one.removeprefix(_dropped(part)).partition(".lora_")
+                if mark and rest in _PARTS:
+                    yield key, _Owner(name, layer, rest)
+
+    def _alphas_of(
+        self, alphas: Mapping[str, Any], owners: Mapping[str, _Owner]
+    ) -> tuple[dict[str, dict[str, float]], list[str]]:
+        """Return alphas by component and layer, and the keys of those that belong to none."""
+        layers = {(one.component, one.layer) for one in owners.values()}
+        found: dict[str, dict[str, float]] = {name: {} for name in self._parts}
+        unknown = []
+        for key, alpha in alphas.items():
+            # named by the layer, or by a factor of it
+            name = key.removesuffix(".alpha")
+            component, _, path = name.partition(".")
+            part = self._parts.get(component)
+            layer = path if part is None else path.removeprefix(_dropped(part))
+            if name in owners:
+                component, layer, _ = owners[name]
+            if (component, layer) in layers:
+                found[component][layer] = float(alpha)
+            else:
+                unknown.append(key)
+        return found, unknown
+
+
+def _dropped(part: nn.Module) -> str:
+    """Return what files may have before paths in a text encoder that has it no more."""
+    return "" if hasattr(part, "text_model") else "text_model."
+
+
+def _check_whole(
+    found: Mapping[str, Mapping[str, LowRank]],
+    owners: Collection[_Owner],
+    alphas: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Refuse a file of which a layer has one factor, or no alpha where others have one.
+
+    Text encoders would take zeros for the factor, and diffusers another layer's alpha.
+    """
+    present = set(owners)
+    for name, layers in found.items():
+        half = [
+            f"{name}.{path}.lora_{part}"
+            for path in layers
+            for part in sorted(_PARTS)
+            if _Owner(name, path, part) not in present
+        ]
+        if half:
+            raise ModelUnsupported(f"it lacks {len(half)} factors: {half[:_NUM_NAMED]}")
+        bare = [path for path in layers if alphas[name] and path not in alphas[name]]
+        if bare:
+            raise ModelUnsupported(f"{len(bare)} layers of its {name} have no alpha: {bare[:3]}")
 
 
 def _peft_keys(keys: Sequence[str], *, is_denoiser: bool) -> list[str]:
@@ -169,10 +241,25 @@ def _effective(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in metadata.items():
         name = key.rpartition(".")[2]
         if name in _EFFECTIVE:
+            odd = [one for one in value if not _PLAIN.fullmatch(one)] if "_pattern" in name else []
+            if odd:
+                raise ModelUnsupported(f"{key} has the regular expression {odd[0]!r}")
             kept[key] = value
         elif value and value != "none" and name not in _OF_TRAINING:
             raise ModelUnsupported(f"it is an adapter with {key} = {value!r}, which is not covered")
     return kept
+
+
+def _targets(metadata: Mapping[str, Any], owners: Collection[_Owner]) -> dict[str, Any]:
+    """Return the layers that the file has factors of, for each component that its header names.
+
+    So what the header says of them, which may be a regular expression, is never looked at.
+    """
+    named = {key.partition(".")[0] for key in metadata}
+    return {
+        f"{name}.target_modules": sorted({one.layer for one in owners if one.component == name})
+        for name in {one.component for one in owners} & named
+    }
 
 
 def _make_hollow(model: nn.Module) -> None:
@@ -204,7 +291,8 @@ def _text_encoder(folder: Path) -> nn.Module:
     return model
 
 
-def _factors_of(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
+def _factors_of(model: nn.Module, alphas: Mapping[str, float]) -> Iterator[tuple[str, LowRank]]:
+    """Yield paths and factors, scaled by a layer's own alpha or by what the header says."""
     for path, layer in model.named_modules():
         if not isinstance(layer, LoraLayer) or _NAME not in layer.lora_A:
             continue
@@ -212,7 +300,8 @@ def _factors_of(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
         if first.is_meta or second.is_meta:
             # the file has one of the two
             continue
-        shrink, expand = first.float(), second.float().flatten(1) * float(layer.scaling[_NAME])
+        scale = alphas[path] / first.shape[0] if path in alphas else float(layer.scaling[_NAME])
+        shrink, expand = first.float(), second.float().flatten(1) * scale
         base = layer.get_base_layer()
         if isinstance(base, nn.Conv2d):
             yield path, LowRank(shrink, expand, base.stride, base.padding)  # type: ignore[arg-type]
