@@ -96,7 +96,7 @@ def by_pipeline(pipeline: Any, requests: Sequence[ImageRequest], in_flight: int)
         pending = [one for one in pending if one not in batch]
         found = pipeline(
             prompt=[request.prompt for request in batch],
-            negative_prompt=[request.negative_prompt for request in batch],
+            negative_prompt=[request.negative_prompt or "" for request in batch],
             width=batch[0].width_px,
             height=batch[0].height_px,
             num_inference_steps=batch[0].num_steps,

@@ -75,7 +75,7 @@ class _Store:
         """Whether it was told these, or has just been and may not have heard it."""
         if orders != self.told:
             return False
-        is_heard = all(one.lora.lora_id in self.reports for one in orders)
+        is_heard = all(_answers(self.reports.get(one.lora.lora_id), one) for one in orders)
         return is_heard or now_s < self.told_s + _REPEAT_S
 
 
@@ -356,6 +356,11 @@ class Loras:
 def _has(store: _Store, known: _Known) -> bool:
     report = store.reports.get(known.lora.lora_id)
     return report is not None and report.state == "ready"
+
+
+def _answers(report: LoraReport | None, order: LoraOrder) -> bool:
+    """Whether a report shows that its store has heard an order."""
+    return report is not None and (report.state == "ready" or report.attempt >= order.attempt)
 
 
 def _is_same(one: Lora, other: Lora) -> bool:

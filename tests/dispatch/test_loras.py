@@ -145,6 +145,10 @@ def test_a_source_that_did_not_answer_is_asked_again_for_the_next_request(
     assert not core.take_outcomes()
     (order,) = tell(core, failed("pastel", "unreachable"), now_s=1.0).loras or ()
     assert order.attempt == 1
+    # until the store has begun anew, it may not have heard
+    assert tell(core, failed("pastel", "unreachable"), now_s=1.5).loras is None
+    (again,) = tell(core, failed("pastel", "unreachable"), now_s=6.5).loras or ()
+    assert again == order
     # the store says the old failure until it has begun anew
     assert not core.take_outcomes()
     tell(core, failed("pastel", "unreachable", attempt=1), now_s=2.0)

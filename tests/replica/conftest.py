@@ -13,6 +13,7 @@ from ray_cluster.imaging.image_coder import ImageCoder
 from tests.engine.harness import pool
 from tests.engine.random_models import save_sd
 from tests.engine.staged import StagedModel
+from tests.replica.lora_files import Converter
 from tests.replica.setup import (
     REQUESTS,
 )
@@ -34,6 +35,13 @@ def pixels(staged: StagedModel) -> dict[str, Any]:
 def coder() -> Iterator[ImageCoder]:
     with ImageCoder() as coder:
         yield coder
+
+
+@pytest.fixture(scope="session")
+def converter() -> Iterator[Converter]:
+    found = Converter()
+    yield found
+    found.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -12,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,58 +21,35 @@ from safetensors.torch import load_file, save_file
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.engine.adapters.factors import open_factors
 from ray_cluster.engine.adapters.lora_files import read_lora
-from ray_cluster.imaging.worker_process import CoderProcess
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.loras import FailureKind
 from ray_cluster.replica.lora_folder import LoraFolder, LoraUnavailable
-from tests.replica.lora_files import PASTEL, arguments, order, write_variant
+from tests.replica.lora_files import (
+    PASTEL,
+    Converter,
+    arguments,
+    opened,
+    order,
+    parts,
+    write_variant,
+)
 from tests.replica.setup import until
 
 DIGEST = hashlib.sha256(PASTEL.read_bytes()).hexdigest()
 
 
-# a process that converts, between two tests: its imports take seconds
-WARM: list[CoderProcess] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def converter() -> Iterator[None]:
-    yield
-    while WARM:
-        WARM.pop().close()
-
-
-@contextlib.asynccontextmanager
-async def opened(given: LoraArguments, *, is_warm: bool = True) -> AsyncIterator[LoraFolder]:
-    folder = LoraFolder(given)
-    folder.prepare()
-    if is_warm and WARM:
-        folder._processes._converter = WARM.pop()
-    try:
-        yield folder
-    finally:
-        if is_warm and not WARM and (kept := folder._processes._converter) is not None:
-            WARM.append(kept)
-            folder._processes._converter = None
-        await asyncio.to_thread(folder.close)
-
-
-def children() -> set[int]:
-    """Ids of the child processes of this one, without the warm one."""
+def children(converter: Converter) -> set[int]:
+    """Ids of the child processes of this one, without the one that is lent."""
     lists = Path("/proc/self/task").glob("*/children")
     found = {int(one) for path in lists for one in path.read_text().split()}
-    return found - {one.pid for one in WARM}
-
-
-def parts(given: LoraArguments) -> list[str]:
-    return sorted(one.name for one in (Path(given.folder) / "parts").iterdir())
+    return found - converter.pids
 
 
 async def test_a_lora_comes_verified_and_converted_and_the_second_time_at_once(
-    tmp_path: Path,
+    tmp_path: Path, converter: Converter
 ) -> None:
     given = arguments(tmp_path)
-    async with opened(given) as folder:
+    async with opened(given, converter) as folder:
         assert folder.path_of("a") is None
         facts = await folder.ensure(order("a", sha256=DIGEST))
         path = folder.path_of("a")
@@ -90,7 +66,7 @@ async def test_a_lora_comes_verified_and_converted_and_the_second_time_at_once(
         assert not parts(given)
         before = path.stat().st_ino
     # another process, to which this one's files are what an earlier one left
-    async with opened(given) as folder:
+    async with opened(given, converter) as folder:
         assert folder.facts() == {"a": facts}
         assert await folder.ensure(order("a", "builtin:nothing")) == facts
         assert path.stat().st_ino == before
@@ -131,10 +107,12 @@ def _bad_files(root: Path) -> dict[str, tuple[str | Path, str, FailureKind]]:
     }
 
 
-async def test_files_that_will_never_do_are_named_and_leave_nothing(tmp_path: Path) -> None:
+async def test_files_that_will_never_do_are_named_and_leave_nothing(
+    tmp_path: Path, converter: Converter
+) -> None:
     given = arguments(tmp_path, max_file_bytes=32 << 20)
     cases = _bad_files(tmp_path)
-    async with opened(given) as folder:
+    async with opened(given, converter) as folder:
         for lora_id, (source, words, failure) in cases.items():
             with pytest.raises(LoraUnavailable, match=words) as error:
                 await folder.ensure(order(lora_id, source))
@@ -158,75 +136,94 @@ async def test_files_that_will_never_do_are_named_and_leave_nothing(tmp_path: Pa
         assert list(folder.facts()) == ["missing"]
 
 
-async def test_a_source_that_hangs_ends_with_its_reader_while_others_go_on(tmp_path: Path) -> None:
-    given = arguments(tmp_path, fetch_timeout_s=20.0)
+async def test_sources_that_hang_hold_up_no_other(tmp_path: Path, converter: Converter) -> None:
+    given = arguments(tmp_path, fetch_timeout_s=3600.0)
     pipes = [tmp_path / "files" / f"pipe{n}.safetensors" for n in range(10)]
     for pipe in pipes:
         os.mkfifo(pipe)
-    async with opened(given, is_warm=False) as folder:
+    async with opened(given, converter) as folder:
+        before = children(converter)
         # more than the event loop has threads for
         hanging = [
             asyncio.create_task(folder.ensure(order(f"pipe{n}", pipe)))
             for n, pipe in enumerate(pipes)
         ]
-        await until(lambda: len(children()) >= len(pipes))
+        await until(lambda: len(children(converter) - before) >= len(pipes))
         await folder.ensure(order("a"))
         assert not any(task.done() for task in hanging)
-        ends = await asyncio.gather(*hanging, return_exceptions=True)
-        for end in ends:
-            assert isinstance(end, LoraUnavailable)
-            assert end.failure == "unreachable"
-            assert "within 20 s" in end.reason
+        for task in hanging:
+            task.cancel()
+        await asyncio.wait(hanging)
+        assert not parts(given)
+    await until(lambda: not children(converter))
+
+
+async def test_a_source_that_hangs_ends_with_its_reader_and_its_lock_is_free(
+    tmp_path: Path, converter: Converter
+) -> None:
+    given = arguments(tmp_path, fetch_timeout_s=0.5)
+    pipe = tmp_path / "files" / "pipe.safetensors"
+    os.mkfifo(pipe)
+    async with opened(given) as folder:
+        for _ in range(2):
+            with pytest.raises(LoraUnavailable, match=r"within 0\.5 s") as error:
+                await folder.ensure(order("a", pipe))
+            assert error.value.failure == "unreachable"
+            await until(lambda: not children(converter))
     assert not parts(given)
-    await until(lambda: not children())
 
 
-async def test_a_fetch_that_is_cancelled_ends_its_process_at_once(tmp_path: Path) -> None:
+async def test_a_fetch_that_is_cancelled_ends_its_process_at_once(
+    tmp_path: Path, converter: Converter
+) -> None:
     given = arguments(tmp_path, fetch_timeout_s=3600.0)
     pipe = tmp_path / "files" / "pipe.safetensors"
     os.mkfifo(pipe)
-    async with opened(given, is_warm=False) as folder:
+    async with opened(given) as folder:
         task = asyncio.create_task(folder.ensure(order("a", pipe)))
-        await until(children)
+        await until(lambda: children(converter))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not children())
+        await until(lambda: not children(converter))
         # and its lock is free
-        await folder.ensure(order("a"))
+        with pytest.raises(LoraUnavailable, match="No such file"):
+            await folder.ensure(order("a", tmp_path / "files" / "missing.safetensors"))
 
 
 async def test_a_killed_reader_or_converter_fails_one_fetch_and_the_next_has_another(
-    tmp_path: Path,
+    tmp_path: Path, converter: Converter
 ) -> None:
     pipe = tmp_path / "pipe.safetensors"
     given = arguments(tmp_path, sources=("builtin:", str(tmp_path)))
     os.mkfifo(pipe)
-    async with opened(given, is_warm=False) as folder:
+    async with opened(given) as folder:
         task = asyncio.create_task(folder.ensure(order("a", pipe)))
-        await until(children)
-        (reader,) = children()
+        await until(lambda: children(converter))
+        (reader,) = children(converter)
         os.kill(reader, signal.SIGKILL)
         with pytest.raises(LoraUnavailable, match="ended its reader") as error:
             await task
         assert error.value.failure == "unreachable"
-        await until(lambda: not children())
+        await until(lambda: not children(converter))
         folder.warm_up()
-        (converter,) = children()
-        os.kill(converter, signal.SIGKILL)
+        (process,) = children(converter)
+        os.kill(process, signal.SIGKILL)
         with pytest.raises(LoraUnavailable, match="converts it ended") as error:
             await folder.ensure(order("a"))
         assert error.value.failure == "unreachable"
         await folder.ensure(order("a"))
 
 
-async def test_two_processes_of_a_node_never_fetch_the_same_twice(tmp_path: Path) -> None:
+async def test_two_processes_of_a_node_never_fetch_the_same_twice(
+    tmp_path: Path, converter: Converter
+) -> None:
     given = arguments(tmp_path)
     pipe = tmp_path / "files" / "pipe.safetensors"
     os.mkfifo(pipe)
-    async with opened(given) as one, opened(given) as other:
+    async with opened(given, converter) as one, opened(given) as other:
         tasks = [asyncio.create_task(each.ensure(order("a", pipe))) for each in (one, other)]
-        await until(children)
+        await until(lambda: children(converter))
         # a pipe gives its bytes once: a second reader would wait for more
         await asyncio.to_thread(pipe.write_bytes, PASTEL.read_bytes())
         first, second = await asyncio.gather(*tasks)
@@ -235,7 +232,7 @@ async def test_two_processes_of_a_node_never_fetch_the_same_twice(tmp_path: Path
 
 
 async def test_the_lock_of_a_dead_process_is_free_and_what_it_left_is_removed(
-    tmp_path: Path,
+    tmp_path: Path, converter: Converter
 ) -> None:
     given = arguments(tmp_path)
     pipe = tmp_path / "files" / "pipe.safetensors"
@@ -255,12 +252,12 @@ asyncio.run(folder.ensure(order("a", {str(pipe)!r})))
         try:
             os.write(writing, PASTEL.read_bytes()[:4096])
             await until(lambda: parts(given) and (Path(given.folder) / "parts").is_dir())
-            async with opened(given):
+            async with opened(given, converter):
                 # at work: not removed
                 assert len(parts(given)) == 1
             process.kill()
             process.wait()
-            async with opened(given) as folder:
+            async with opened(given, converter) as folder:
                 assert not parts(given)
                 await folder.ensure(order("a"))
             # the reader has ended with its parent: a pipe without readers breaks
@@ -277,10 +274,12 @@ def _is_broken(pipe: int) -> bool:
     return False
 
 
-async def test_the_longest_unused_go_and_never_what_is_to_stay(tmp_path: Path) -> None:
+async def test_the_longest_unused_go_and_never_what_is_to_stay(
+    tmp_path: Path, converter: Converter
+) -> None:
     sources = {name: write_variant(tmp_path / f"{name}.safetensors", n) for n, name in _NUMBERED}
     given = arguments(tmp_path, sources=(str(tmp_path),), max_disk_bytes=1 << 20)
-    async with opened(given) as folder:
+    async with opened(given, converter) as folder:
         for name, source in sources.items():
             facts = await folder.ensure(order(name, source))
         size = facts.num_bytes
@@ -308,35 +307,6 @@ def _set_used(given: LoraArguments, lora_ids: Sequence[str]) -> None:
         os.utime(Path(given.folder) / f"{lora_id}.safetensors", (at_s, at_s))
 
 
-async def test_what_a_crash_left_half_written_or_strangers_put_there_is_not_taken_for_a_lora(
-    tmp_path: Path,
-) -> None:
-    given = arguments(tmp_path)
-    root = Path(given.folder)
-    async with opened(given) as folder:
-        facts = await folder.ensure(order("a"))
-        whole = (root / "a.safetensors").read_bytes()
-        for lora_id, facts_text, content in (
-            ("cut", (root / "a.json").read_text(), whole[:-1]),
-            ("torn", (root / "a.json").read_text()[:-9], whole),
-            ("list", "[]", whole),
-            ("alone", "", whole),
-        ):
-            (root / f"{lora_id}.safetensors").write_bytes(content)
-            if facts_text:
-                (root / f"{lora_id}.json").write_text(facts_text)
-        (root / "nofile.json").write_text((root / "a.json").read_text())
-        (root / "not an id.safetensors").write_bytes(b"")
-        (root / "parts" / ".nfs0001").write_bytes(b"")
-        (root / "parts" / "a.0001.safetensors").write_bytes(b"")
-    async with opened(given) as folder:
-        assert folder.facts() == {"a": facts}
-        assert parts(given) == [".nfs0001"]
-        assert await folder.ensure(order("cut")) == facts
-        found, wanted = (load_file(root / f"{one}.safetensors") for one in ("cut", "a"))
-        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-
-
 async def test_a_folder_that_cannot_be_written_is_said_and_may_be_mended(tmp_path: Path) -> None:
     given = arguments(tmp_path)
     (tmp_path / "loras").touch()
@@ -347,19 +317,24 @@ async def test_a_folder_that_cannot_be_written_is_said_and_may_be_mended(tmp_pat
     folder.close()
 
 
-async def test_a_replica_without_a_store_needs_no_preparation(tmp_path: Path) -> None:
-    given = arguments(tmp_path)
-    folder = LoraFolder(given)
+async def test_a_replica_without_a_store_needs_no_preparation(
+    tmp_path: Path, converter: Converter
+) -> None:
+    folder = LoraFolder(arguments(tmp_path))
+    converter.lend(folder._processes)
     try:
         await folder.ensure(order("a"))
         assert folder.path_of("a") is not None
     finally:
+        converter.take_back(folder._processes)
         await asyncio.to_thread(folder.close)
 
 
-async def test_one_waits_for_the_lock_that_another_holds(tmp_path: Path) -> None:
+async def test_one_waits_for_the_lock_that_another_holds(
+    tmp_path: Path, converter: Converter
+) -> None:
     given = arguments(tmp_path)
-    async with opened(given) as folder:
+    async with opened(given, converter) as folder:
         number = os.open(Path(given.folder) / "a.lock", os.O_CREAT | os.O_RDWR)
         fcntl.flock(number, fcntl.LOCK_EX)
         task = asyncio.create_task(folder.ensure(order("a")))
