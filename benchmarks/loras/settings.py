@@ -24,7 +24,7 @@ class LoraSettings:
 
     px: int = 64
     batches: tuple[int, ...] = (1, 4, 8)
-    step_rounds: int = 30
+    step_rounds: int = 15
     per_request: tuple[int, ...] = (0, 1, 2)
     in_flight: tuple[int, ...] = (1, 4, 8)
     num_steps: int = NUM_STEPS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,8 @@ from ray_cluster.engine.rings import Ring
 
 # of rings further in, what is kept for each model call
 _INNER_RINGS = 2
+# of the same rows, until their deltas are stacked whatever that takes: about as long as it saves
+_STEPS_BEFORE = 3
 
 StackedT = TypeVar("StackedT")
 
@@ -95,13 +97,13 @@ class KeptDeltas:
     def __init__(self) -> None:
         # the owners are kept with them, so that no other object has their ids
         self._kept: OrderedDict[tuple[int, ...], tuple[object, RowDeltas | None]] = OrderedDict()
-        self._begun: set[tuple[int, ...]] = set()
+        self._num_steps: Counter[tuple[int, ...]] = Counter()
 
     def begin(self, batch: StepBatch[Any]) -> None:
-        """Begin a step: rows that are as in an earlier one are likely to be so again."""
+        """Begin a step: rows that were the same in several are likely to be so again."""
         if not batch.deltas:
             self._kept.clear()
-        self._begun = set(self._kept)
+        self._num_steps = Counter({key: self._num_steps[key] + 1 for key in self._kept})
 
     def of(self, batch: StepBatch[Any], ring: Ring) -> RowDeltas | None:
         """Return which model rows of a ring have deltas."""
@@ -117,6 +119,6 @@ class KeptDeltas:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         found = self._kept[key][1]
-        if found is not None and key in self._begun:
+        if found is not None and self._num_steps[key] >= _STEPS_BEFORE:
             found.expect_more_steps()
         return found

@@ -187,11 +187,11 @@ def test_every_row_is_diffusers_with_its_own_weights_merged(
 def test_products_that_are_put_together_are_those_one_by_one(
     adapted: Callable[[str], Adapted], name: str, record: Record
 ) -> None:
-    """In the first step of these rows, and in further ones, for which factors are stacked."""
+    """In the first steps of these rows, and in further ones, for which factors are stacked."""
     subject = adapted(name)
     executor = subject.model.executor
     owned = subject.known(executor)
-    for step in range(2):
+    for step in range(4):
         errors = subject.errors(subject.rows.run(executor, owned))
         record(f"together {name}, step {step}", max(errors))
         assert max(errors) <= CALL_TOLERANCE

@@ -4,7 +4,7 @@ Where the products of single requests are so small that calls take longer than t
 factors are stacked, with zeros up to the largest rank, and one call serves all requests whose rows
 are as many and as far apart. Sets of one shape are stacked at once, by one copy of all their
 layers. Those of different layers or ranks are stacked layer by layer, which takes about as long as
-is saved in two steps: only rows that were in a step before. The stacks are kept as long as the
+is saved in three steps: only rows that were in as many before. The stacks are kept as long as the
 batch has the same requests.
 Large products run one by one with the factors as they are: copies would take memory and save
 nothing.
