@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 # of a process that reports its metrics every few seconds
 _SILENCE_S = 30.0
+# within which a store of LoRAs registers, on a busy machine too
+_STORE_STARTS_S = 60.0
 
 
 class Dispatcher:
@@ -77,6 +79,8 @@ class Dispatcher:
             assert file is not None, "neither a file nor settings were given"
             config = await asyncio.to_thread(lambda: file.parse(file.content()))
         core = _new_core(config)
+        if config.loras.num_stores:
+            core.loras.expect_stores(time.monotonic() + _STORE_STARTS_S)
         self._settings = LiveSettings(arguments, config, file, core, time.monotonic)
         self._states = StateSweeper(
             await asyncio.to_thread(BlobStore, storage.states),

@@ -154,17 +154,13 @@ def _check_source(source: str) -> None:
 
 def _exists(wanted: Lora, added: LoraAdded) -> ApiError:
     assert added.status is not None, "a name that exists has a LoRA"
-    if added.status.state == "removing":
-        why = "is being removed: images that use it are not made yet. Try again later"
-    else:
-        there = added.status.lora
-        names = ("base", "source", "sha256", "is_pinned")
-        others = [one for one in names if getattr(there, one) != getattr(wanted, one)]
-        differ = ", ".join(others).replace("is_pinned", "pinned") or "its file"
-        why = f"is registered already, with another {differ}. Remove that one first"
+    there, names = added.status.lora, ("base", "source", "sha256", "is_pinned")
+    others = [one for one in names if getattr(there, one) != getattr(wanted, one)]
+    differ = ", ".join(others).replace("is_pinned", "pinned")
     return ApiError(
         HTTPStatus.CONFLICT,
-        f"The LoRA {wanted.name!r} {why}, or choose another name.",
+        f"The LoRA {wanted.name!r} is registered already, with another {differ}. Remove that one "
+        "first, or choose another name.",
         code="lora_exists",
         param="name",
     )

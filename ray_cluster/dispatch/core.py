@@ -312,6 +312,8 @@ class DispatchCore:
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
         """Act on silence: remove dead replicas, end requests whose client is gone."""
         self._attached.expire(now_s)
+        if self.loras.gives_up(now_s):
+            self.advance_loras(now_s)
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)

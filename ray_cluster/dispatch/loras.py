@@ -2,8 +2,8 @@
 
 A request whose LoRAs no store has yet waits in the dispatcher, not in a replica's place, while the
 stores fetch them (SwiftDiffusion, section 4.2, fetches beside the first steps instead, so that an
-image depends on how long that takes). Without a live store nothing is held back: replicas fetch for
-themselves.
+image depends on how long that takes). Without a live store nothing is held back, except at the
+start, while the first one is expected: replicas fetch for themselves.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Loras:
         self._names: list[str] = []
         self._wanted: dict[str, _Known] = {}
         self._stores: dict[str, _Store] = {}
+        self._expected_until_s: float | None = None
         self._gone: list[str] = []
         self._found: list[tuple[str, LoraFacts]] = []
         self._took_s = _FIRST_FETCH_S
@@ -219,7 +220,9 @@ class Loras:
         """Whether a request has to wait until a store has what it needs."""
         if self._unknown(request) is not None:
             return True
-        return bool(self._stores) and any(not self._is_ready(one) for one in self._of(request))
+        if not self._stores and self._expected_until_s is None:
+            return False
+        return any(not self._is_ready(one) for one in self._of(request))
 
     def failure(self, request: ImageRequest) -> Failure | None:
         """Return how a request ends that waits for what is not to be had; None if it may be."""
@@ -288,8 +291,20 @@ class Loras:
         """The live stores."""
         return self._stores.keys()
 
+    def expect_stores(self, until_s: float) -> None:
+        """Hold requests back although no store lives yet: one will, or at that instant not."""
+        self._expected_until_s = until_s
+
+    def gives_up(self, now_s: float) -> bool:
+        """Whether stores are expected no more from now on."""
+        if self._expected_until_s is None or now_s < self._expected_until_s:
+            return False
+        self._expected_until_s = None
+        return True
+
     def join(self, store_id: str, node: str) -> None:
         """Note a store, of which nothing is known yet."""
+        self._expected_until_s = None
         self._stores[store_id] = _Store(node)
 
     def leave(self, store_id: str) -> None:

@@ -80,7 +80,8 @@ class LoraShelf:
         Raises:
             RequestFailed: one of them cannot be had.
         """
-        key = tuple((use.lora_id, use.scale) for use in lease.request.add_ons.loras)
+        # in one order, whatever that of the call: the same set is the same object
+        key = tuple(sorted((use.lora_id, use.scale) for use in lease.request.add_ons.loras))
         if not key:
             return None
         if (kept := self._kept.get(key)) is not None:

@@ -107,6 +107,26 @@ def test_without_a_store_replicas_get_the_orders_at_once() -> None:
     assert [one.lora.name for one in lease.loras] == ["pastel"]
 
 
+def test_the_first_store_is_waited_for_a_while() -> None:
+    core = bare_core()
+    core.loras.expect_stores(60.0)
+    core.offer([with_loras("a", "pastel")], 0.0)
+    assert leased(core) == []
+    core.register(store(), 5.0)
+    assert names_of(tell(core, now_s=5.0).loras) == ["pastel"]
+    tell(core, ready("pastel"), now_s=6.0)
+    assert leased(core, 6.0) == ["a"]
+    late = bare_core()
+    late.loras.expect_stores(60.0)
+    late.offer([with_loras("b", "pastel")], 0.0, client=None)
+    for now_s in (20.0, 40.0, 59.0):
+        assert leased(late, now_s) == []
+        late.expire(now_s)
+    late.poll(poll_of(num_free=0), 60.0)
+    late.expire(60.0)
+    assert leased(late, 60.0) == ["b"]
+
+
 @pytest.mark.parametrize("way", ["unregister", "silence"])
 def test_what_waits_goes_on_when_the_last_store_dies(core: DispatchCore, way: str) -> None:
     core.offer([with_loras("a", "pastel")], 0.0)
