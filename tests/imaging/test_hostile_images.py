@@ -158,11 +158,11 @@ def _refusal(check: Callable[..., Any], data: bytes, param: str) -> InvalidReque
 def _deadly_for(content: bytes, signal_number: signal.Signals) -> Any:
     run = CoderProcess.run
 
-    def deadly(self: CoderProcess, job: Message) -> Message:
+    def deadly(self: CoderProcess, job: Message, max_s: float) -> Message:
         if content in job.parts:
             os.kill(self.pid, signal_number)
             raise ProcessDied("killed")
-        return run(self, job)
+        return run(self, job, max_s)
 
     return deadly
 

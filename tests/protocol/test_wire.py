@@ -13,6 +13,7 @@ from ray_cluster.protocol.dispatcher import (
     DispatcherLink,
     ImageCalls,
     JobCalls,
+    LoraCalls,
 )
 from ray_cluster.protocol.interface import Method, methods_of
 from tests.codec.made import leaves, made
@@ -24,8 +25,8 @@ METHODS = {
 }
 
 
-def test_a_gateway_calls_images_jobs_and_the_cell() -> None:
-    parts = [methods_of(one) for one in (ImageCalls, JobCalls, CellCalls)]
+def test_a_gateway_calls_images_jobs_loras_and_the_cell() -> None:
+    parts = [methods_of(one) for one in (ImageCalls, JobCalls, CellCalls, LoraCalls)]
     assert set(methods_of(DispatcherClient)) == set().union(*parts)
 
 
