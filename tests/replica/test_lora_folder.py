@@ -39,10 +39,20 @@ DIGEST = hashlib.sha256(PASTEL.read_bytes()).hexdigest()
 
 
 def children(converter: Converter) -> set[int]:
-    """Ids of the child processes of this one, without the one that is lent."""
+    """Ids of the processes of LoRAs that this one has, without the one that is lent.
+
+    Tests before these may have left others.
+    """
     lists = Path("/proc/self/task").glob("*/children")
     found = {int(one) for path in lists for one in path.read_text().split()}
-    return found - converter.pids
+    return {one for one in found - converter.pids if b"replica.lora_" in _command(one)}
+
+
+def _command(process_id: int) -> bytes:
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 async def test_a_lora_comes_verified_and_converted_and_the_second_time_at_once(
@@ -207,6 +217,7 @@ async def test_a_killed_reader_or_converter_fails_one_fetch_and_the_next_has_ano
         assert error.value.failure == "unreachable"
         await until(lambda: not children(converter))
         folder.warm_up()
+        await until(lambda: children(converter))
         (process,) = children(converter)
         os.kill(process, signal.SIGKILL)
         with pytest.raises(LoraUnavailable, match="converts it ended") as error:
