@@ -106,9 +106,14 @@ class Loras:
 
     # the registry
 
-    def add(
-        self, lora: Lora, facts: LoraFacts | None = None, *, is_removed: bool = False
-    ) -> LoraAdded:
+    def restore(self, lora: Lora, facts: LoraFacts | None, *, is_removed: bool) -> None:
+        """Know a LoRA that an earlier dispatcher has registered, and perhaps removed since.
+
+        However many may be registered by now, and though its name may have been given again.
+        """
+        self._know(_Known(lora, facts, is_removed=is_removed))
+
+    def add(self, lora: Lora) -> LoraAdded:
         """Register a LoRA, unless its name is taken; the same one again is no error."""
         known = self._by_name.get(lora.name)
         if known is not None:
@@ -116,12 +121,17 @@ class Loras:
             return LoraAdded(self._status(known), None if is_same else "exists")
         if len(self._by_name) >= self.max_loras:
             return LoraAdded(None, "too_many")
-        known = self._by_id[lora.lora_id] = _Known(lora, facts, is_removed=is_removed)
-        if not is_removed:
+        known = _Known(lora)
+        self._know(known)
+        return LoraAdded(self._status(known))
+
+    def _know(self, known: _Known) -> None:
+        lora = known.lora
+        self._by_id[lora.lora_id] = known
+        if not known.is_removed:
             self._by_name[lora.name] = known
             insort(self._names, lora.name)
         self._note_wanted(known)
-        return LoraAdded(self._status(known))
 
     def withdraw(self, lora: Lora) -> None:
         """Take back a registration that could not be written."""

@@ -61,7 +61,7 @@ class LoraService:
     async def start(self) -> None:
         """Read what an earlier dispatcher has registered, and register what the settings name."""
         for lora, facts, is_removed in await self._threads.call("read", self._store.loras):
-            self._loras.add(lora, facts, is_removed=is_removed)
+            self._loras.restore(lora, facts, is_removed=is_removed)
         self._is_read = True
         self._register()
         self._housekeeping = asyncio.create_task(self._keep_house(), name="LoRAs' housekeeping")

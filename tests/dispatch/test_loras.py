@@ -263,6 +263,23 @@ def test_ten_thousand_are_listed_by_name_and_found_by_near_ones(core: DispatchCo
     assert found.near == {"pastle": ("pastel",)}
 
 
+@pytest.mark.parametrize("is_old_first", [True, False])
+def test_a_removed_one_is_restored_beside_the_next_of_its_name(is_old_first: bool) -> None:
+    core = DispatchCore(config=CONFIG, limits=LimitsConfig(), epoch=1, configured=("m",))
+    core.register(registration(), 0.0)
+    # as many as there may be by now, and more
+    core.loras.max_loras = 0
+    rows = [(lora("pastel", lora_id="id-new"), False), (lora("pastel"), True)]
+    for one, is_removed in reversed(rows) if is_old_first else rows:
+        core.loras.restore(one, FACTS, is_removed=is_removed)
+    assert core.loras.lookup(["pastel"]).found["pastel"].lora.lora_id == "id-new"
+    core.offer([with_loras("a", "pastel")], 0.0)
+    (lease,) = core.poll(poll_of(), 0.0).leases
+    assert [one.lora.lora_id for one in lease.loras] == ["id-pastel"]
+    core.report("r", [finished(lease)], 1.0)
+    assert core.loras.take_gone() == ["id-pastel"]
+
+
 def test_the_same_one_twice_is_no_error_and_another_is(core: DispatchCore) -> None:
     same = core.loras.add(lora("pastel", lora_id="new", added_s=5.0))
     assert same.refused is None
