@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import time
-import warnings
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +12,8 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 from benchmarks.loras import images, loading, steps
 from benchmarks.loras.settings import LoraSettings, quick_lora_settings
-from benchmarks.machine import describe_run, load_now
 from benchmarks.plots import save_figure, with_pyplot
-from benchmarks.progress import Reports, progress_bar, wide_console
-from benchmarks.report import Section, as_json, has_problems, print_sections
-from benchmarks.run import RESULTS
+from benchmarks.sections import run_sections
 
 # about how many seconds each takes
 _SECTIONS = {
@@ -32,26 +25,11 @@ _SECTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the results; return the exit status."""
-    options, started = _parse(arguments), datetime.now(UTC)
-    settings = quick_lora_settings() if options.quick else LoraSettings()
-    path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}-loras.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    result = describe_run("ray-cluster loras 1", quick=options.quick, started=started)
-    console, started_s = wide_console(), time.monotonic()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    sections: dict[str, Section] = {}
-    with progress_bar(console) as progress:
-        reports = Reports(progress, {name: weight for name, (_, weight) in _SECTIONS.items()})
-        for name, (measure, _) in _SECTIONS.items():
-            sections[name] = measure(settings, reports.of(name))
-        reports.say("done", complete=True)
-    duration_s = round(time.monotonic() - started_s, 1)
-    result |= {"load_after": load_now(), "duration_s": duration_s, "sections": sections}
-    path.write_text(as_json(result), encoding="utf-8")
-    _plot(result, path.with_suffix(".png"))
-    print_sections(console, sections, quick=options.quick)
-    console.print(f"written: {path}")
-    return 1 if has_problems(sections) else 0
+    return run_sections("loras", __doc__, arguments, _SECTIONS, _settings, _plot)
+
+
+def _settings(is_quick: bool) -> LoraSettings:
+    return quick_lora_settings() if is_quick else LoraSettings()
 
 
 def _plot(result: dict[str, Any], path: Path) -> None:
@@ -83,13 +61,6 @@ def _plot_figures(
         axes.errorbar(places, middles, yerr=spread, fmt="o-", capsize=3, label=label)
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.legend(fontsize=7)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.loras")
-    parser.add_argument("--out", type=Path, help="JSON file of the results")
-    parser.add_argument("--quick", action="store_true", help="shows only that it works")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
