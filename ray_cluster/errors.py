@@ -25,6 +25,7 @@ Stage = Literal[
     "queue",
     "input",
     "lora",
+    "control",
     "image",
     "encode",
     "denoise",

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
@@ -53,11 +54,16 @@ class FrontArguments(Section):
 
 
 class WorkerArguments(Section):
-    """Arguments of the replicas of a pool."""
+    """Arguments of the replicas of a pool.
+
+    Attributes:
+        controlnets: those that they run themselves.
+    """
 
     pool: PoolArguments
     storage: StorageArguments = StorageArguments()
     loras: LoraArguments = LoraArguments()
+    controlnets: tuple[ControlNetArguments, ...] = ()
     logs: LogsConfig = LogsConfig()
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
@@ -74,6 +80,14 @@ class ScorerArguments(Section):
     """Arguments of the replicas of a discriminator."""
 
     discriminator: DiscriminatorArguments
+    logs: LogsConfig = LogsConfig()
+    patience_s: float = Field(DispatchArguments().patience_s, gt=0)
+
+
+class ControlNetWorkerArguments(Section):
+    """Arguments of the replicas of a ControlNet."""
+
+    controlnet: ControlNetArguments
     logs: LogsConfig = LogsConfig()
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
@@ -101,10 +115,16 @@ def front_arguments(
 
 def worker_arguments(config: ClusterConfig, name: str) -> WorkerArguments:
     """Return a pool's part; raises :class:`ConfigError` if there is no such pool."""
+    pool = config.pool(name)
     return WorkerArguments(
-        pool=part_of(config.pool(name), PoolArguments),
+        pool=part_of(pool, PoolArguments),
         storage=part_of(config.storage, StorageArguments),
         loras=part_of(config.loras, LoraArguments),
+        controlnets=tuple(
+            part_of(one, ControlNetArguments)
+            for one in config.controlnets
+            if one.mode == "local" and pool.model_name in one.bases
+        ),
         logs=config.logs,
         patience_s=config.dispatch.patience_s,
     )
@@ -123,6 +143,15 @@ def scorer_arguments(config: ClusterConfig, name: str) -> ScorerArguments:
     """Return a discriminator's part; raises :class:`ConfigError` if there is none of that name."""
     return ScorerArguments(
         discriminator=part_of(config.discriminator(name), DiscriminatorArguments),
+        logs=config.logs,
+        patience_s=config.dispatch.patience_s,
+    )
+
+
+def controlnet_arguments(config: ClusterConfig, name: str) -> ControlNetWorkerArguments:
+    """Return a ControlNet's part; raises :class:`ConfigError` if there is none of that name."""
+    return ControlNetWorkerArguments(
+        controlnet=part_of(config.controlnet(name), ControlNetArguments),
         logs=config.logs,
         patience_s=config.dispatch.patience_s,
     )

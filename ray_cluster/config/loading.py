@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
+from ray_cluster.config.controlnets import ControlNetConfig, check_controlnets
 from ray_cluster.config.loras import LorasConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import (
@@ -42,6 +43,7 @@ class ClusterConfig(Section):
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
     discriminators: tuple[DiscriminatorConfig, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()
+    controlnets: tuple[ControlNetConfig, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> ClusterConfig:
@@ -50,6 +52,8 @@ class ClusterConfig(Section):
             raise ValueError(f"pool names must differ, given {names}")
         models = [pool.model_name for pool in self.pools]
         check_cascades(self.cascades, self.discriminators, pools=names, models=models)
+        others = [*names, *(one.name for one in self.discriminators)]
+        check_controlnets(self.controlnets, models=models, applications=others)
         grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
         if grace_s < 2 * upload_s:
             raise ValueError(
@@ -75,10 +79,21 @@ class ClusterConfig(Section):
             f"no discriminator {name!r}; there are {[one.name for one in self.discriminators]}"
         )
 
+    def controlnet(self, name: str) -> ControlNetConfig:
+        """Return the ControlNet of that name; raises :class:`ConfigError` if there is none."""
+        for one in self.controlnets:
+            if one.name == name:
+                return one
+        raise ConfigError(
+            f"no ControlNet {name!r}; there are {[one.name for one in self.controlnets]}"
+        )
+
     def title(self, worker: str) -> str:
         """Return what a worker's application is, and its name, for messages."""
         if worker == "loras":
             return "store of LoRAs"
+        if worker.startswith("controlnet-"):
+            return f"ControlNet {worker.removeprefix('controlnet-')}"
         is_scorer = any(one.name == worker for one in self.discriminators)
         return f"discriminator {worker}" if is_scorer else f"pool {worker}"
 

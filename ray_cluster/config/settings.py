@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import SecretStr, ValidationError
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
+from ray_cluster.config.controlnets import ControlNetConfig, ControlNetTuning
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraSettings
 from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
@@ -47,6 +48,14 @@ class DiscriminatorSettings(DiscriminatorTuning):
     name: str
 
 
+class ControlNetSettings(ControlNetTuning):
+    """The settings of one ControlNet, and what calls that name it are validated with."""
+
+    name: str
+    bases: tuple[str, ...]
+    is_service: bool
+
+
 class Settings(Section):
     """The settings of a cell; API keys are in it as digests only.
 
@@ -63,6 +72,7 @@ class Settings(Section):
     discriminators: tuple[DiscriminatorSettings, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()
     loras: LoraSettings = LoraSettings()
+    controlnets: tuple[ControlNetSettings, ...] = ()
 
     @cached_property
     def version(self) -> str:
@@ -76,6 +86,10 @@ class Settings(Section):
     def discriminator(self, name: str) -> DiscriminatorSettings | None:
         """Return the settings of a discriminator; None for one that is not in the document."""
         return next((one for one in self.discriminators if one.name == name), None)
+
+    def controlnet(self, name: str) -> ControlNetSettings | None:
+        """Return the settings of a ControlNet; None for one that is not in the document."""
+        return next((one for one in self.controlnets if one.name == name), None)
 
 
 def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> Settings:
@@ -96,6 +110,7 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
         discriminators=tuple(part_of(one, DiscriminatorSettings) for one in config.discriminators),
         cascades=tuple(_cascade(one, config) for one in config.cascades),
         loras=part_of(config.loras, LoraSettings),
+        controlnets=tuple(_controlnet_settings(one) for one in config.controlnets),
     )
 
 
@@ -121,6 +136,12 @@ def _cascade(cascade: CascadeConfig, config: ClusterConfig) -> CascadeConfig:
         return cascade
     given = config.discriminator(cascade.discriminator)
     return cascade.model_copy(update={"curves": given.calibration or given.model})
+
+
+def _controlnet_settings(one: ControlNetConfig) -> ControlNetSettings:
+    return ControlNetSettings(
+        name=one.name, bases=one.bases, is_service=one.is_service, max_batch=one.max_batch
+    )
 
 
 def _pool_settings(pool: PoolConfig) -> PoolSettings:

@@ -52,6 +52,20 @@ class CascadeModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlModel:
+    """A ControlNet, as far as gateways and pools' replicas need it.
+
+    Attributes:
+        bases: models that it is made for.
+        is_service: whether it has workers of its own.
+    """
+
+    name: str
+    bases: tuple[str, ...]
+    is_service: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """A gateway's settings.
 
@@ -62,6 +76,7 @@ class GatewaySettings:
             :class:`ray_cluster.config.sections.HttpSettings`.
         models: those of the document, the default one first.
         cascades: what calls may name beside them.
+        controlnets: what calls may name in ``controlnets``.
     """
 
     version: str
@@ -75,11 +90,12 @@ class GatewaySettings:
     trusted_proxies: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     cascades: tuple[CascadeModel, ...] = ()
+    controlnets: tuple[ControlModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of one pool's replicas, or of a discriminator's.
+    """The settings of one pool's replicas, of a discriminator's or a ControlNet's.
 
     Attributes:
         poll_s: longest time that a lease poll is to be held.
@@ -120,14 +136,25 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
         trusted_proxies=settings.http.trusted_proxies,
         cors_origins=settings.http.cors_origins,
         cascades=tuple(_cascade(one) for one in settings.cascades),
+        controlnets=tuple(
+            ControlModel(one.name, one.bases, one.is_service) for one in settings.controlnets
+        ),
     )
 
 
 def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
-    """Return the part of a pool's or discriminator's replicas; None if it isn't in the document."""
+    """Return the part of an application's replicas; None if it isn't in the document.
+
+    Args:
+        pool: name of the application: of a pool, a discriminator or a ControlNet.
+    """
+    poll_s = settings.dispatch.poll_s
+    for one in settings.controlnets:
+        if pool == f"controlnet-{one.name}":
+            # it leases nothing
+            return WorkerSettings(settings.version, one.max_batch, one.max_batch, poll_s)
     scorer = settings.discriminator(pool)
     if scorer is not None:
-        poll_s = settings.dispatch.poll_s
         return WorkerSettings(settings.version, scorer.max_batch, scorer.max_in_flight, poll_s)
     found = settings.pool(pool)
     if found is None:
@@ -136,7 +163,7 @@ def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
         version=settings.version,
         max_batch=found.max_batch,
         max_in_flight=found.max_in_flight,
-        poll_s=settings.dispatch.poll_s,
+        poll_s=poll_s,
         defaults=_defaults(found.defaults),
     )
 

@@ -71,13 +71,16 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True)
 class ControlUse:
-    """A ControlNet, and the image that it follows.
+    """A ControlNet, and the map that it follows.
 
     Attributes:
         name: under which the ControlNet is served.
+        image: the map, a png of the size of the image that the model makes.
         scale: weight of its residuals.
         start: share of the steps before which it does nothing, in [0, 1).
         end: share of the steps after which it does nothing, above ``start`` and at most 1.
+        preprocess: name of the detector that made the map of what the client sent.
+        sent_sha256: digest of what the client sent.
     """
 
     name: str
@@ -85,6 +88,13 @@ class ControlUse:
     scale: float = 1.0
     start: float = 0.0
     end: float = 1.0
+    preprocess: str = "none"
+    sent_sha256: str = ""
+
+    def is_active(self, step_index: int, num_steps: int) -> bool:
+        """Whether it does something in a step, as diffusers decides it."""
+        first, last = step_index / num_steps, (step_index + 1) / num_steps
+        return self.scale != 0 and not (first < self.start or last > self.end)
 
 
 @dataclass(frozen=True, slots=True)

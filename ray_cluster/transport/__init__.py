@@ -1,0 +1,1 @@
+"""Tensors between processes, several back ends behind one interface."""
