@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -123,6 +123,15 @@ class GraphedExecutor(Generic[PreparedT]):
 
     def encode_half(self, batch: StepBatch[PreparedT]) -> StepBatch[PreparedT]:
         """Return the batch: a graph has both halves."""
+        return batch
+
+    def cut(
+        self,
+        _encoded: StepBatch[PreparedT],
+        batch: StepBatch[PreparedT],
+        _keeps: Sequence[bool],
+    ) -> StepBatch[PreparedT]:
+        """Return the batch of those that are kept."""
         return batch
 
     @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -150,6 +150,19 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
 
     def encode_half(self, batch: StepBatch[PreparedT]) -> EncodedT:
         """Run the first half and return what the second half needs."""
+
+    def cut(
+        self, encoded: EncodedT, batch: StepBatch[PreparedT], keeps: Sequence[bool]
+    ) -> EncodedT:
+        """Return what the second half needs of some of a batch's requests; none of them reuses.
+
+        Args:
+            batch: of these alone.
+            keeps: of each request of the first half's batch, whether it is one of them.
+
+        Raises:
+            ModelUnsupported: the model takes no residuals.
+        """
 
     def decode_half(self, encoded: EncodedT, residuals: Residuals | None = None) -> Tensor:
         """Return the prediction after guidance, ``[M, C]`` float32.

@@ -5,6 +5,7 @@ Cheap: diffusers is imported only where a model is to be downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,33 @@ def local_folder(model: str) -> Path | None:
     if not (folder / INDEX).is_file():
         raise ConfigError(f"{folder} is no diffusers folder: it has no {INDEX}")
     return folder
+
+
+def resolve_single(
+    model: str, builtin: Path | None, *, what: str, allowed: str, patterns: Sequence[str]
+) -> Path:
+    """Return the local folder of a model that is no pipeline, downloaded if needed.
+
+    Args:
+        builtin: its folder if it is a built-in one.
+        what: word for what it is.
+        allowed: what may be given, for the error.
+        patterns: of the files that are downloaded.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be downloaded.
+    """
+    folder = builtin or Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if not is_hub_id(model):
+        raise ConfigError(f"there is no {what} {model!r}: give {allowed}")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(patterns)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{what} {model!r} cannot be downloaded: {error}") from error
 
 
 def check_local_files(config: ClusterConfig) -> None:

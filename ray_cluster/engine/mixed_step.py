@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Executor, RowReuse, StepBatch
-from ray_cluster.engine.residuals import NoResiduals, ResidualSource, StepPart
+from ray_cluster.engine.residuals import Arrived, NoResiduals, ResidualSource, StepPart
 from ray_cluster.engine.reuse_steps import ActivationStore, Turn, turn_of
-from ray_cluster.engine.sampler_schedules import SamplerTable, add_past
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.sampler_schedules import add_past
+from ray_cluster.engine.step_call import Call, Held, SamplerInputs, Start, flat_pixels
 from ray_cluster.engine.streams import sent
 from ray_cluster.engine.token_layout import (
     Composition,
@@ -22,40 +21,12 @@ from ray_cluster.engine.token_layout import (
     composition_of,
     layout_of,
 )
+from ray_cluster.errors import RequestFailed
 from ray_cluster.kernels.sampler_update.op import sampler_update
-from ray_cluster.kernels.sampler_update.reference import NUM_COEFFICIENTS
 from ray_cluster.policies.batch_layout import BatchLayout
 
 LayoutChoice = Callable[[int], BatchLayout]
 """Says for a number of sizes whether they share a model call."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A request that an engine has.
-
-    Attributes:
-        table: the schedule of its sampler.
-        last_step: number of the engine's step that it was last part of, or after which it came.
-        deltas: what it adds to the outputs of layers.
-        prepared: what the executor made of its conditioning, from its first step here on.
-    """
-
-    state: RequestState
-    table: SamplerTable
-    last_step: int
-    deltas: LayerDeltas | None = None
-    prepared: Any = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has taken its last step; a state imported like that is not to step."""
-        return self.state.step_index >= self.table.num_calls
-
-    @property
-    def draws_noise(self) -> bool:
-        """Whether its next step draws from the request's generator."""
-        return self.table.takes_noise[self.state.step_index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +62,15 @@ class Advanced:
     turn: Turn
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What one row's model call begins with.
-
-    Attributes:
-        latents: ``[C, h, w]`` in the sampler's own scale.
-        step_index: of the step whose timestep it is.
-        reuse: the row's part in reuse.
-    """
-
-    row: Held
-    latents: Tensor
-    step_index: int
-    reuse: RowReuse | None
-
-
 def compute_step(
     rows: Sequence[Held],
     executor: Executor[Any, Any],
     choose: LayoutChoice,
     sources: StepSources,
-) -> list[Advanced]:
-    """Compute one step of every row in one batch; the rows' states stay as they are.
+) -> list[Advanced | RequestFailed | None]:
+    """Compute one step of rows in one batch; the rows' states stay as they are.
+
+    None comes of a row whose residuals are late, and an error of one that will have none.
 
     Generators of samplers that take noise are drawn from. What rows are to reuse, and what is not
     in the store, is computed again.
@@ -137,14 +94,20 @@ def compute_step(
         _restore(lacking, executor, choose)
     composition, order = _arranged(rows)
     starts = [
-        _Start(rows[i], rows[i].state.latents, rows[i].state.step_index, turns[i].reuse)
+        Start(rows[i], rows[i].state.latents, rows[i].state.step_index, turns[i].reuse)
         for i in order
     ]
-    call = _Call(starts, layout_of(composition, executor.num_levels), executor)
-    prediction = _predict(call, choose, sources.residuals)
-    advanced = _advance(call, prediction, [turns[i] for i in order])
-    by_row = dict(zip(order, advanced, strict=True))
-    return [by_row[index] for index in range(len(rows))]
+    call = Call(starts, layout_of(composition, executor.num_levels), executor)
+    prediction, missing = _predict(call, choose, sources.residuals)
+    found: dict[int, Advanced | RequestFailed | None] = {
+        order[place]: error for place, error in missing.items()
+    }
+    left = [row for place, row in enumerate(order) if place not in missing]
+    if left:
+        update = SamplerInputs.of(call, missing)
+        advanced = _advance(update, executor.device, prediction, [turns[row] for row in left])
+        found |= dict(zip(left, advanced, strict=True))
+    return [found[index] for index in range(len(rows))]
 
 
 def _check_residuals(rows: Sequence[Held], source: ResidualSource) -> None:
@@ -177,83 +140,70 @@ def _restore(
         assert last is not None, "a row that reuses has had a full step"
         assert part is not None, "a row that lacks something reuses"
         again = RowReuse(part.num_outer)
-        starts.append(_Start(row, last.latents, last.step_index, again))
+        starts.append(Start(row, last.latents, last.step_index, again))
         parts.append(part)
-    call = _Call(starts, layout_of(composition, executor.num_levels), executor)
+    call = Call(starts, layout_of(composition, executor.num_levels), executor)
     _predict(call, choose, NoResiduals())
     for part, start in zip(parts, starts, strict=True):
         assert start.reuse is not None
         part.kept = start.reuse.fresh
 
 
-class _Call:
-    """The inputs of a model call over rows in the order of their layout.
+def _predict(
+    call: Call, choose: LayoutChoice, source: ResidualSource
+) -> tuple[Tensor, dict[int, RequestFailed | None]]:
+    """Call the model, once or for each size.
 
-    Attributes:
-        rows: whose call it is.
-        latents: ``[M, C]`` in the samplers' own scales.
-        coefficients: ``[B, 8]`` of the samplers' updates.
-        owner: ``[M]``, whose pixel it is.
-        batch: what the executor takes.
+    Returns:
+        The guided prediction ``[M, C]`` of the requests that have one, and by their place in the
+        layout those that have none, with the reason if there is one.
     """
-
-    def __init__(
-        self, starts: Sequence[_Start], layout: TokenLayout, executor: Executor[Any, Any]
-    ) -> None:
-        packed = torch.stack([start.row.table.packed[start.step_index] for start in starts])
-        scales = torch.tensor([[start.row.state.request.guidance_scale] for start in starts])
-        timesteps, input_scale, self.coefficients, scales = sent(
-            torch.cat([packed, scales], dim=1), executor.device
-        ).split([1, 1, NUM_COEFFICIENTS, 1], dim=1)
-        self.executor = executor
-        self.rows = [start.row for start in starts]
-        self.owner = layout.request_of_token(executor.device)
-        self.latents = _flat([start.latents for start in starts])
-        parts = tuple(start.reuse for start in starts)
-        deltas = tuple(row.deltas for row in self.rows)
-        inputs = self.latents * input_scale.index_select(0, self.owner)
-        if executor.num_conditions:
-            inputs = torch.cat([inputs, _conditions(starts, executor)], dim=1)
-        self.batch: StepBatch[Any] = StepBatch(
-            layout=layout,
-            latents=inputs,
-            timesteps=timesteps[:, 0],
-            prepared=tuple(start.row.prepared for start in starts),
-            guidance_scales=scales[:, 0],
-            reuse=parts if any(part is not None for part in parts) else (),
-            deltas=deltas if any(deltas) else (),
-        )
-
-
-def _predict(call: _Call, choose: LayoutChoice, source: ResidualSource) -> Tensor:
-    """Call the model, once or for each size; return the guided prediction ``[M, C]``."""
     composition, executor = call.batch.layout.composition, call.executor
     runs = [composition]
     if choose(len(composition)) == "grouped":
         runs = [(group,) for group in composition]
     parts = list(_parts(call, runs, executor.num_levels))
+    missing: dict[int, RequestFailed | None] = {}
     pending = source.begin(parts)
     if pending is None:
         # one call after the other: what lies between its halves is needed for itself alone
         outputs = [executor.decode_half(executor.encode_half(part.batch)) for part in parts]
     else:
         halves = [executor.encode_half(part.batch) for part in parts]
-        outputs = [
-            executor.decode_half(half, pending.of(index)) for index, half in enumerate(halves)
-        ]
-    return torch.cat(outputs)
+        outputs, first = [], 0
+        for index, (part, half) in enumerate(zip(parts, halves, strict=True)):
+            arrived = pending.of(index)
+            missing |= {first + one: arrived.failed.get(one) for one in arrived.missing}
+            outputs += _decoded(executor, part, half, arrived)
+            first += len(part.states)
+    return torch.cat(outputs) if outputs else call.latents[:0], missing
 
 
-def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Advanced]:
-    """Update the latents of a call's rows."""
-    rows, layout = call.rows, call.batch.layout
+def _decoded(
+    executor: Executor[Any, Any], part: StepPart, half: Any, arrived: Arrived
+) -> list[Tensor]:
+    """Return the prediction of a call's requests whose residuals are there; none without any."""
+    keeps = [request not in arrived.missing for request in range(len(part.states))]
+    if not any(keeps):
+        return []
+    if not all(keeps):
+        half = executor.cut(half, part.only(keeps).batch, keeps)
+    return [executor.decode_half(half, arrived.residuals)]
+
+
+def _advance(
+    update: SamplerInputs, device: torch.device, prediction: Tensor, turns: Sequence[Turn]
+) -> list[Advanced]:
+    """Return what the samplers make of rows' latents."""
+    rows, layout = update.rows, update.layout
+    owner = layout.request_of_token(device)
     advanced, denoised = sampler_update(
-        call.latents,
+        update.latents,
         prediction,
-        _flat([row.state.denoised for row in rows]),
-        _noise(rows, call.executor.device),
-        call.coefficients,
-        call.owner,
+        flat_pixels([row.state.denoised for row in rows]),
+        _noise(rows, device),
+        update.coefficients,
+        owner,
     )
     images = _images(advanced, rows, layout)
     # in place, so before anything is blended
@@ -267,7 +217,7 @@ def _advance(call: _Call, prediction: Tensor, turns: Sequence[Turn]) -> list[Adv
             [_blended(row, new) for row, new in zip(rows, images, strict=True)],
             _images(denoised, rows, layout),
             outputs,
-            _are_finite(advanced, call.owner, len(rows)),
+            _are_finite(advanced, owner, len(rows)),
             turns,
             strict=True,
         )
@@ -282,11 +232,12 @@ def _blended(row: Held, latents: Tensor) -> Tensor:
     return template.blended(latents, row.table.levels[row.state.step_index + 1])
 
 
-def _parts(call: _Call, runs: Sequence[Composition], num_levels: int) -> Iterator[StepPart]:
+def _parts(call: Call, runs: Sequence[Composition], num_levels: int) -> Iterator[StepPart]:
     """Cut a call's batch into one for each run of its sizes."""
     batch, states = call.batch, tuple(row.state for row in call.rows)
+    num_calls = tuple(row.table.num_calls for row in call.rows)
     if len(runs) == 1:
-        yield StepPart(batch, states)
+        yield StepPart(batch, states, num_calls)
         return
     request = token = 0
     for run in runs:
@@ -303,32 +254,8 @@ def _parts(call: _Call, runs: Sequence[Composition], num_levels: int) -> Iterato
             reuse=batch.reuse[requests],
             deltas=batch.deltas[requests],
         )
-        yield StepPart(part, states[requests])
+        yield StepPart(part, states[requests], num_calls[requests])
         request, token = requests.stop, tokens.stop
-
-
-def _conditions(starts: Sequence[_Start], executor: Executor[Any, Any]) -> Tensor:
-    """Return what an inpainting model sees beside latents, ``[M, K]``.
-
-    Of a row without a template, as those that measure a model are, all is to be made: its mask is
-    one everywhere, and what it spares is nothing.
-    """
-    images = []
-    for start in starts:
-        template = start.row.state.template
-        if template is not None:
-            assert template.conditions is not None, "its image was encoded for another model"
-            images.append(template.conditions)
-            continue
-        blank = start.latents.new_zeros(executor.num_conditions, *start.latents.shape[1:])
-        blank[0] = 1.0
-        images.append(blank)
-    return _flat(images)
-
-
-def _flat(images: Sequence[Tensor]) -> Tensor:
-    """Return images ``[C, h, w]`` as rows of pixels ``[M, C]``."""
-    return torch.cat([image.permute(1, 2, 0).flatten(0, 1) for image in images])
 
 
 def _images(flat: Tensor, rows: Sequence[Held], layout: TokenLayout) -> list[Tensor]:
@@ -357,4 +284,4 @@ def _noise(rows: Sequence[Held], device: torch.device) -> Tensor | None:
         for row in rows
     ]
     # the model call of the same step is still running
-    return sent(_flat(drawn), device)
+    return sent(flat_pixels(drawn), device)

@@ -84,7 +84,7 @@ class Rings:
 
     def __init__(self, batch: StepBatch[Any], num_rings: int) -> None:
         self._batch = batch
-        self._rings = [_whole(batch.layout)] * (num_rings + 1)
+        self._rings = [whole_ring(batch.layout)] * (num_rings + 1)
         # by model row, what is noted of its tokens in a full step, and taken over in a partial one
         self._noted: dict[int, list[Tensor]] = {}
         self._taken: dict[int, Iterator[Tensor]] = {}
@@ -215,9 +215,15 @@ def _num_outer(row: RowReuse | None) -> int | None:
     return None if row is None or row.kept is None else row.num_outer
 
 
-def _whole(layout: TokenLayout) -> Ring:
+def whole_ring(layout: TokenLayout) -> Ring:
+    """Return the ring of all requests of a layout."""
     requests, images = range(layout.num_requests), range(len(layout.row_request))
     return Ring(layout, tuple(requests), tuple(images))
+
+
+def part_of(layout: TokenLayout, is_active: tuple[bool, ...]) -> Ring:
+    """Return the ring of some requests of a layout."""
+    return _part(layout.composition, is_active, len(layout.levels))
 
 
 @lru_cache(maxsize=_KEPT_RINGS)

@@ -94,6 +94,8 @@ class RequestState:
         outputs: ``[k, C, H, W]``, the model's last outputs, the newest first, of a request whose
             sampler takes more steps of history than one.
         stored_steps: steps contained in the last copy of it; no part of the portable form.
+        maps: ``[H, W, 3]`` uint8 each, that its ControlNets follow, on the CPU; likewise: whoever
+            goes on with it reads them anew.
     """
 
     request: ImageRequest
@@ -113,6 +115,7 @@ class RequestState:
     template: Template | None = None
     outputs: Tensor | None = None
     stored_steps: int = 0
+    maps: tuple[Tensor, ...] = ()
 
     @property
     def unstored_steps(self) -> int:

@@ -15,17 +15,12 @@ from torch import Tensor
 from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.device_errors import is_out_of_memory, raise_if_broken
 from ray_cluster.engine.executor import Executor
-from ray_cluster.engine.mixed_step import (
-    Advanced,
-    Held,
-    LayoutChoice,
-    StepSources,
-    compute_step,
-)
+from ray_cluster.engine.mixed_step import Advanced, LayoutChoice, StepSources, compute_step
 from ray_cluster.engine.reuse_steps import check_reuse, note_step
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_call import Held
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.policies.batch_layout import BatchLayout, choose_layout
@@ -79,6 +74,7 @@ class StepReport:
 
     Attributes:
         stepped: request ids that took a step.
+        late: request ids that were to take one, and whose residuals are late.
         finished: states that took their last step; the engine no longer holds them.
         failed: rows that failed; the engine no longer holds these either.
         previews: of those that took a step after which their request wants one.
@@ -88,6 +84,7 @@ class StepReport:
     """
 
     stepped: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
     finished: tuple[RequestState, ...] = ()
     failed: tuple[FailedRow, ...] = ()
     previews: tuple[PreviewLatents, ...] = ()
@@ -143,6 +140,11 @@ class StepEngine:
         return len(self._rows)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether there are rows, and none of them can take a step now."""
+        return bool(self._rows) and not any(map(self._is_ready, self._rows.values()))
+
+    @property
     def step_cost(self) -> StepCost:
         """What a step costs at present."""
         return self._costs.current
@@ -160,7 +162,7 @@ class StepEngine:
 
         Raises:
             ValueError: a request of that id is here, or the model cannot keep its schedule, or it
-                has such a schedule and residuals.
+                has such a schedule and residuals, or ControlNets and no maps of theirs.
         """
         request_id = row.request.request_id
         if request_id in self._rows:
@@ -170,6 +172,11 @@ class StepEngine:
             raise ValueError(
                 f"request {request_id!r} has a reuse schedule and ControlNet residuals; leave one "
                 "of them out"
+            )
+        num_controls = len(row.request.add_ons.controls)
+        if len(row.maps) != num_controls:
+            raise ValueError(
+                f"request {request_id!r} has {num_controls} ControlNets and {len(row.maps)} maps"
             )
         self._rows[request_id] = Held(row, self._table(row), self._num_steps, deltas)
 
@@ -185,7 +192,10 @@ class StepEngine:
     def abort(self, request_id: str) -> bool:
         """Drop a request; its row is gone before the next step. Returns whether it was here."""
         self._sources.store.drop(request_id)
-        return self._rows.pop(request_id, None) is not None
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._sources.residuals.drop(row.state)
+        return row is not None
 
     def step(self) -> StepReport:
         """Take one decision and one denoising step of the rows it chose."""
@@ -200,7 +210,14 @@ class StepEngine:
             row.last_step = self._num_steps
         reused_before = sum(row.state.num_reused for row in rows)
         computed_before = self._num_computed
+        indices = [row.state.step_index for row in rows]
         failed = [row for group in self._apart(rows) for row in self._advance(group)]
+        lost = {row.state.request.request_id for row in failed}
+        late = [
+            row.state.request.request_id
+            for row, before in zip(rows, indices, strict=True)
+            if row.state.step_index == before and row.state.request.request_id not in lost
+        ]
         finished = [row.state for row in rows if row.is_done]
         for state in (*finished, *(failure.state for failure in failed)):
             self.abort(state.request.request_id)
@@ -213,12 +230,13 @@ class StepEngine:
         )
         duration_s = self._clock() - started_s
         # costs are those of whole steps, and of such as memory sufficed for
-        if not failed and not num_reused and self._num_computed == computed_before + 1:
+        if not (failed or late or num_reused) and self._num_computed == computed_before + 1:
             layout = self._choose_layout(work.num_sizes)
             num_calls = work.num_sizes if layout == "grouped" else 1
             self._costs.observe(work, duration_s, num_calls=num_calls)
         return StepReport(
-            stepped=tuple(chosen),
+            stepped=tuple(one for one in chosen if one not in late),
+            late=tuple(late),
             finished=tuple(finished),
             failed=tuple(failed),
             previews=tuple(
@@ -242,7 +260,11 @@ class StepEngine:
                 waited_rounds=self._num_steps - row.last_step,
             )
             for row in self._rows.values()
+            if self._is_ready(row)
         ]
+
+    def _is_ready(self, row: Held) -> bool:
+        return self._sources.residuals.is_ready(row.state)
 
     def is_done(self, state: RequestState) -> bool:
         """Whether the request has taken its last step; such a state is not to be added."""
@@ -293,14 +315,22 @@ class StepEngine:
             self._limits.lower([row.state.request.size_px for row in rows[:larger]])
         return failed
 
-    def _commit(self, rows: Sequence[Held], advanced: Sequence[Advanced]) -> list[FailedRow]:
+    def _commit(
+        self, rows: Sequence[Held], advanced: Sequence[Advanced | RequestFailed | None]
+    ) -> list[FailedRow]:
         """Make a computed step the rows' own; those that became NaN or infinite have failed.
 
-        One row's failure is its own, for the others may have gone on already.
+        One row's failure is its own, for the others may have gone on already. Those that are late
+        stay as they are.
         """
         failed = []
         for row, new in zip(rows, advanced, strict=True):
             state = row.state
+            if new is None:
+                continue
+            if isinstance(new, RequestFailed):
+                failed.append(FailedRow(state, new))
+                continue
             try:
                 if not new.is_finite:
                     raise ArithmeticError("latents became NaN or infinite")
@@ -313,4 +343,5 @@ class StepEngine:
                 state.latents, state.denoised = new.latents, new.denoised
                 state.outputs = new.outputs
                 state.step_index += 1
+                self._sources.residuals.took_step(state)
         return failed

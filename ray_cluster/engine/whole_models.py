@@ -91,13 +91,15 @@ def load_models(folder: Path, dtype: torch.dtype) -> dict[str, Any]:
     return found
 
 
-def load_whole(folder: Path, class_name: str, dtype: torch.dtype) -> Any:
-    """Return a model of transformers whose files lie in the folder itself, ready for inference.
+def load_whole(
+    folder: Path, class_name: str, dtype: torch.dtype, library: str = _TRANSFORMERS
+) -> Any:
+    """Return a model whose files lie in the folder itself, ready for inference.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`check_models`.
     """
-    component = Component(".", _TRANSFORMERS, class_name)
+    component = Component(".", library, class_name)
     # the class is looked for before the weights are
     component_class(folder, component)
     for path in (files := weight_files(folder, component)).paths:

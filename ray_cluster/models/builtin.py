@@ -10,10 +10,10 @@ from pathlib import Path
 BUILTIN_MODELS = ("shapes-sd", "shapes-sd-light", "shapes-sd3")
 # what tells whether their images are right: by prompt and image, or by the image alone
 BUILTIN_DISCRIMINATORS = ("shapes-discriminator", "shapes-real-or-generated")
+BUILTIN_CONTROLNETS = ("shapes-sd-edges", "shapes-sd-layout")
 # what else may lie beside them, once it is trained, and what it is
 BUILTIN_PARTS = {
-    "shapes-sd-edges": "ControlNet",
-    "shapes-sd-layout": "ControlNet",
+    **dict.fromkeys(BUILTIN_CONTROLNETS, "ControlNet"),
     "outline": "LoRA",
     "pastel": "LoRA",
     "texture": "LoRA",
@@ -48,6 +48,11 @@ def builtin_folder(name: str) -> Path | None:
 def discriminator_folder(name: str) -> Path | None:
     """Return the folder of a built-in discriminator, or None if the name is not one."""
     return weights_folder() / name if name in BUILTIN_DISCRIMINATORS else None
+
+
+def controlnet_folder(name: str) -> Path | None:
+    """Return the folder of a built-in ControlNet, or None if the name is not one."""
+    return weights_folder() / name if name in BUILTIN_CONTROLNETS else None
 
 
 def builtin_kinds() -> dict[str, str]:

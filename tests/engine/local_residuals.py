@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray_cluster.engine.executor import Residuals
-from ray_cluster.engine.residuals import PendingResiduals, StepPart
+from ray_cluster.engine.residuals import Arrived, PendingResiduals, StepPart
 from ray_cluster.engine.state import RequestState
 
 
@@ -29,6 +29,16 @@ class LocalResiduals:
         """Return what the given function says."""
         return self._adds_to(state)
 
+    def is_ready(self, _state: RequestState) -> bool:
+        """Return yes."""
+        return True
+
+    def took_step(self, _state: RequestState) -> None:
+        """Do nothing."""
+
+    def drop(self, _state: RequestState) -> None:
+        """Do nothing."""
+
     def begin(self, parts: Sequence[StepPart]) -> PendingResiduals | None:
         """Take the parts, to compute them later."""
         if not any(self._adds_to(state) for part in parts for state in part.states):
@@ -41,5 +51,5 @@ class _LocalPending:
     parts: Sequence[StepPart]
     compute: Callable[[StepPart], Residuals | None]
 
-    def of(self, index: int) -> Residuals | None:
-        return self.compute(self.parts[index])
+    def of(self, index: int) -> Arrived:
+        return Arrived(residuals=self.compute(self.parts[index]))

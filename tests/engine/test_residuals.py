@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ray_cluster.engine.executor import Residuals
 from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.mixed_step import Held, StepSources, compute_step
-from ray_cluster.engine.residuals import NoResiduals, StepPart
+from ray_cluster.engine.mixed_step import StepSources, compute_step
+from ray_cluster.engine.residuals import Arrived, NoResiduals, StepPart
 from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step_call import Held
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.engine.unet.grids import as_rows
 from ray_cluster.errors import ModelUnsupported
@@ -237,15 +238,24 @@ class Recording:
     def adds_to(self, state: RequestState) -> bool:
         return self.inner.adds_to(state)
 
+    def is_ready(self, state: RequestState) -> bool:
+        return self.inner.is_ready(state)
+
+    def took_step(self, state: RequestState) -> None:
+        self.inner.took_step(state)
+
+    def drop(self, state: RequestState) -> None:
+        self.inner.drop(state)
+
     def begin(self, parts: Sequence[StepPart]) -> Any:
         self.calls.append(f"begin {len(parts)}")
         pending: Any = self.inner.begin(parts)
         outer = self
 
         class Pending:
-            def of(self, index: int) -> Residuals | None:
+            def of(self, index: int) -> Arrived:
                 outer.calls.append(f"residuals {index}")
-                found: Residuals | None = pending.of(index)
+                found: Arrived = pending.of(index)
                 return found
 
         return Pending()
@@ -288,7 +298,7 @@ def test_residuals_reach_images_whose_matrices_have_rows_to_spare(
     model = zoo.model("sd")
     results = []
     for rounds in (False, True):
-        monkeypatch.setattr(model.executor, "_rounds", rounds)
+        monkeypatch.setattr(model.executor._encoder, "_rounds", rounds)
         results.append(run(model, control.source(), states_of(model)))
     for request_id in results[0].finished:
         gap = difference(*(one.latents(request_id) for one in results))

@@ -60,9 +60,9 @@ def test_rows_to_spare_reach_no_image(
     executor: Any = model.executor
     with torch.inference_mode():
         rows = rows_of(model)
-    monkeypatch.setattr(executor, "_rounds", False)
+    monkeypatch.setattr(executor._encoder, "_rounds", False)
     expected = predict_batch(executor, rows, batch_of(executor, rows, 0))
-    monkeypatch.setattr(executor, "_rounds", True)
+    monkeypatch.setattr(executor._encoder, "_rounds", True)
     monkeypatch.setattr(Grid, "stacked", stacked_with_rubbish)
     batch = batch_of(executor, rows, 0)
     with torch.inference_mode():

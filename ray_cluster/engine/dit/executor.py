@@ -34,6 +34,8 @@ from ray_cluster.engine.rings import Rings
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.errors import ModelUnsupported
 
+_NO_RESIDUALS = "ControlNets of diffusion transformers are not covered"
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
@@ -216,6 +218,15 @@ class DiTExecutor:
             )
         return found
 
+    def cut(
+        self,
+        _encoded: EncodedHalf,
+        _batch: StepBatch[PreparedPrompt],
+        _keeps: Sequence[bool],
+    ) -> EncodedHalf:
+        """Refuse: only rows that wait for residuals are ever left out."""
+        raise ModelUnsupported(_NO_RESIDUALS)
+
     def decode_half(self, encoded: EncodedHalf, residuals: Residuals | None = None) -> Tensor:
         """Run all blocks; return the guided prediction ``[M, C]``.
 
@@ -223,7 +234,7 @@ class DiTExecutor:
             ModelUnsupported: there are residuals.
         """
         if residuals is not None:
-            raise ModelUnsupported("ControlNets of diffusion transformers are not covered")
+            raise ModelUnsupported(_NO_RESIDUALS)
         walk = encoded.walk
         image = walk.run(encoded.streams)
         levels = encoded.batch.layout.levels

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from ray_cluster.engine.folders import is_hub_id
+from ray_cluster.engine.folders import resolve_single
 from ray_cluster.engine.scorers.clip import ClipScorer
 from ray_cluster.engine.scorers.image_classifier import ImageClassifierScorer
 from ray_cluster.engine.scorers.scorer import CalibratedScorer, RawScorer
@@ -106,20 +106,14 @@ def resolve_scorer(model: str) -> Path:
     Raises:
         ConfigError: there is no such model, or it cannot be downloaded.
     """
-    folder = discriminator_folder(model) or Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if not is_hub_id(model):
-        raise ConfigError(
-            f"there is no discriminator {model!r}: give one of {', '.join(BUILTIN_DISCRIMINATORS)},"
-            " or a folder or hub id of a CLIP-type model or an image classifier"
-        )
-    import huggingface_hub
-
-    try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(_DOWNLOADED)))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"discriminator {model!r} cannot be downloaded: {error}") from error
+    return resolve_single(
+        model,
+        discriminator_folder(model),
+        what="discriminator",
+        allowed=f"one of {', '.join(BUILTIN_DISCRIMINATORS)}, or a folder or hub id of a CLIP-type "
+        "model or an image classifier",
+        patterns=_DOWNLOADED,
+    )
 
 
 def _class_name(folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -56,8 +56,8 @@ class UpBlock:
 
 
 @dataclass(frozen=True)
-class LeanUNet:
-    """All parts of a UNet, and the layers that prepare what they are conditioned on.
+class LeanEncoder:
+    """The parts of an encoder half, and the layers that prepare what all parts are conditioned on.
 
     Attributes:
         time: from the activated time embedding ``[R, E]`` to ``[R, S]``, every resnet's own.
@@ -68,9 +68,6 @@ class LeanUNet:
     first: Convolve
     down: tuple[DownBlock, ...]
     middle: tuple[Pair, ...]
-    up: tuple[UpBlock, ...]
-    last_norm: LastNorm | None
-    last: Convolve
     time: Layer
     prompts: Layer | None
 
@@ -87,6 +84,26 @@ class LeanUNet:
         return tuple(found)
 
     @cached_property
+    def skip_levels(self) -> tuple[int, ...]:
+        """The levels of the skip connections, outermost first."""
+        made = ((level + isinstance(part, Downsample)) for part, level in self.inwards)
+        return (0, *made)
+
+    @property
+    def num_levels(self) -> int:
+        """Resolutions that it works at."""
+        return 1 + sum(block.downsample is not None for block in self.down)
+
+
+@dataclass(frozen=True)
+class LeanUNet(LeanEncoder):
+    """All parts of a UNet."""
+
+    up: tuple[UpBlock, ...]
+    last_norm: LastNorm | None
+    last: Convolve
+
+    @cached_property
     def outwards(self) -> tuple[tuple[Pair, Upsample | None, int], ...]:
         """What takes them, innermost first, with what follows it and its level."""
         found: list[tuple[Pair, Upsample | None, int]] = []
@@ -97,11 +114,6 @@ class LeanUNet:
             level -= block.upsample is not None
         return tuple(found)
 
-    @property
-    def num_levels(self) -> int:
-        """Resolutions that it works at."""
-        return 1 + sum(block.downsample is not None for block in self.down)
-
 
 def build_lean(unet: Any) -> LeanUNet:
     """Build the lean parts of a diffusers ``UNet2DConditionModel``, whose weights they take over.
@@ -109,37 +121,41 @@ def build_lean(unet: Any) -> LeanUNet:
     Raises:
         ModelUnsupported: a block, or a layer in it, is not covered.
     """
-    blocks = [*unet.down_blocks, *unet.up_blocks]
-    if unet.mid_block is not None:
-        blocks.append(unet.mid_block)
-    for block in blocks:
-        _check_block(block)
-    builder = _Builder(unet)
-    middle = builder.middle(unet.mid_block) if unet.mid_block is not None else ()
-    down = tuple(
-        DownBlock(builder.pairs(block), builder.sampler(block, "downsamplers", Downsample))
-        for block in unet.down_blocks
-    )
+    builder = _checked(unet, unet.up_blocks)
     up = tuple(
         UpBlock(builder.pairs(block), builder.sampler(block, "upsamplers", Upsample))
         for block in unet.up_blocks
     )
+    inner = builder.encoder()
     return LeanUNet(
-        first=Convolve(unet.conv_in),
-        down=down,
-        middle=middle,
+        first=inner.first,
+        down=inner.down,
+        middle=inner.middle,
         up=up,
         last_norm=None if unet.conv_norm_out is None else LastNorm(unet.conv_norm_out),
         last=Convolve(unet.conv_out),
-        time=builder.time,
-        prompts=builder.prompts,
+        time=inner.time,
+        prompts=inner.prompts,
     )
+
+
+def build_lean_encoder(model: Any) -> LeanEncoder:
+    """Build the lean parts of a diffusers ``ControlNetModel``'s blocks, likewise."""
+    return _checked(model, ()).encoder()
+
+
+def _checked(model: Any, up_blocks: Iterable[Any]) -> _Builder:
+    middle = () if model.mid_block is None else (model.mid_block,)
+    for block in (*model.down_blocks, *up_blocks, *middle):
+        _check_block(block)
+    return _Builder(model)
 
 
 class _Builder:
     """Gives every resnet and every cross-attention its part of the joint projections."""
 
     def __init__(self, unet: Any) -> None:
+        self._unet = unet
         resnets = [part for part in unet.modules() if _is(part, "ResnetBlock2D")]
         attentions = [part.attn2 for part in unet.modules() if _is(part, "BasicTransformerBlock")]
         self._times = _slices(resnets, [one.time_emb_proj.out_features for one in resnets])
@@ -147,6 +163,19 @@ class _Builder:
         self.time = packed_linear(*(one.time_emb_proj for one in resnets))
         keys_values = [layer for one in attentions for layer in (one.to_k, one.to_v)]
         self.prompts = packed_linear(*keys_values) if keys_values else None
+
+    def encoder(self) -> LeanEncoder:
+        unet = self._unet
+        return LeanEncoder(
+            first=Convolve(unet.conv_in),
+            down=tuple(
+                DownBlock(self.pairs(block), self.sampler(block, "downsamplers", Downsample))
+                for block in unet.down_blocks
+            ),
+            middle=() if unet.mid_block is None else self.middle(unet.mid_block),
+            time=self.time,
+            prompts=self.prompts,
+        )
 
     def pairs(self, block: Any) -> tuple[Pair, ...]:
         attentions = getattr(block, "attentions", None) or [None] * len(block.resnets)

@@ -26,6 +26,11 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "cross_attention_norm": (None,),
     "mid_block_type": ("UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None),
 }
+_ALLOWED_OF_CONTROLNETS: dict[str, tuple[Any, ...]] = {
+    "global_pool_conditions": (False,),
+    "controlnet_conditioning_channel_order": ("rgb", "bgr"),
+    "conditioning_channels": (3,),
+}
 # what pipelines condition their UNet on beside the prompt; "text" is made of the prompt itself
 _ADDITIONS: dict[str, tuple[str | None, ...]] = {
     "StableDiffusionPipeline": (None, "text"),
@@ -50,6 +55,20 @@ def check_unet_config(config: Any) -> None:
             f"({gives}), and inpainting ones that take a mask and masked latents beside them "
             f"({2 * gives + 1})"
         )
+
+
+def check_controlnet_config(config: Any) -> None:
+    """Refuse by name what is not covered of a ControlNet.
+
+    Raises:
+        ModelUnsupported: with the key, what was given and what is allowed.
+    """
+    for key, values in (_ALLOWED | _ALLOWED_OF_CONTROLNETS).items():
+        given = config.get(key, values[0])
+        if given not in values:
+            raise ModelUnsupported(
+                f"ControlNet config {key}={given!r} is not covered; allowed: {values}"
+            )
 
 
 def check_unet_inputs(config: Any, pipeline: str) -> None:
