@@ -53,6 +53,7 @@ class Bank(Protocol):
 
         Raises:
             KeyError: a request is not kept.
+            ValueError: a map is of another size than the image.
         """
 
 
@@ -119,6 +120,8 @@ class ControlBank:
         kept = [self._kept[row.key] for row in rows]
         for row in rows:
             self._kept.move_to_end(row.key)
+        for row, one in zip(rows, kept, strict=True):
+            _check_sizes(row, one.hint)
         sizes = [
             (*row.latents.shape[1:], one.is_guided) for row, one in zip(rows, kept, strict=True)
         ]
@@ -135,6 +138,15 @@ class ControlBank:
         made = executor.compute(batch, [kept[index].hint for index in order])
         by_row = dict(zip(order, made, strict=True))
         return [by_row[index] for index in range(len(rows))]
+
+
+def _check_sizes(row: BankRow, hint: Tensor) -> None:
+    height, width = row.latents.shape[1:]
+    if len(hint) != height * width:
+        raise ValueError(
+            f"the map of {row.key} comes to {len(hint)} latent pixels, its latents are "
+            f"{height} x {width}: a map is of the size of the image"
+        )
 
 
 def _on(device: torch.device, conditioning: Conditioning) -> Conditioning:

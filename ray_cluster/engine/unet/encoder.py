@@ -174,7 +174,7 @@ class UNetEncoder:
         sample = batch.timesteps.to(self._dtype)
         waves = UNet2DConditionModel.get_time_embed(model, sample=sample, timestep=batch.timesteps)
         scales = None
-        if (width := model.config.time_cond_proj_dim) is not None:
+        if (width := model.config.get("time_cond_proj_dim")) is not None:
             scales = embedded_guidance(batch.guidance_scales, width).to(self._dtype)
         with adding(request_deltas(batch), model.time_embedding):
             embeds = model.time_embedding(waves, scales)
