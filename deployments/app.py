@@ -1,8 +1,8 @@
 """The only place that binds deployments into applications.
 
-One Serve application per pool, one per discriminator, and one called ``front``. A pool is added by
-adding its application; nothing else is touched. Each gets its own arguments and no settings, so
-that settings change without any of them being deployed again.
+One Serve application per pool, discriminator and ControlNet, and one called ``front``. A pool is
+added by adding its application; nothing else is touched. Each gets its own arguments and no
+settings, so that settings change without any of them being deployed again.
 """
 
 from __future__ import annotations
@@ -16,23 +16,28 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from ray_cluster.config.arguments import (
+    ControlNetWorkerArguments,
     FrontArguments,
     LoraStoreArguments,
     ScorerArguments,
     WorkerArguments,
+    controlnet_arguments,
     front_arguments,
     lora_store_arguments,
     scorer_arguments,
     worker_arguments,
 )
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.sections import LogsConfig, Section
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
+from ray_cluster.deployments.control_net import ControlNet
 from ray_cluster.deployments.deploy_file import (
+    CONTROL,
     FRONT,
     GATEWAY,
     LORAS,
@@ -59,15 +64,15 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Application:
-    """Return one application: ``front``, a pool, or a discriminator.
+    """Return one application: ``front``, a pool, a discriminator or a ControlNet.
 
     Args:
         args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}``,
-            ``{"worker": ...}``, ``{"scorer": ...}`` or ``{"lora_store": ...}`` with the
-            application's own arguments; or a
-            mapping ``{"config": ..., "application": "front" or a name}``, of whose configuration (a
-            mapping or a YAML path) the application's part is taken; or a configuration for
-            ``front``. A path is watched for settings.
+            ``{"worker": ...}``, ``{"scorer": ...}``, ``{"controlnet": ...}`` or
+            ``{"lora_store": ...}`` with the application's own arguments; or a mapping
+            ``{"config": ..., "application": "front" or a name}``, of whose configuration (a mapping
+            or a YAML path) the application's part is taken; or a configuration for ``front``. A
+            path is watched for settings.
 
     Raises:
         ConfigError: the arguments are wrong, or the configuration has no such pool.
@@ -80,6 +85,8 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
         return _lora_store(_validated(LoraStoreArguments, args["lora_store"]), 1)
     if isinstance(args, Mapping) and set(args) == {"scorer"}:
         return _discriminator(_validated(ScorerArguments, args["scorer"]), 1)
+    if isinstance(args, Mapping) and set(args) == {"controlnet"}:
+        return _controlnet(_validated(ControlNetWorkerArguments, args["controlnet"]), 1)
     name, source = FRONT, args
     if isinstance(args, Mapping) and "config" in args:
         unknown = set(args) - {"config", "application"}
@@ -105,7 +112,9 @@ def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application
 
 
 def build_worker(config: ClusterConfig, name: str) -> Application:
-    """Return the application of a pool or a discriminator; ConfigError if there is none."""
+    """Return the application of a pool, discriminator or ControlNet; ConfigError without one."""
+    if any(one.name == name and one.is_service for one in config.controlnets):
+        return _controlnet(controlnet_arguments(config, name), config.controlnet(name).replicas)
     if any(one.name == name for one in config.discriminators):
         replicas = config.discriminator(name).replicas
         return _discriminator(scorer_arguments(config, name), replicas)
@@ -155,7 +164,14 @@ def _discriminator(arguments: ScorerArguments, num_replicas: int) -> Application
     return _deployment(Discriminator, SCORER, num_replicas, options, arguments.logs).bind(arguments)
 
 
-def _worker_options(given: PoolArguments | DiscriminatorArguments) -> dict[str, Any]:
+def _controlnet(arguments: ControlNetWorkerArguments, num_replicas: int) -> Application:
+    options = _worker_options(arguments.controlnet)
+    return _deployment(ControlNet, CONTROL, num_replicas, options, arguments.logs).bind(arguments)
+
+
+def _worker_options(
+    given: PoolArguments | DiscriminatorArguments | ControlNetArguments,
+) -> dict[str, Any]:
     return {
         "num_cpus": given.num_cpus,
         "num_gpus": given.num_gpus,

@@ -10,19 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.arguments import (
+    controlnet_arguments,
     front_arguments,
     lora_store_arguments,
     scorer_arguments,
     worker_arguments,
 )
+from ray_cluster.config.cascades import DiscriminatorConfig
+from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
 
 FRONT = "front"
 GATEWAY = "Gateway"
 WORKER = "BaseModel"
 SCORER = "Discriminator"
+CONTROL = "ControlNet"
 LORAS = "loras"
 STORE = "LoraStore"
+
+DEPLOYMENT_OF = {PoolConfig: WORKER, DiscriminatorConfig: SCORER, ControlNetConfig: CONTROL}
+"""The deployment of each kind of worker."""
 
 _BUILDER = "ray_cluster.deployments.app:build_app"
 
@@ -49,6 +57,7 @@ def serve_config(
             *([_lora_store(config)] if config.loras.num_stores else []),
             *(_pool(config, pool.name) for pool in config.pools),
             *(_discriminator(config, one.name) for one in config.discriminators),
+            *(_controlnet(config, one.name) for one in config.controlnets if one.is_service),
         ],
     }
 
@@ -73,6 +82,11 @@ def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
 def _discriminator(config: ClusterConfig, name: str) -> dict[str, Any]:
     arguments = {"scorer": scorer_arguments(config, name).model_dump(mode="json")}
     return _worker(name, arguments, SCORER, config.discriminator(name).replicas)
+
+
+def _controlnet(config: ClusterConfig, name: str) -> dict[str, Any]:
+    arguments = {"controlnet": controlnet_arguments(config, name).model_dump(mode="json")}
+    return _worker(name, arguments, CONTROL, config.controlnet(name).replicas)
 
 
 def _lora_store(config: ClusterConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ray_cluster.config.arguments import FrontArguments, needs_redeploy
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
@@ -24,6 +25,14 @@ _NOT_WATCHED = (
     "the service was started without a configuration file: its settings stay as they are; start it "
     "with one ('ray-cluster serve FILE')"
 )
+
+
+RunningWorker = PoolArguments | DiscriminatorArguments | ControlNetArguments
+_ARGUMENTS_OF: dict[str, type[RunningWorker]] = {
+    "denoise": PoolArguments,
+    "score": DiscriminatorArguments,
+    "control": ControlNetArguments,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class SettingsReport:
         path: of the watched file; None if none is watched.
         problem: what is wrong with the file as it is, if anything.
         front: what dispatcher and gateways were started with, without API keys.
-        workers: what the pools and discriminators of live replicas were started with.
+        workers: what the pools, discriminators and ControlNets of live replicas were started with.
         version_by_gateway: version of each live gateway.
         num_images_by_model: images that wait or are being made.
     """
@@ -56,7 +65,7 @@ class SettingsReport:
     path: str | None
     problem: str
     front: FrontArguments
-    workers: dict[str, PoolArguments | DiscriminatorArguments]
+    workers: dict[str, RunningWorker]
     version_by_gateway: dict[str, str]
     replicas: tuple[ReplicaReport, ...]
     num_images_by_model: dict[str, int]
@@ -138,6 +147,7 @@ class LiveSettings:
         settings = self.book.settings
         listed = {one.name for one in settings.pools}
         listed |= {one.name for one in settings.discriminators}
+        listed |= {one.name for one in settings.controlnets}
         found += [
             f"{_kind_of(one)} {name} runs, but is not in the settings"
             for name, one in self._workers().items()
@@ -201,17 +211,19 @@ class LiveSettings:
         self._not_deployed.clear()
         return self.book.settings.version
 
-    def _workers(self) -> dict[str, PoolArguments | DiscriminatorArguments]:
-        found: dict[str, PoolArguments | DiscriminatorArguments] = {}
+    def _workers(self) -> dict[str, RunningWorker]:
+        found: dict[str, RunningWorker] = {}
         for one in self._core.replicas:
             registration = one.registration
             if registration.arguments:
-                kind = DiscriminatorArguments if registration.kind == "score" else PoolArguments
+                kind = _ARGUMENTS_OF[registration.kind]
                 found[registration.pool] = kind.model_validate_json(registration.arguments)
         return found
 
 
-def _kind_of(running: PoolArguments | DiscriminatorArguments) -> str:
+def _kind_of(running: RunningWorker) -> str:
+    if isinstance(running, ControlNetArguments):
+        return "ControlNet"
     return "pool" if isinstance(running, PoolArguments) else "discriminator"
 
 

@@ -112,7 +112,7 @@ class RayService:
         front = front_arguments(self.config) if served is None else served.front(self.config)
         left = {
             key: tuple(one for one in getattr(self.config, key) if one.name not in self.left_out)
-            for key in ("pools", "discriminators")
+            for key in ("pools", "discriminators", "controlnets")
         }
         deploy(self.config.model_copy(update=left), front)
 

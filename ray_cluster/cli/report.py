@@ -111,6 +111,9 @@ def _what(
         if scorer is not None:
             cascades = [one.name for one in config.cascades if one.discriminator == application]
             return f"{scorer.model} on {scorer.device}, for {', '.join(cascades) or 'no cascade'}"
+        control = next((one for one in config.controlnets if one.name == application), None)
+        if control is not None:
+            return f"{control.model} on {control.device}, for {', '.join(control.bases)}"
         front = {
             "Gateway": f"HTTP on {config.http.host}:{config.http.port}",
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",

@@ -102,7 +102,7 @@ def _closing(
 
 
 def not_served(worker: str, reason: str) -> str:
-    """Say that the service runs without a pool or a discriminator, why, and what to do."""
+    """Say that the service runs without a pool or another worker, why, and what to do."""
     return (
         f"{worker} is NOT SERVED: {reason}. Mend that, then run '{command()} settings apply "
         "FILE' with this configuration"
@@ -140,6 +140,7 @@ def _start(
         service.leave_out(name, str(refused), screen.show)
     if config.ray.address is None:
         _check_discriminators(service, screen)
+        _check_controlnets(service, screen)
     screen.show("models", "can be loaded", is_done=True)
     service.deploy()
     service.wait_running(screen.show)
@@ -156,6 +157,17 @@ def _check_discriminators(service: RayService, screen: StateScreen) -> None:
     for one in service.config.discriminators:
         try:
             check_scorer(one.model, calibration=one.calibration)
+        except RayClusterError as error:
+            service.leave_out(one.name, str(error), screen.show)
+
+
+def _check_controlnets(service: RayService, screen: StateScreen) -> None:
+    # not above: likewise
+    from ray_cluster.engine.controls.checks import check_controlnet
+
+    for one in service.config.controlnets:
+        try:
+            check_controlnet(one, service.config)
         except RayClusterError as error:
             service.leave_out(one.name, str(error), screen.show)
 

@@ -14,10 +14,11 @@ from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
 from ray_cluster.config.cascades import DiscriminatorConfig
+from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.deployments.deploy_file import FRONT, GATEWAY, SCORER, WORKER
+from ray_cluster.deployments.deploy_file import DEPLOYMENT_OF, FRONT, GATEWAY
 from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
@@ -32,6 +33,7 @@ _DIGEST_CHARS = 8
 _NOT_SCHEDULED = "to be scheduled"
 _SCALE = "change it through Serve's scale API or restart the service"
 
+Worker = PoolConfig | DiscriminatorConfig | ControlNetConfig
 # called with the name and the state of what is waited for, and `is_done`
 Show = Callable[..., None]
 # called with a sentence for the user
@@ -90,7 +92,7 @@ class Changes:
 
     Attributes:
         refused: what only a redeploy could change.
-        added: pools and discriminators without an application.
+        added: pools, discriminators and ControlNets without an application.
         removed: those whose applications go.
         ended_models: those that no pool makes any more.
     """
@@ -109,9 +111,10 @@ def changes_of(
     running = {pool.name: pool.model_name for pool in report.settings.pools}
     workers = report.workers.items()
     running |= {name: one.model_name for name, one in workers if isinstance(one, PoolArguments)}
-    # of a discriminator no call names the model
-    wanted |= {one.name: "" for one in config.discriminators}
+    # of the others no call names the model
+    wanted |= {one.name: "" for one in config.workers if one.name not in wanted}
     running |= {one.name: "" for one in report.settings.discriminators}
+    running |= {one.name: "" for one in report.settings.controlnets if one.is_service}
     running |= {name: "" for name, _ in workers if name not in running}
     removed = [name for name in running if name in applications and name not in wanted]
     return Changes(
@@ -138,8 +141,7 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
         numbers = f"({gateways} run, the file has {config.http.num_gateways})"
         yield f"not changed: http.num_gateways {numbers}; restart the service"
     for worker in config.workers:
-        deployment = WORKER if isinstance(worker, PoolConfig) else SCORER
-        count = cell.num_replicas(worker.name, deployment)
+        count = cell.num_replicas(worker.name, DEPLOYMENT_OF[type(worker)])
         if count not in (None, worker.replicas):
             why = option if replicas_key(worker.name) in report.front.overridden else _SCALE
             numbers = f"({count} run, the file has {worker.replicas})"
@@ -220,6 +222,15 @@ def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
     for judge in config.discriminators:
         if judge.name in names and (config.ray.address is None or Path(judge.model).is_dir()):
             _check_discriminator(judge)
+    for control in config.controlnets:
+        if control.name in names and config.ray.address is None:
+            # likewise seconds of imports
+            from ray_cluster.engine.controls.checks import check_controlnet
+
+            try:
+                check_controlnet(control, config)
+            except RayClusterError as error:
+                raise ConfigError(f"nothing was changed; {error}") from error
 
 
 def _check_discriminator(judge: DiscriminatorConfig) -> None:
@@ -291,7 +302,7 @@ def _reasons(failed: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {reason}" for name, reason in failed.items())
 
 
-def _need(cell: Cell, worker: PoolConfig | DiscriminatorConfig) -> str:
+def _need(cell: Cell, worker: Worker) -> str:
     """Say what a replica lacks, or else what Serve says of it."""
     return (
         _lacking(cell, worker)
@@ -304,7 +315,7 @@ def _message(cell: Cell, name: str) -> str:
     return " ".join(cell.message_of(name).split())
 
 
-def _lacking(cell: Cell, worker: PoolConfig | DiscriminatorConfig) -> str:
+def _lacking(cell: Cell, worker: Worker) -> str:
     """Say what a replica lacks; empty if it may be starting."""
     message = _message(cell, worker.name)
     resources = cell.resources()

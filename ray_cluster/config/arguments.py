@@ -159,14 +159,14 @@ def controlnet_arguments(config: ClusterConfig, name: str) -> ControlNetWorkerAr
 
 def needs_redeploy(
     running: FrontArguments,
-    workers: Mapping[str, PoolArguments | DiscriminatorArguments],
+    workers: Mapping[str, PoolArguments | DiscriminatorArguments | ControlNetArguments],
     wanted: ClusterConfig,
 ) -> list[str]:
     """Return what of a configuration differs from what runs, and needs a redeploy.
 
     Args:
         running: of the front.
-        workers: of the running pools and discriminators that are known.
+        workers: of the running pools, discriminators and ControlNets that are known.
     """
     front = front_arguments(wanted).model_dump(include=_COMPARED)
     known = running.model_dump(include=set(front))
@@ -178,9 +178,8 @@ def needs_redeploy(
     for worker in wanted.workers:
         if (before := workers.get(worker.name)) is not None:
             after = part_of(worker, type(before))
-            what = "pool" if isinstance(before, PoolArguments) else "discriminator"
             found += [
-                f"{what} {worker.name} {key} ({old} runs, the file has {new})"
+                f"{wanted.title(worker.name)} {key} ({old} runs, the file has {new})"
                 for key, old, new in _differences(before.model_dump(), after.model_dump())
             ]
     return found

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from ray_cluster.config.sections import Section
 from ray_cluster.policies.number_formats import NumberFormat
 
-CONTROLNET_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+CONTROLNET_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 
 class ControlNetArguments(Section):
@@ -18,7 +18,7 @@ class ControlNetArguments(Section):
 
     name: str = Field(
         pattern=CONTROLNET_NAME,
-        description="name by which calls choose it; its Serve application is `controlnet-NAME`",
+        description="name by which calls choose it, and of a service's Serve application",
     )
     model: str = Field(
         min_length=1,
@@ -48,11 +48,6 @@ class ControlNetArguments(Section):
         ge=1,
         description="what a replica keeps of prompts and maps; what is dropped is sent again",
     )
-
-    @property
-    def application(self) -> str:
-        """Name of its Serve application."""
-        return f"controlnet-{self.name}"
 
     @model_validator(mode="after")
     def _check_device(self) -> ControlNetArguments:
@@ -87,21 +82,17 @@ def check_controlnets(
 
     Args:
         models: that pools serve.
-        applications: the other applications' names.
+        applications: names of all others.
     """
-    names = [one.name for one in controlnets]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"the names of ControlNets must differ; given more than once: {twice}")
+    names = [*applications, *(one.name for one in controlnets)]
     for one in controlnets:
+        if names.count(one.name) > 1:
+            raise ValueError(
+                f"ControlNet {one.name}: another ControlNet or application has this name; rename it"
+            )
         unknown = [base for base in one.bases if base not in models]
         if unknown:
             raise ValueError(
                 f"ControlNet {one.name}: there is no model {unknown[0]!r} in `pools`; there are "
                 f"{', '.join(sorted(set(models)))}"
-            )
-        if one.application in applications:
-            raise ValueError(
-                f"ControlNet {one.name}: its application {one.application!r} has the name of "
-                "another; rename that"
             )

@@ -52,7 +52,7 @@ class ClusterConfig(Section):
             raise ValueError(f"pool names must differ, given {names}")
         models = [pool.model_name for pool in self.pools]
         check_cascades(self.cascades, self.discriminators, pools=names, models=models)
-        others = [*names, *(one.name for one in self.discriminators)]
+        others = ["front", "loras", *names, *(one.name for one in self.discriminators)]
         check_controlnets(self.controlnets, models=models, applications=others)
         grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
         if grace_s < 2 * upload_s:
@@ -92,15 +92,16 @@ class ClusterConfig(Section):
         """Return what a worker's application is, and its name, for messages."""
         if worker == "loras":
             return "store of LoRAs"
-        if worker.startswith("controlnet-"):
-            return f"ControlNet {worker.removeprefix('controlnet-')}"
+        if any(one.name == worker for one in self.controlnets):
+            return f"ControlNet {worker}"
         is_scorer = any(one.name == worker for one in self.discriminators)
         return f"discriminator {worker}" if is_scorer else f"pool {worker}"
 
     @property
-    def workers(self) -> tuple[PoolConfig | DiscriminatorConfig, ...]:
-        """All that has an application of its own beside ``front``."""
-        return (*self.pools, *self.discriminators)
+    def workers(self) -> tuple[PoolConfig | DiscriminatorConfig | ControlNetConfig, ...]:
+        """All that has an application of its own beside ``front`` and ``loras``."""
+        services = (one for one in self.controlnets if one.is_service)
+        return (*self.pools, *self.discriminators, *services)
 
 
 def default_config_path() -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.policies.queue_view import ClientView
 
 
 class Attached:
@@ -21,6 +22,12 @@ class Attached:
         self._ledger = ledger
         self._replicas = replicas
         self.timeout_s = timeout_s
+
+    def view_of(self, client: str | None, most: int) -> ClientView | None:
+        """Return what a client has in flight and may have; None for jobs, which have none."""
+        if client is None:
+            return None
+        return ClientView([record.view for record in self._ledger.attached_of(client)], most)
 
     def touch(self, request_ids: Iterable[str], now_s: float) -> None:
         """Note that the client of these requests is still there."""

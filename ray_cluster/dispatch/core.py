@@ -16,6 +16,7 @@ from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.cascades import Cascades, CurveOf
+from ray_cluster.dispatch.controls import ControlNets
 from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.log import log_refused
@@ -24,7 +25,6 @@ from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, Restored
 from ray_cluster.policies.admission import admit
-from ray_cluster.policies.queue_view import ClientView
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
@@ -78,7 +78,8 @@ class DispatchCore:
         self._removed: frozenset[str] = frozenset()
         self.replicas = Replicas()
         self.loras = Loras(self.replicas.base_model)
-        self._ledger = Ledger(config, epoch=epoch, loras=self.loras)
+        self.controls = ControlNets(self.replicas)
+        self._ledger = Ledger(config, self.loras, self.controls, epoch=epoch)
         self._attached = Attached(self._ledger, self.replicas, config.attached_timeout_s)
         self.queue = AdmissionView(
             self._ledger,
@@ -113,6 +114,8 @@ class DispatchCore:
         self.queue.configured = served
         self._set(settings.dispatch, settings.limits)
         self._cascades.apply(settings.cascades)
+        self.controls.apply(settings.controlnets)
+        self.advance_held_back(now_s)
         if is_retimed:
             self._ledger.apply_settings(settings.dispatch)
             # silences count from now on
@@ -144,6 +147,8 @@ class DispatchCore:
         self.replicas.add(replica)
         if registration.kind == "lora":
             self.loras.join(registration.replica_id, registration.node)
+        self.controls.note(registration)
+        self.advance_held_back(now_s)
         return self._epoch
 
     def remember(self, registrations: Iterable[Registration]) -> None:
@@ -157,7 +162,7 @@ class DispatchCore:
         replica = self.replicas.pop(replica_id)
         self._exchanges.forget(replica_id)
         self.loras.leave(replica_id)
-        self.advance_loras(now_s)
+        self.advance_held_back(now_s)
         if replica is None:
             return
         for record in list(replica.held.values()):
@@ -191,14 +196,15 @@ class DispatchCore:
             offer = Offer(accepted=False, reason="unknown_model")
         else:
             views = [self._view(request, now_s) for request in requests]
-            offer = admit(views, self.queue, self._client_view(client))
-            fetch_s = self.loras.fetch_s(requests, now_s)
-            offer = replace(offer, predicted_s=offer.predicted_s + fetch_s) if fetch_s else offer
+            most = self._limits.max_attached_images_per_client
+            offer = admit(views, self.queue, self._attached.view_of(client, most))
+            wait_s = self._ledger.waiting.wait_s(requests, now_s)
+            offer = replace(offer, predicted_s=offer.predicted_s + wait_s) if wait_s else offer
             if offer.accepted:
                 slo_s = self._config.default_slo_s
                 self._ledger.accept(requests, views, offer, client=client, slo_s=slo_s, now_s=now_s)
                 self._exchanges.plan(offer.exchanges)
-                self.advance_loras(now_s)
+                self.advance_held_back(now_s)
         if not offer.accepted:
             views = [self._view(request, now_s) for request in requests]
             self._ledger.counters.note_refused(views, offer)
@@ -224,7 +230,7 @@ class DispatchCore:
             self._ledger.lose(record, now_s)
         if poll.loras is not None:
             self.loras.hear(poll.replica_id, poll.loras)
-            self.advance_loras(now_s)
+            self.advance_held_back(now_s)
         self._cascades.advance(now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
@@ -247,8 +253,7 @@ class DispatchCore:
         aborts = replica.stale
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
         placed = self.replicas.choose(replica, self._ledger.queue, now_s, now_s - self.grace_s)
-        directory = self.replicas.directory
-        peers = None if replica.peers_version == directory.version else directory
+        peers = self.replicas.news_for(replica)
         loras = self.loras.orders(replica_id, now_s)
         if not (placed.leased or exchanged or preempted or aborts or peers or loras is not None):
             return _NOTHING_TO_SAY
@@ -257,8 +262,8 @@ class DispatchCore:
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
         return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
 
-    def advance_loras(self, now_s: float) -> None:
-        """Act on what has become of LoRAs: requests go on or end, stores hear of changes."""
+    def advance_held_back(self, now_s: float) -> None:
+        """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
         self._ledger.advance_held_back(now_s)
         self.replicas.alert_all(self.loras.store_ids)
 
@@ -312,8 +317,8 @@ class DispatchCore:
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
         """Act on silence: remove dead replicas, end requests whose client is gone."""
         self._attached.expire(now_s)
-        if self.loras.gives_up(now_s):
-            self.advance_loras(now_s)
+        if self.loras.gives_up(now_s) or now_s >= self._ledger.waiting.next_due_s:
+            self.advance_held_back(now_s)
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
@@ -333,7 +338,8 @@ class DispatchCore:
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
         silences = [r.heard_s + self._config.replica_timeout_s for r in self.replicas]
-        due_s = min([*silences, self._attached.next_gone_s, self._cascades.next_due_s])
+        own_s = (self._attached.next_gone_s, self._ledger.waiting.next_due_s)
+        due_s = min([*silences, *own_s, self._cascades.next_due_s])
         return None if due_s == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
@@ -384,15 +390,9 @@ class DispatchCore:
 
     def _view(self, request: ImageRequest, now_s: float) -> RequestView:
         slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s
-        slo_s -= self.loras.fetch_s([request], now_s)
+        slo_s -= self._ledger.waiting.wait_s([request], now_s)
         if request.light is None:
             return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
         # promised is a light image, and that it is scored in time
         light_s = slo_s - self._cascades.score_s(request, now_s)
         return request.light.view(arrival_s=now_s, deadline_s=now_s + light_s)
-
-    def _client_view(self, client: str | None) -> ClientView | None:
-        if client is None:
-            return None
-        in_flight = [record.view for record in self._ledger.attached_of(client)]
-        return ClientView(in_flight, self._limits.max_attached_images_per_client)

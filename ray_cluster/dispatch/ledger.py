@@ -9,6 +9,7 @@ from typing import Literal
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.dispatch.ageing import Ageing
 from ray_cluster.dispatch.cascade_record import cascade_record
+from ray_cluster.dispatch.controls import ControlNets
 from ray_cluster.dispatch.log import log_end, log_image
 from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
@@ -41,14 +42,17 @@ class Ledger:
         config: the number of lost leases after which a request ends as ``lost``, and when it ages.
         epoch: of the fences.
         loras: of the cell; told of all open requests.
+        controls: of the cell.
 
     Attributes:
         stats: what predictions rest on.
         counters: for metrics.
     """
 
-    def __init__(self, config: DispatchSettings, *, epoch: int, loras: Loras) -> None:
-        self.waiting = WaitingRoom(loras)
+    def __init__(
+        self, config: DispatchSettings, loras: Loras, controls: ControlNets, *, epoch: int
+    ) -> None:
+        self.waiting = WaitingRoom(loras, controls)
         self.queue = self.waiting.queue
         self._loras = loras
         self.stats = PredictionStats()
@@ -153,8 +157,8 @@ class Ledger:
         return record
 
     def advance_held_back(self, now_s: float) -> None:
-        """Queue the requests whose LoRAs are there by now, and end those that cannot have them."""
-        for record, failure in self.waiting.release():
+        """Queue requests whose add-ons are there by now, and end those that cannot have them."""
+        for record, failure in self.waiting.release(now_s):
             self._fail(record, failure, now_s)
 
     def age(self, now_s: float) -> None:
@@ -346,16 +350,7 @@ class Ledger:
             view: of the stage that made it.
             is_candidate: see :attr:`Completed.is_candidate`.
         """
-        completed = Completed(
-            request_id=view.request_id,
-            result=result,
-            num_steps=view.num_steps,
-            slo_s=record.slo_s,
-            elapsed_s=now_s - view.arrival_s,
-            attempts=record.attempts,
-            cascade=None if record.cascade is None else record.cascade.answer(),
-            is_candidate=is_candidate,
-        )
+        completed = record.completed(result, view, now_s, is_candidate=is_candidate)
         fidelity = "exact" if is_candidate else record.request.fidelity
         self.counters.made[view.model, fidelity or "unknown"] += 1
         self.counters.totals["completed"] += 1

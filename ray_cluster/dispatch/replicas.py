@@ -143,6 +143,12 @@ class Replicas:
             self._best_pools[model] = self._pools[model], best
         return replica
 
+    def news_for(self, replica: ReplicaRecord) -> Directory | None:
+        """Return the directory for one who calls others and has another version of it."""
+        calls = replica.registration.kind == "denoise"
+        is_old = replica.peers_version != self.directory.version
+        return self.directory if calls and is_old else None
+
     def _note_peer(self, replica: ReplicaRecord) -> None:
         """Tell all replicas of a worker that others call, which has come or gone."""
         if replica.registration.endpoint is not None:

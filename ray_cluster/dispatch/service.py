@@ -108,7 +108,7 @@ class DispatchService:
 
     def note_loras(self) -> None:
         """Tell stores of changes."""
-        self._core.advance_loras(self._clock())
+        self._core.advance_held_back(self._clock())
         self._settle(self._core.take_outcomes())
         self._polls.wake()
 

@@ -10,7 +10,7 @@ from ray_cluster.policies.cost_model import lesser_cost, share_cost
 from ray_cluster.policies.load import Load, load_s, total_load
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
-from ray_cluster.protocol.outcomes import Deferred, Preview
+from ray_cluster.protocol.outcomes import Completed, Deferred, Preview
 from ray_cluster.protocol.settings import Capacity
 from ray_cluster.requests import ImageRequest, ImageResult, granted
 
@@ -118,6 +118,21 @@ class RequestRecord:
         if self.cascade is None or not self.cascade.times:
             return self.num_leases
         return 1 + self.cascade.num_repeated + max(0, self.num_leases - 1)
+
+    def completed(
+        self, result: ImageResult, view: RequestView, now_s: float, *, is_candidate: bool
+    ) -> Completed:
+        """Return the outcome of a request whose image is made; see :meth:`Ledger.complete`."""
+        return Completed(
+            request_id=view.request_id,
+            result=result,
+            num_steps=view.num_steps,
+            slo_s=self.slo_s,
+            elapsed_s=now_s - view.arrival_s,
+            attempts=self.attempts,
+            cascade=None if self.cascade is None else self.cascade.answer(),
+            is_candidate=is_candidate,
+        )
 
     def lease(self, fence: Fence, now_s: float, *, may_resume: bool) -> Lease:
         """Return its lease, just granted."""

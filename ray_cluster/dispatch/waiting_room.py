@@ -1,30 +1,33 @@
-"""Where accepted requests wait: in the queue for a replica, or before that for their LoRAs."""
+"""Where accepted requests wait: in the queue for a replica, or before that for their add-ons."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ray_cluster.dispatch.controls import ControlNets
 from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.state import RequestRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.policies.ordering import AGED_PRIORITY
 from ray_cluster.policies.placement import passed_over
 from ray_cluster.policies.types import RequestView
-from ray_cluster.requests import Failure
+from ray_cluster.requests import Failure, ImageRequest
 
 
 class WaitingRoom:
-    """Holds requests back until a store has their LoRAs; all others are in the queue.
+    """Holds requests back until a store has their LoRAs, and ControlNets are served.
 
     Attributes:
         queue: of those that a replica may be leased.
     """
 
-    def __init__(self, loras: Loras) -> None:
+    def __init__(self, loras: Loras, controls: ControlNets) -> None:
         self.queue = WaitingQueue()
         self._loras = loras
+        self._controls = controls
         self._held_back: dict[str, RequestRecord] = {}
 
     def __len__(self) -> int:
@@ -46,7 +49,7 @@ class WaitingRoom:
 
     def put(self, record: RequestRecord) -> None:
         """Let a request wait."""
-        if self._loras.holds_back(record.request):
+        if self._holds_back(record.request):
             self._held_back[record.view.request_id] = record
         else:
             self.queue.add(record.view)
@@ -75,13 +78,31 @@ class WaitingRoom:
         if waits:
             self.put(record)
 
-    def release(self) -> list[tuple[RequestRecord, Failure]]:
-        """Queue the requests whose LoRAs are there by now; return those that cannot have them."""
+    def wait_s(self, requests: Sequence[ImageRequest], now_s: float) -> float:
+        """Return the seconds for which requests will probably be held back."""
+        return max(self._loras.fetch_s(requests, now_s), self._controls.wait_s(requests))
+
+    @property
+    def next_due_s(self) -> float:
+        """Instant at which the first of those that wait for ControlNets gives up."""
+        due_s = (
+            self._controls.gives_up_s(record)
+            for record in self._held_back.values()
+            if record.request.add_ons.controls
+        )
+        return min(due_s, default=math.inf)
+
+    def _holds_back(self, request: ImageRequest) -> bool:
+        return self._loras.holds_back(request) or self._controls.holds_back(request)
+
+    def release(self, now_s: float) -> list[tuple[RequestRecord, Failure]]:
+        """Queue the requests whose add-ons are there by now; return those that cannot have them."""
         failed = []
         for name, record in list(self._held_back.items()):
-            if (failure := self._loras.failure(record.request)) is not None:
+            failure = self._loras.failure(record.request) or self._controls.failure(record, now_s)
+            if failure is not None:
                 failed.append((record, failure))
-            elif not self._loras.holds_back(record.request):
+            elif not self._holds_back(record.request):
                 del self._held_back[name]
                 if record.cascade is None:
                     # admission has counted with one that is earlier by what fetching takes

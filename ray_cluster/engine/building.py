@@ -9,9 +9,12 @@ from functools import partial
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
+from ray_cluster.engine.controls.asks import Controls
+from ray_cluster.engine.controls.source import ControlResiduals
 from ray_cluster.engine.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
+from ray_cluster.engine.residuals import NoResiduals
 from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_costs import StepCosts
@@ -36,6 +39,7 @@ def build_engine(
     costs: StepCosts | None = None,
     policy: StepPolicy = mixed_batches,
     layout: LayoutChoice | None = None,
+    controls: Controls | None = None,
 ) -> StepEngine:
     """Return a step engine with the model's own batch limits.
 
@@ -46,6 +50,7 @@ def build_engine(
         costs: what steps are expected to take; corrected by those that are taken.
         policy: which rows step together; the production policy unless another is compared.
         layout: whether sizes share a model call; by their costs unless another is compared.
+        controls: ControlNets that requests may name; none unless given.
     """
     costs = costs or StepCosts(clock=clock)
     limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
@@ -62,7 +67,10 @@ def build_engine(
         limits=model.max_batch_by_size,
         costs=costs,
         layout=layout,
-        sources=StepSources(ActivationStore(_MOST_KEPT_BYTES)),
+        sources=StepSources(
+            ActivationStore(_MOST_KEPT_BYTES),
+            NoResiduals() if controls is None else ControlResiduals(controls, clock),
+        ),
     )
 
 
@@ -74,6 +82,7 @@ def build_runner(
     costs: StepCosts | None = None,
     sink: StateSink | None = None,
     interval: ExportInterval = steps_between_exports,
+    controls: Controls | None = None,
 ) -> EngineRunner:
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
     limit = BatchLimit(pool.max_batch)
@@ -88,6 +97,7 @@ def build_runner(
             costs=costs,
             policy=_POLICIES[pool.batches],
             layout=None if pool.layout == "auto" else partial(_always, pool.layout),
+            controls=controls,
         ),
         clock=clock,
         num_threads=pool.num_threads,

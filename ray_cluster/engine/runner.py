@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.batch_caps import BatchLimit
@@ -146,7 +147,7 @@ class EngineRunner:
         self._stopping.set()
         for stage in (self._images, self._encode, self._decode):
             stage.close()
-        self._commands.put(lambda: None)
+        self.wake()
         for thread in self._threads.values():
             thread.join(timeout_s)
 
@@ -206,6 +207,7 @@ class EngineRunner:
         state: RequestState | None = None,
         pixels: EditPixels | None = None,
         adapters: AdapterSet | None = None,
+        maps: tuple[Tensor, ...] = (),
     ) -> None:
         """Take a request; with ``state`` it goes on where that was exported.
 
@@ -214,15 +216,18 @@ class EngineRunner:
             read_s: seconds that this one took to read its images; they count to encoding.
             pixels: of an edit; not needed with a state, which has what comes of them.
             adapters: of its LoRAs, bound to this model.
+            maps: of its ControlNets, in their order.
 
         Raises:
             ValueError: a request of that id is in flight, or the state is another request's; or it
-                is an edit that has neither.
+                is an edit that has neither; or a ControlNet has no map.
         """
         if state is not None and state.request != request:
             raise ValueError(f"the state given for {request} is of {state.request}")
         if request.edit is not None and state is None and pixels is None:
             raise ValueError(f"the edit {request.request_id!r} comes without its pixels")
+        if len(maps) != len(request.add_ons.controls):
+            raise ValueError(f"{request.request_id!r} comes with {len(maps)} maps")
         now_s = self._clock()
         ticket = Ticket(
             request,
@@ -232,6 +237,7 @@ class EngineRunner:
             entered_s=now_s - read_s,
             pixels=pixels,
             adapters=adapters,
+            maps=maps,
         )
         self._live.enter(ticket)
         if state is None and pixels is not None:
@@ -328,7 +334,7 @@ class EngineRunner:
     def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:
         now_s = self._clock()
         state.arrival_s, state.deadline_s = ticket.arrival_s, ticket.deadline_s
-        state.queued_s = ticket.queued_s
+        state.queued_s, state.maps = ticket.queued_s, ticket.maps
         state.encode_s += now_s - ticket.entered_s
         ticket.entered_s = now_s
         ticket.state, ticket.image = state, None
@@ -349,10 +355,15 @@ class EngineRunner:
     def _step_loop(self) -> None:
         # no local of this loop may keep a row alive while the thread waits for the next
         while not self._stopping.is_set():
-            self._commands.carry_out(wait_s=_IDLE_WAKE_S if len(self._engine) == 0 else 0.0)
+            is_idle = len(self._engine) == 0 or self._engine.is_waiting
+            self._commands.carry_out(wait_s=_IDLE_WAKE_S if is_idle else 0.0)
             self._heartbeat_s = self._clock()
             if len(self._engine) > 0:
                 self._step()
+
+    def wake(self) -> None:
+        """Have the step thread look at once what can go on; from any thread."""
+        self._commands.put(lambda: None)
 
     def _step(self) -> None:
         report = self._engine.step()

@@ -178,6 +178,8 @@ class StepEngine:
             raise ValueError(
                 f"request {request_id!r} has {num_controls} ControlNets and {len(row.maps)} maps"
             )
+        if num_controls and not self._sources.residuals.adds_to(row):
+            raise ValueError(f"request {request_id!r} has ControlNets, and this engine takes none")
         self._rows[request_id] = Held(row, self._table(row), self._num_steps, deltas)
 
     def copy_state(self, request_id: str) -> RequestState:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.state import RequestState
@@ -24,6 +26,7 @@ class Ticket:
         pixels: of an edit; None once they are encoded.
         image: what they are encoded as; None once it is part of the state.
         adapters: None without any.
+        maps: of its ControlNets; see :class:`RequestState`.
         state: None until it is encoded.
     """
 
@@ -35,6 +38,7 @@ class Ticket:
     pixels: EditPixels | None = None
     image: EncodedImage | None = None
     adapters: AdapterSet | None = None
+    maps: tuple[Tensor, ...] = ()
     state: RequestState | None = None
 
 

@@ -149,10 +149,9 @@ def worker_settings(settings: Settings, pool: str) -> WorkerSettings | None:
         pool: name of the application: of a pool, a discriminator or a ControlNet.
     """
     poll_s = settings.dispatch.poll_s
-    for one in settings.controlnets:
-        if pool == f"controlnet-{one.name}":
-            # it leases nothing
-            return WorkerSettings(settings.version, one.max_batch, one.max_batch, poll_s)
+    if (control := settings.controlnet(pool)) is not None:
+        # it leases nothing
+        return WorkerSettings(settings.version, control.max_batch, control.max_batch, poll_s)
     scorer = settings.discriminator(pool)
     if scorer is not None:
         return WorkerSettings(settings.version, scorer.max_batch, scorer.max_in_flight, poll_s)

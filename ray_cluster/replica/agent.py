@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from ray_cluster.config.sections import DispatchSettings
-from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
-from ray_cluster.engine.state import RequestState
 from ray_cluster.errors import (
     MODEL_ERRORS,
     DispatcherUnavailable,
@@ -22,7 +21,6 @@ from ray_cluster.errors import (
     RequestFailed,
 )
 from ray_cluster.imaging.small_images import small_image
-from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import (
@@ -37,9 +35,9 @@ from ray_cluster.protocol.leases import (
 )
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.replica.delivery import Delivery, failure_of
+from ray_cluster.replica.gathering import Gathered, Gathering, ReplicaAddOns
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
-from ray_cluster.replica.lora_shelf import LoraShelf
 from ray_cluster.replica.metrics import ReplicaMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
 from ray_cluster.replica.preemption import Preemptions
@@ -62,7 +60,7 @@ class ReplicaAgent:
     Args:
         registration: sent to each dispatcher; its step cost is corrected by observation.
         runner: of the model; :meth:`start` starts it.
-        loras: those in memory; None where no request may name one.
+        add_ons: what it has for requests with LoRAs and ControlNets.
         delivery: has the images of edits, encodes finished ones and puts them where they belong.
         states: of unfinished requests; the runner exports to its writer.
         link: the dispatcher.
@@ -77,7 +75,7 @@ class ReplicaAgent:
         runner: EngineRunner,
         delivery: Delivery,
         states: StateTransfer,
-        loras: LoraShelf | None = None,
+        add_ons: ReplicaAddOns | None = None,
         link: DispatcherLink,
         clock: Callable[[], float],
         settings: WorkerSettings | None = None,
@@ -88,7 +86,8 @@ class ReplicaAgent:
         self._runner = runner
         self._delivery = delivery
         self._states = states
-        self._loras = loras
+        self._add_ons = add_ons or ReplicaAddOns()
+        self._gathering = Gathering(delivery, states, self._add_ons, clock)
         self._link = link
         self._clock = clock
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
@@ -192,6 +191,7 @@ class ReplicaAgent:
             # asks for nothing: it carries the last metrics, and is answered at once
             await self._link.poll(self._poll(epoch=0), 0.0)
         await asyncio.to_thread(self._runner.stop)
+        await asyncio.to_thread(self._add_ons.close)
         await asyncio.to_thread(self._states.stop)
 
     def on_runner_event(self, event: RunnerEvent) -> None:
@@ -209,6 +209,7 @@ class ReplicaAgent:
     def _on_reply(self, reply: PollReply) -> None:
         if reply.peers is not None:
             self._peers = reply.peers
+            self._add_ons.set_peers(reply.peers)
         if self._is_draining:
             # a poll that goes on naming what has ended is answered at once, for ever
             for request_id in reply.aborts:
@@ -254,7 +255,7 @@ class ReplicaAgent:
             peers_version=self._peers.version,
             settings_version=self._settings_version,
             capacity=self._capacity,
-            residents=() if self._loras is None else self._loras.residents,
+            residents=self._add_ons.residents,
         )
 
     def _take(self, lease: Lease) -> None:
@@ -262,54 +263,39 @@ class ReplicaAgent:
         self._drop(request_id)
         self._leases.add(lease)
         deadline_s = self._clock() + lease.deadline_in_s
-        request = lease.request
-        if lease.may_resume or request.edit is not None or request.add_ons.loras:
+        if self._gathering.is_needed(lease):
             task = asyncio.create_task(self._begin(lease, deadline_s))
             self._beginning[request_id] = task
         else:
-            self._submit(lease, deadline_s)
+            self._submit(lease, deadline_s, Gathered())
 
     async def _begin(self, lease: Lease, deadline_s: float) -> None:
-        """Fetch what a request needs: the state it goes on from, its image, its LoRAs.
-
-        ``_drop`` cancels it.
-        """
-        state = pixels = adapters = None
-        began_s = self._clock()
+        """Fetch what a request needs, and submit it; ``_drop`` cancels it."""
+        began_s, state = self._clock(), None
         if lease.may_resume:
             state = await self._states.load(lease.request, self._runner.device)
         if state is not None:
             self._metrics.resumed(state.step_index)
         try:
-            if state is None and lease.request.edit is not None:
-                pixels = await self._delivery.pixels(lease.request)
-            if self._loras is not None:
-                adapters = await self._loras.adapters(lease)
+            gathered = await self._gathering.gather(lease, state)
         except RequestFailed as error:
             del self._beginning[lease.request.request_id]
             self._fail(lease, error)
             return
         del self._beginning[lease.request.request_id]
-        self._submit(lease, deadline_s, state, pixels, adapters, self._clock() - began_s)
+        self._submit(lease, deadline_s, replace(gathered, took_s=self._clock() - began_s))
 
-    def _submit(
-        self,
-        lease: Lease,
-        deadline_s: float,
-        state: RequestState | None = None,
-        pixels: EditPixels | None = None,
-        adapters: AdapterSet | None = None,
-        read_s: float = 0.0,
-    ) -> None:
-        self._log.started(lease, state)
+    def _submit(self, lease: Lease, deadline_s: float, gathered: Gathered) -> None:
+        self._log.started(lease, gathered.state)
         self._runner.submit(
             lease.request,
             deadline_s=deadline_s,
             queued_s=lease.queued_s,
-            read_s=read_s,
-            state=state,
-            pixels=pixels,
-            adapters=adapters,
+            read_s=gathered.took_s,
+            state=gathered.state,
+            pixels=gathered.pixels,
+            adapters=gathered.adapters,
+            maps=gathered.maps,
         )
 
     def _drop(self, request_id: str) -> None:

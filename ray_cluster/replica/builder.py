@@ -6,25 +6,34 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any
 
 from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.pools import DefaultsConfig, PoolConfig, PoolTuning
 from ray_cluster.config.settings import pool_config
 from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.controls.asks import Controls
+from ray_cluster.engine.controls.loading import load_bank
+from ray_cluster.engine.controls.local import LocalControls, SplitControls
+from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.models.local import model_digest
 from ray_cluster.models.prompt_tokens import digest_of
+from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.agent import ReplicaAgent
+from ray_cluster.replica.control_client import RemoteControls
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.edit_images import EditImages, reading_per_megapixel_s
+from ray_cluster.replica.gathering import ReplicaAddOns
 from ray_cluster.replica.lora_folder import LoraFolder
 from ray_cluster.replica.lora_shelf import LoraShelf
 from ray_cluster.replica.state_transfer import StateTransfer
@@ -92,11 +101,17 @@ def build_agent(
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
-    runner = build_runner(model, pool, clock=clock, costs=costs, sink=states.writer)
-    step_cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
-    reading_s = reading_per_megapixel_s(coder, clock)
-    encode_s = step_cost.encode_per_megapixel_s + reading_s
-    step_cost = replace(step_cost, encode_per_megapixel_s=encode_s)
+    remote = RemoteControls(clock=clock)
+    runner = build_runner(
+        model,
+        pool,
+        clock=clock,
+        costs=costs,
+        sink=states.writer,
+        controls=_controls(arguments, model.executor, remote),
+    )
+    remote.on_ready = runner.wake
+    step_cost = _measured(runner, pool, coder, clock)
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(
@@ -117,10 +132,30 @@ def build_agent(
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
-        loras=LoraShelf(
-            runner.model, LoraFolder(arguments.loras), max_bytes=arguments.loras.max_held_bytes
+        add_ons=ReplicaAddOns(
+            LoraShelf(
+                runner.model, LoraFolder(arguments.loras), max_bytes=arguments.loras.max_held_bytes
+            ),
+            remote,
         ),
         link=link,
         clock=clock,
         settings=settings,
     )
+
+
+def _controls(
+    arguments: WorkerArguments, base: Executor[Any, Any], remote: RemoteControls
+) -> Controls:
+    """Return the ControlNets that a pool's requests may name, those of its own process loaded."""
+    local = {one.name: load_bank(one, base.device, base.dtype) for one in arguments.controlnets}
+    return SplitControls(LocalControls(local), remote, frozenset(local)) if local else remote
+
+
+def _measured(
+    runner: EngineRunner, pool: PoolConfig, coder: ImageCoder, clock: Callable[[], float]
+) -> StepCost:
+    """Return what steps of a pool's model cost here, and what comes before them."""
+    cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
+    encode_s = cost.encode_per_megapixel_s + reading_per_megapixel_s(coder, clock)
+    return replace(cost, encode_per_megapixel_s=encode_s)

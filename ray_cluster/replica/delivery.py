@@ -10,6 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
@@ -40,6 +43,8 @@ class Templates(Protocol):
     async def pixels(self, request: ImageRequest) -> EditPixels: ...
 
     async def paste(self, request: ImageRequest) -> Paste | None: ...
+
+    async def control_maps(self, request: ImageRequest) -> list[Pixels]: ...
 
 
 class ResultStore(Protocol):
@@ -76,6 +81,16 @@ class Delivery:
         if self._edits is None:
             raise RequestFailed("this replica makes no edits", "image")
         return await self._edits.pixels(request)
+
+    async def control_maps(self, request: ImageRequest) -> tuple[Tensor, ...]:
+        """Return the maps of a request's ControlNets, ``[H, W, 3]`` uint8 each.
+
+        Raises:
+            RequestFailed: they cannot be had.
+        """
+        if self._edits is None:
+            raise RequestFailed("this replica follows no maps", "image")
+        return tuple(map(torch.tensor, await self._edits.control_maps(request)))
 
     def note_end(self, request_id: str) -> None:
         """Do not store an image any more: its request has ended otherwise."""

@@ -1,4 +1,4 @@
-"""The images of the edits that a replica makes: fetched from the input store, decoded once."""
+"""The images that calls send, for edits and ControlNets: fetched from the store, decoded once."""
 
 from __future__ import annotations
 
@@ -97,6 +97,16 @@ class EditImages:
         if request.edit is None:
             return None
         return Paste(await self.pixels(request), request.edit.window)
+
+    async def control_maps(self, request: ImageRequest) -> list[Pixels]:
+        """Return the maps of a request's ControlNets, ``[H, W, 3]`` each; errors likewise."""
+        size_px = request.size_px
+        # a map is read as an edit's image is that is neither cut nor scaled
+        reads = [
+            replace(request, edit=Edit(use.image, size_px, request.num_steps))
+            for use in request.add_ons.controls
+        ]
+        return [(await self.pixels(one)).work for one in reads]
 
     def _note(self, key: Hashable, done: asyncio.Task[EditPixels]) -> None:
         del self._reading[key]

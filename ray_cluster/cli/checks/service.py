@@ -13,11 +13,12 @@ from ray_cluster.cli.plans import PlannedModel, plan_pool
 from ray_cluster.cli.ports import port_problem, running_ports, wanted_listeners
 from ray_cluster.cli.report import open_service_warnings
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig
+from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import RayClusterError
-from ray_cluster.models.builtin import discriminator_folder
+from ray_cluster.models.builtin import controlnet_folder, discriminator_folder
 from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.gpu_shares import Card, GpuTenants, fullest_card, replica_bytes
 
@@ -58,6 +59,8 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
             plans.append((pool, plan))
     yield from map(_check_discriminator, config.discriminators)
     yield from map(_cascade, config.cascades)
+    for control in config.controlnets:
+        yield _check_controlnet(control, config)
     if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
         yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
@@ -103,6 +106,24 @@ def _check_discriminator(given: DiscriminatorConfig) -> Finding:
     except RayClusterError as error:
         return problem(subject, str(error))
     return ok(subject, f"{given.replicas} x {given.model} on {given.device}, calibrated")
+
+
+def _check_controlnet(given: ControlNetConfig, config: ClusterConfig) -> Finding:
+    # here: it takes seconds to import
+    from ray_cluster.engine.controls.checks import check_controlnet
+
+    subject = f"ControlNet {given.name}"
+    is_here = controlnet_folder(given.model) or Path(given.model).expanduser().is_dir()
+    if not is_here and is_hub_id(given.model):
+        return warning(subject, f"{given.model} is not checked before it is downloaded")
+    try:
+        check_controlnet(given, config)
+    except RayClusterError as error:
+        return problem(subject, str(error))
+    where = f"{given.replicas} x {given.model} on {given.device}"
+    if not given.is_service:
+        where = f"{given.model} in their replicas"
+    return ok(subject, f"for {', '.join(given.bases)}: {where}")
 
 
 def _on_this_machine(pool: PoolConfig) -> PoolConfig | None:

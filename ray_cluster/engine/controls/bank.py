@@ -75,13 +75,15 @@ class _Kept:
 class ControlBank:
     """The bank of a ControlNet.
 
-    Args:
+    Attributes:
         executor: of its weights.
+
+    Args:
         max_bytes: of what is kept of requests; the latest one stays in any case.
     """
 
     def __init__(self, executor: ControlExecutor, *, max_bytes: int) -> None:
-        self._executor = executor
+        self.executor = executor
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -97,7 +99,7 @@ class ControlBank:
     def open(self, key: str, conditioning: Conditioning, control_map: Tensor) -> None:
         """Keep a request; see :meth:`Bank.open`."""
         self.close(key)
-        executor = self._executor
+        executor = self.executor
         kept = _Kept(
             executor.prepare(_on(executor.device, conditioning)),
             executor.embed(control_map),
@@ -116,7 +118,7 @@ class ControlBank:
     @torch.inference_mode()
     def compute(self, rows: Sequence[BankRow]) -> list[RowResiduals]:
         """Return the residuals of steps; see :meth:`Bank.compute`."""
-        executor, device = self._executor, self._executor.device
+        executor, device = self.executor, self.executor.device
         kept = [self._kept[row.key] for row in rows]
         for row in rows:
             self._kept.move_to_end(row.key)

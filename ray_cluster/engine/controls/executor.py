@@ -14,9 +14,14 @@ from ray_cluster.engine.packed_weights import packed_linear
 from ray_cluster.engine.rings import whole_ring
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet.blocks import build_lean_encoder
-from ray_cluster.engine.unet.config import check_controlnet_config
+from ray_cluster.engine.unet.config import check_controlnet_config, map_factor
 from ray_cluster.engine.unet.encoder import PreparedPrompt, UNetEncoder
 from ray_cluster.engine.unet.grids import as_rows
+
+# of CLIP's text encoders
+_PROMPT_TOKENS = 77
+# SDXL's: original size, crop and target size
+_NUM_TIME_IDS = 6
 
 
 class ControlExecutor:
@@ -48,6 +53,31 @@ class ControlExecutor:
     def num_levels(self) -> int:
         """Resolutions that the layout of a batch must have."""
         return self._encoder.num_levels
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the latents that it takes."""
+        return int(self._model.config.in_channels)
+
+    @property
+    def map_factor(self) -> int:
+        """Pixels of a map's side for one of the latents'."""
+        return map_factor(self._model.config)
+
+    def blank_conditioning(self) -> Conditioning:
+        """Return a conditioning of zeros, for measurements."""
+        config = self._model.config
+        width = config.encoder_hid_dim or config.cross_attention_dim
+        if not isinstance(width, int):
+            width = width[0]
+        prompt = torch.zeros(_PROMPT_TOKENS, width)
+        if config.addition_embed_type != "text_time":
+            return Conditioning(prompt)
+        pooled = config.projection_class_embeddings_input_dim
+        pooled -= _NUM_TIME_IDS * config.addition_time_embed_dim
+        return Conditioning(
+            prompt, pooled_embeds=torch.zeros(pooled), time_ids=torch.zeros(_NUM_TIME_IDS)
+        )
 
     def prepare(self, conditioning: Conditioning) -> PreparedPrompt:
         """Compute what stays the same in all steps of a request."""

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
+from ray_cluster.config.controlnets import ControlNetArguments
+from ray_cluster.engine.controls.bank import ControlBank
 from ray_cluster.engine.controls.executor import ControlExecutor
 from ray_cluster.engine.folders import resolve_single
-from ray_cluster.engine.unet.config import check_controlnet_config
+from ray_cluster.engine.unet.config import check_controlnet_config, map_factor
+from ray_cluster.engine.weights import DTYPE_BY_NAME
 from ray_cluster.engine.whole_models import load_whole
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.models.builtin import BUILTIN_CONTROLNETS, controlnet_folder
 from ray_cluster.models.json_files import read_object
+from ray_cluster.policies.number_formats import default_format
 
 _CLASS = "ControlNetModel"
 _DOWNLOADED = ("config.json", "*.safetensors")
@@ -38,6 +42,26 @@ def load_controlnet(
     controlnet_config(folder)
     loaded = load_whole(folder, _CLASS, dtype, "diffusers")
     return ControlExecutor(loaded.to(device), device=device)
+
+
+def load_bank(
+    given: ControlNetArguments, device: torch.device, dtype: torch.dtype | None = None
+) -> ControlBank:
+    """Load a ControlNet of a configuration, with room for what it keeps of requests.
+
+    Args:
+        dtype: where it runs beside its base, that one's; its own configuration's otherwise.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`load_controlnet`.
+    """
+    if dtype is None:
+        capability = torch.cuda.get_device_capability() if given.device == "cuda" else None
+        name = given.dtype or default_format(given.device, capability)
+        assert name is not None, "it is open only where the GPU is not known"
+        dtype = DTYPE_BY_NAME[name]
+    executor = load_controlnet(given.model, device, dtype)
+    return ControlBank(executor, max_bytes=given.max_cached_mib << 20)
 
 
 def resolve_controlnet(model: str) -> Path:
@@ -95,10 +119,7 @@ def check_base(
         for key in _SAME
         if _listed(config.get(key)) != _listed(unet.get(key))
     ]
-    # diffusers' own three, of a factor of 8, unless the file says others
-    given = config.get("conditioning_embedding_out_channels") or (16, 32, 96, 256)
-    factor = 2 ** (len(given) - 1)
-    if factor != vae_scale_factor:
+    if (factor := map_factor(config)) != vae_scale_factor:
         differing.append(f"maps scaled down by {factor} against latents by {vae_scale_factor}")
     if differing:
         raise ModelUnsupported(

@@ -71,6 +71,13 @@ def check_controlnet_config(config: Any) -> None:
             )
 
 
+def map_factor(config: Any) -> int:
+    """Return how many pixels of a map's side a ControlNet makes one of."""
+    # diffusers' own stages unless its file says others
+    stages = config.get("conditioning_embedding_out_channels") or (16, 32, 96, 256)
+    return int(2 ** (len(stages) - 1))
+
+
 def check_unet_inputs(config: Any, pipeline: str) -> None:
     """Refuse a UNet that asks for what the pipeline of its folder does not give.
 
