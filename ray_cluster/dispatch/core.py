@@ -384,6 +384,7 @@ class DispatchCore:
             self.replicas,
             configured=self.queue.configured,
             num_loras=len(self.loras),
+            missing_controls=self.controls.missing,
             cascades=self._cascades.views(),
             now_s=now_s,
         )

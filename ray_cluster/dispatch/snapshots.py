@@ -10,6 +10,9 @@ from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.policies.types import ReplicaView
+from ray_cluster.protocol.leases import WorkerKind
+
+_HOLDERS: tuple[WorkerKind, ...] = ("denoise", "score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,9 @@ class ClusterSnapshot:
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
         num_waiting_by_model: every known model, also those with nothing waiting.
         counters: a copy.
-        num_held_back: of those that wait, for LoRAs that are not there yet.
+        num_held_back: of those that wait, for add-ons that are not there yet.
         num_loras: that are registered.
+        missing_controls: ControlNets that nobody serves.
     """
 
     num_waiting: int
@@ -33,6 +37,7 @@ class ClusterSnapshot:
     cascades: tuple[CascadeView, ...] = ()
     num_held_back: int = 0
     num_loras: int = 0
+    missing_controls: tuple[str, ...] = ()
 
     @property
     def totals(self) -> Mapping[str, int]:
@@ -41,18 +46,25 @@ class ClusterSnapshot:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know: models and discriminators without a live replica."""
+        """What an operator should know: which models and others have no live replica."""
         alive = {replica.model for replica in self.replicas}
         models = tuple(
             f"no replica of {model} lives; {count} images wait for one"
             for model, count in self.num_waiting_by_model.items()
             if model not in alive
         )
-        return models + tuple(
-            f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
-            f"{one.unscored} images"
-            for one in self.cascades
-            if one.unscored is not None
+        return (
+            models
+            + tuple(
+                f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
+                f"{one.unscored} images"
+                for one in self.cascades
+                if one.unscored is not None
+            )
+            + tuple(
+                f"nobody serves the ControlNet {name}; images with it wait"
+                for name in self.missing_controls
+            )
         )
 
     @staticmethod
@@ -62,6 +74,7 @@ class ClusterSnapshot:
         *,
         configured: Collection[str],
         num_loras: int,
+        missing_controls: tuple[str, ...],
         cascades: tuple[CascadeView, ...],
         now_s: float,
     ) -> ClusterSnapshot:
@@ -82,10 +95,11 @@ class ClusterSnapshot:
             num_leased=len(ledger) - len(waiting),
             oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
             num_waiting_by_model={model: counts[model] for model in sorted(models)},
-            # stores of LoRAs hold no requests
-            replicas=tuple(one.view() for one in replicas if one.registration.kind != "lora"),
+            # others hold no requests
+            replicas=tuple(one.view() for one in replicas if one.registration.kind in _HOLDERS),
             counters=ledger.counters.copy(),
             cascades=cascades,
             num_held_back=len(waiting) - len(ledger.queue),
             num_loras=num_loras,
+            missing_controls=missing_controls,
         )

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ray_cluster.config.arguments import WorkerArguments
+from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import DefaultsConfig, PoolConfig, PoolTuning
 from ray_cluster.config.settings import pool_config
 from ray_cluster.engine.building import build_runner
@@ -17,7 +18,7 @@ from ray_cluster.engine.controls.loading import load_bank
 from ray_cluster.engine.controls.local import LocalControls, SplitControls
 from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
@@ -102,14 +103,9 @@ def build_agent(
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
     remote = RemoteControls(clock=clock)
-    runner = build_runner(
-        model,
-        pool,
-        clock=clock,
-        costs=costs,
-        sink=states.writer,
-        controls=_controls(arguments, model.executor, remote),
-    )
+    controls = _controls(arguments, model.executor, remote)
+    sink = states.writer
+    runner = build_runner(model, pool, clock=clock, costs=costs, sink=sink, controls=controls)
     remote.on_ready = runner.wake
     step_cost = _measured(runner, pool, coder, clock)
     costs.begin(step_cost)
@@ -132,16 +128,15 @@ def build_agent(
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
-        add_ons=ReplicaAddOns(
-            LoraShelf(
-                runner.model, LoraFolder(arguments.loras), max_bytes=arguments.loras.max_held_bytes
-            ),
-            remote,
-        ),
+        add_ons=ReplicaAddOns(_shelf(runner.model, arguments.loras), remote),
         link=link,
         clock=clock,
         settings=settings,
     )
+
+
+def _shelf(model: LoadedModel, given: LoraArguments) -> LoraShelf:
+    return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
 
 
 def _controls(
