@@ -48,24 +48,22 @@ class ClusterSnapshot:
     def warnings(self) -> tuple[str, ...]:
         """What an operator should know: which models and others have no live replica."""
         alive = {replica.model for replica in self.replicas}
-        models = tuple(
+        models = (
             f"no replica of {model} lives; {count} images wait for one"
             for model, count in self.num_waiting_by_model.items()
             if model not in alive
         )
-        return (
-            models
-            + tuple(
-                f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
-                f"{one.unscored} images"
-                for one in self.cascades
-                if one.unscored is not None
-            )
-            + tuple(
-                f"nobody serves the ControlNet {name}; images with it wait"
-                for name in self.missing_controls
-            )
+        cascades = (
+            f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
+            f"{one.unscored} images"
+            for one in self.cascades
+            if one.unscored is not None
         )
+        controls = (
+            f"nobody serves the ControlNet {name}; images with it wait"
+            for name in self.missing_controls
+        )
+        return (*models, *cascades, *controls)
 
     @staticmethod
     def of(
