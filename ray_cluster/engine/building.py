@@ -17,6 +17,7 @@ from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
 from ray_cluster.engine.residuals import NoResiduals
 from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.step_commands import StepCommands
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
@@ -83,6 +84,7 @@ def build_runner(
     sink: StateSink | None = None,
     interval: ExportInterval = steps_between_exports,
     controls: Controls | None = None,
+    commands: StepCommands | None = None,
 ) -> EngineRunner:
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
     limit = BatchLimit(pool.max_batch)
@@ -104,6 +106,7 @@ def build_runner(
         max_batch=limit,
         sink=sink,
         interval=interval,
+        commands=commands,
     )
 
 

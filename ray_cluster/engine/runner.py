@@ -53,6 +53,7 @@ class EngineRunner:
         max_batch: most prompts or images encoded or decoded together, and the engine's limit if it
             is one that :meth:`set_max_batch` sets.
         sink: gets copies of the rows at the interval that the policy says.
+        commands: of its step thread, where others give it some too.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class EngineRunner:
         max_batch: int | BatchLimit = 8,
         sink: StateSink | None = None,
         interval: ExportInterval = steps_between_exports,
+        commands: StepCommands | None = None,
     ) -> None:
         self.model = model
         self._engine = engine
@@ -78,7 +80,7 @@ class EngineRunner:
         if sink is not None:
             handed_over = self._stepping.synchronize
             self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval, handed_over)
-        self._commands = StepCommands()
+        self._commands = commands or StepCommands()
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
         self._images = BatchStage[Ticket, EncodedImage](
@@ -147,7 +149,7 @@ class EngineRunner:
         self._stopping.set()
         for stage in (self._images, self._encode, self._decode):
             stage.close()
-        self.wake()
+        self._commands.wake()
         for thread in self._threads.values():
             thread.join(timeout_s)
 
@@ -360,10 +362,6 @@ class EngineRunner:
             self._heartbeat_s = self._clock()
             if len(self._engine) > 0:
                 self._step()
-
-    def wake(self) -> None:
-        """Have the step thread look at once what can go on; from any thread."""
-        self._commands.put(lambda: None)
 
     def _step(self) -> None:
         report = self._engine.step()

@@ -20,6 +20,10 @@ class StepCommands:
             self._commands.append(command)
             self._arrived.notify()
 
+    def wake(self) -> None:
+        """Have the step thread look at once what can go on; from any thread."""
+        self.put(_nothing)
+
     def carry_out(self, wait_s: float = 0.0) -> None:
         """Carry out what has come; with nothing there, wait so long for something to come."""
         for command in self._take(wait_s):
@@ -32,3 +36,7 @@ class StepCommands:
             commands = list(self._commands)
             self._commands.clear()
         return commands
+
+
+def _nothing() -> None:
+    """Do nothing: that there is a command wakes its thread."""

@@ -20,6 +20,7 @@ from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.step_commands import StepCommands
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
 from ray_cluster.errors import DispatcherUnavailable
@@ -102,11 +103,17 @@ def build_agent(
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
-    remote = RemoteControls(clock=clock)
-    controls = _controls(arguments, model.executor, remote)
-    sink = states.writer
-    runner = build_runner(model, pool, clock=clock, costs=costs, sink=sink, controls=controls)
-    remote.on_ready = runner.wake
+    commands = StepCommands()
+    remote = RemoteControls(clock=clock, on_ready=commands.wake)
+    runner = build_runner(
+        model,
+        pool,
+        clock=clock,
+        costs=costs,
+        sink=states.writer,
+        controls=_controls(arguments, model.executor, remote),
+        commands=commands,
+    )
     step_cost = _measured(runner, pool, coder, clock)
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)

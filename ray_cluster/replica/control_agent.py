@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 
 from ray_cluster.config.sections import DispatchSettings
-from ray_cluster.engine.controls.bank import Bank
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
@@ -19,6 +17,7 @@ from ray_cluster.protocol.leases import Endpoint, Poll, PollReply, Registration
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.replica.control_server import ControlServer
 from ray_cluster.replica.poller import LeasePoller, check_running
+from ray_cluster.transport.connecting import listen
 
 
 class ControlAgent:
@@ -26,9 +25,8 @@ class ControlAgent:
 
     Args:
         registration: sent to each dispatcher, with the endpoint once there is one.
-        bank: the loaded ControlNet.
+        server: of the loaded ControlNet; :meth:`start` starts it.
         link: the dispatcher.
-        clock: monotonic seconds.
         max_silence_s: longest batch that still counts as alive.
         settings: those of the registration; later ones come with replies to polls.
     """
@@ -36,10 +34,9 @@ class ControlAgent:
     def __init__(
         self,
         registration: Registration,
-        bank: Bank,
+        server: ControlServer,
         *,
         link: DispatcherLink,
-        clock: Callable[[], float],
         max_silence_s: float = 60.0,
         settings: WorkerSettings | None = None,
     ) -> None:
@@ -47,11 +44,9 @@ class ControlAgent:
         self._max_silence_s = max_silence_s
         self._capacity = Capacity(registration.max_in_flight, registration.max_batch)
         self._settings_version = "" if settings is None else settings.version
-        self._server = ControlServer(
-            registration.model, bank, max_batch=registration.max_batch, clock=clock
-        )
-        listener = self._server.start(registration.node)
-        endpoint = Endpoint(listener.target, listener.secret)
+        self._server = server
+        self._listener = listen(registration.node, server.accept)
+        endpoint = Endpoint(self._listener.target, self._listener.secret)
         self._replica_id = registration.replica_id
         self._polls = LeasePoller(
             link,
@@ -63,7 +58,8 @@ class ControlAgent:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start polling on the running loop."""
+        """Start to compute, and to poll on the running loop."""
+        self._server.start()
         self._tasks = [
             asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
         ]
@@ -84,7 +80,8 @@ class ControlAgent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(DispatcherUnavailable):
             await self._link.unregister(self._replica_id)
-        await asyncio.to_thread(self._server.close)
+        await asyncio.to_thread(self._listener.close)
+        await asyncio.to_thread(self._server.stop)
 
     def _poll(self, epoch: int) -> Poll:
         return Poll(
@@ -99,6 +96,6 @@ class ControlAgent:
     def _on_reply(self, reply: PollReply) -> None:
         if reply.settings is not None:
             self._capacity = Capacity(reply.settings.max_in_flight, reply.settings.max_batch)
-            self._server.set_max_batch(reply.settings.max_batch)
+            self._server.max_batch = reply.settings.max_batch
             self._polls.poll_s = reply.settings.poll_s
             self._settings_version = reply.settings.version

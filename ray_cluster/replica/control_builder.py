@@ -19,6 +19,7 @@ from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.control_agent import ControlAgent
+from ray_cluster.replica.control_server import ControlServer
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,15 @@ def build_control(
     prepare_threads(given.num_threads)
     device = torch.device(given.device)
     bank = load_bank(given, device)
-    step_cost = measure_control(bank, max_batch=max_batch, clock=clock)
+    server = ControlServer(
+        given.name,
+        bank,
+        max_batch=max_batch,
+        clock=clock,
+        device=device,
+        num_threads=given.num_threads,
+    )
+    step_cost = server.call(lambda: measure_control(bank, max_batch=max_batch, clock=clock))
     logger.info("ControlNet %s: a step %s", given.name, step_cost)
     return ControlAgent(
         Registration(
@@ -65,9 +74,8 @@ def build_control(
             load_s=clock() - started_s,
             arguments=given.model_dump_json(),
         ),
-        bank,
+        server,
         link=link,
-        clock=clock,
         settings=settings,
     )
 

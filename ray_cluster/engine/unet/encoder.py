@@ -124,8 +124,10 @@ class UNetEncoder:
             conditions = UNet2DConditionModel.get_aug_embed(
                 self._model, emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
             )
-        assert self._lean.prompts is not None
         num_rows, length = prompts.shape[:2]
+        if self._lean.prompts is None:
+            # a ControlNet may leave the prompt to its base
+            return PreparedPrompt(prompts.new_zeros(num_rows, length, 0), conditions)
         of_tokens = own and own.spread([length] * num_rows)
         keys_values = self._lean.prompts(prompts.flatten(0, 1), of_tokens)
         return PreparedPrompt(
