@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.engine.subject import Subject, largest_difference
 from benchmarks.stats import paired_ratio
@@ -22,6 +23,7 @@ from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.controls.asks import Controls
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest
 
@@ -115,16 +117,22 @@ def by_engine(
     in_flight: int,
     pixels: Mapping[str, EditPixels] | None = None,
     sets_of: Callable[[str], AdapterSet | None] = lambda _request_id: None,
+    controls: Controls | None = None,
+    maps_of: Callable[[ImageRequest], tuple[Tensor, ...]] = lambda _request: (),
 ) -> Images:
     """Make the images by the encode stages, the production step engine and the decode stage.
 
     Args:
         pixels: of edits, by request id; None for images from text.
         sets_of: returns a request's LoRAs, as it is admitted; of the denoiser alone.
+        controls: ControlNets that requests may name.
+        maps_of: returns what a request's ControlNets follow.
     """
     images: Images = {}
     queue = deque(requests)
-    engine = build_engine(subject.model, max_batch=in_flight, clock=time.monotonic)
+    engine = build_engine(
+        subject.model, max_batch=in_flight, clock=time.monotonic, controls=controls
+    )
     while queue or len(engine):
         num_admitted = min(len(queue), in_flight - len(engine))
         if num_admitted:
@@ -132,6 +140,7 @@ def by_engine(
             own = [pixels[one.request_id] for one in admitted] if pixels is not None else []
             for state in subject.start(admitted, own):
                 adapters = sets_of(state.request.request_id)
+                state.maps = maps_of(state.request)
                 engine.add(state, adapters and adapters.denoiser)
         report = engine.step()
         if report.failed:

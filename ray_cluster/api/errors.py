@@ -197,11 +197,13 @@ def from_failure(failure: Failure) -> ApiError:
         )
     if failure.stage == "input":
         return unavailable(
-            f"The images of the edit could not be read again: {what}. Try again.",
+            f"Images of the call could not be read again: {what}. Try again.",
             "input_store_unavailable",
         )
     if failure.stage == "lora":
         return unavailable(f"A LoRA could not be fetched: {what}. Try again.", "lora_unavailable")
+    if failure.stage == "control":
+        return unavailable(f"A ControlNet was not there: {what}.", "controlnet_unavailable")
     if failure.kind == "error":
         return ApiError(
             HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -125,7 +125,7 @@ class ReplicaAgent:
 
     def metrics(self) -> Snapshot:
         """Return what it has measured so far."""
-        return self._metrics.snapshot()
+        return (*self._metrics.snapshot(), *self._add_ons.metrics())
 
     def check_alive(self) -> None:
         """Raise RuntimeError when a thread or a task of the replica has died or hangs."""
@@ -251,7 +251,7 @@ class ReplicaAgent:
             num_free=0 if self._is_draining else num_free,
             steps_done_by_id=self._leases.progress(steps_done),
             step_cost=self._runner.step_cost,
-            metrics=self._metrics.snapshot(),
+            metrics=self.metrics(),
             peers_version=self._peers.version,
             settings_version=self._settings_version,
             capacity=self._capacity,

@@ -11,6 +11,7 @@ from torch import Tensor
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.state import RequestState
 from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.leases import Directory, Lease
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.lora_shelf import LoraShelf
@@ -22,6 +23,8 @@ class ControlPeers(Protocol):
     """The part of :class:`~ray_cluster.replica.control_client.RemoteControls` that is used here."""
 
     def set_peers(self, directory: Directory) -> None: ...
+
+    def metrics(self) -> Snapshot: ...
 
     def close(self) -> None: ...
 
@@ -42,6 +45,10 @@ class ReplicaAddOns:
     def residents(self) -> tuple[str, ...]:
         """Ids of what is in memory."""
         return () if self.loras is None else self.loras.residents
+
+    def metrics(self) -> Snapshot:
+        """Return what has been measured of add-ons so far."""
+        return () if self.controls is None else self.controls.metrics()
 
     def set_peers(self, directory: Directory) -> None:
         """Note which workers may be called."""

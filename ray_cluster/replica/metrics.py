@@ -79,6 +79,9 @@ class ReplicaMetrics:
             registry=self._registry,
         )
         self._whole, self._reused = steps.labels(model, "whole"), steps.labels(model, "reused")
+        self._late = self._counter(
+            "late_steps", "Steps that images repeat because residuals were late.", model
+        )
         self._exports = self._counter("state_exports", "States put into the store.", model)
         self._resumed = self._counter("resumed_images", "Images gone on with elsewhere.", model)
         self._resumed_steps = self._counter(
@@ -101,6 +104,7 @@ class ReplicaMetrics:
         num_images = len(report.stepped)
         self._whole.inc(num_images - report.num_reused)
         self._reused.inc(report.num_reused)
+        self._late.inc(len(report.late))
         self._seconds.observe(report.duration_s)
         self._rows.observe(num_images)
         self._sizes.observe(report.work.num_sizes)

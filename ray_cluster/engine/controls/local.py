@@ -44,7 +44,7 @@ class LocalControls:
                 future.set_result(one)
             return
         if len(pairs) == 1:
-            pairs[0][1].set_exception(RequestFailed(message, "control"))
+            pairs[0][1].set_exception(RequestFailed(message, "denoise"))
             return
         middle = len(pairs) // 2
         self._answer(name, pairs[:middle])

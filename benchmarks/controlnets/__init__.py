@@ -1,0 +1,1 @@
+"""ControlNets: images and steps with them, in one process and with services of their own."""
