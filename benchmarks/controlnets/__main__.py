@@ -45,12 +45,9 @@ def _plot(result: dict[str, Any], path: Path) -> None:
             chosen = [row for row in own if (row["way"], row["loras"], row["in_flight"]) == kind]
             places = [row["controlnets"] for row in chosen]
             middles = [row[key]["median"] for row in chosen]
-            one.plot(
-                places, middles, "o-", label=f"{kind[0]}, {kind[1]} LoRAs, {kind[2]} in flight"
-            )
-        one.set(
-            xlabel="ControlNets of a request", ylabel=f"diffusers one by one over ours, {label}"
-        )
+            name = f"{kind[0]}, {kind[1]} LoRAs, {kind[2]} in flight"
+            one.plot(places, middles, "o-", label=name)
+        one.set(xlabel="ControlNets of a request", ylabel=f"diffusers over ours, {label}")
         one.set_ylim(bottom=0)
         one.axhline(1, color="grey", linewidth=0.8)
     axes[0].legend(fontsize="small")

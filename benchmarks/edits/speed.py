@@ -64,7 +64,7 @@ def _ways(
     pixels = pixels_of(requests)
     ways = {
         BASELINE: Way(lambda: by_inpainting(pipeline, requests[:_ALONE], pixels), _ALONE),
-        ENGINE: Way(lambda: by_engine(subject, requests, in_flight, pixels), len(requests)),
+        ENGINE: Way(lambda: by_engine(subject, requests, in_flight, pixels=pixels), len(requests)),
     }
     # so that no way is slower for being first
     for way in ways.values():

@@ -115,6 +115,7 @@ def by_engine(
     subject: Subject,
     requests: Sequence[ImageRequest],
     in_flight: int,
+    *,
     pixels: Mapping[str, EditPixels] | None = None,
     sets_of: Callable[[str], AdapterSet | None] = lambda _request_id: None,
     controls: Controls | None = None,
