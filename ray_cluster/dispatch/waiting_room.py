@@ -46,10 +46,13 @@ class WaitingRoom:
 
     def put(self, record: RequestRecord) -> None:
         """Let a request wait."""
-        if self._loras.holds_back(record.request):
+        if self._is_held_back(record):
             self._held_back[record.view.request_id] = record
         else:
             self.queue.add(record.view)
+
+    def _is_held_back(self, record: RequestRecord) -> bool:
+        return self._loras.holds_back(record.request, record.view.steps_done)
 
     def take_out(self, record: RequestRecord) -> None:
         """Let a request wait no more."""
@@ -81,7 +84,7 @@ class WaitingRoom:
         for name, record in list(self._held_back.items()):
             if (failure := self._loras.failure(record.request)) is not None:
                 failed.append((record, failure))
-            elif not self._loras.holds_back(record.request):
+            elif not self._is_held_back(record):
                 del self._held_back[name]
                 if record.cascade is None:
                     # admission has counted with one that is earlier by what fetching takes
