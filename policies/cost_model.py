@@ -113,17 +113,25 @@ def row_squared_megapixels(request: RequestView) -> float:
     return each * request.rows_per_step * request.step_share
 
 
+def plain_work(cost: StepCost, work: StepWork) -> StepWork:
+    """Return the work without add-ons and masks that costs as much."""
+    if work.extra is None:
+        return work
+    return StepWork(
+        work.megapixels + work.extra.megapixels(cost),
+        work.squared_megapixels + work.extra.squared_megapixels(cost),
+        work.num_sizes,
+    )
+
+
 def step_s(cost: StepCost, work: StepWork) -> float:
     """Return the seconds of one denoising step, with the batch in the faster layout."""
     further_size_s = min(cost.per_further_size_s, cost.fixed_s)
-    megapixels, squared = work.megapixels, work.squared_megapixels
-    if work.extra is not None:
-        megapixels += work.extra.megapixels(cost)
-        squared += work.extra.squared_megapixels(cost)
+    work = plain_work(cost, work)
     return (
         cost.fixed_s
-        + cost.per_megapixel_s * megapixels
-        + cost.per_squared_megapixel_s * squared
+        + cost.per_megapixel_s * work.megapixels
+        + cost.per_squared_megapixel_s * work.squared_megapixels
         + further_size_s * max(0, work.num_sizes - 1)
     )
 
@@ -154,6 +162,22 @@ def further_size_s(cost: StepCost, steps: Iterable[TimedStep]) -> float:
         missing_s = step.seconds - one_call_s(plain, step.work)
         explained += num_further * missing_s / step.seconds**2
         squares += (num_further / step.seconds) ** 2
+    return max(0.0, explained / squares) if squares else 0.0
+
+
+def lora_share(cost: StepCost, steps: Iterable[TimedStep]) -> float:
+    """Return the share that LoRAs add to a row's pixels that fits the steps best.
+
+    Least squares of the relative errors, given a cost's other terms; not negative.
+    """
+    without = replace(cost, lora_share=0.0)
+    explained = squares = 0.0
+    for step in steps:
+        assert step.work.extra is not None, "a step without LoRAs says nothing of them"
+        whole_s = cost.per_megapixel_s * step.work.extra.lora_megapixels
+        missing_s = step.seconds - one_call_s(without, step.work)
+        explained += whole_s * missing_s / step.seconds**2
+        squares += (whole_s / step.seconds) ** 2
     return max(0.0, explained / squares) if squares else 0.0
 
 

@@ -121,6 +121,25 @@ class StepTable:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraStart:
+    """Shares of an image's steps that are taken without its LoRAs, which change little in them.
+
+    (SwiftDiffusion, section 4.2, lets these steps run while a LoRA is loaded.)
+
+    Attributes:
+        balanced: in [0, 1); None where that mode is not offered with LoRAs.
+        fast: likewise.
+    """
+
+    balanced: float | None = None
+    fast: float | None = None
+
+    def share(self, fidelity: Fidelity) -> float | None:
+        """Return the share of a mode; None where it is not offered, and for exact images."""
+        return {"balanced": self.balanced, "fast": self.fast}.get(fidelity)
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """What a request asked for and may be degraded to.
 
@@ -130,6 +149,8 @@ class Terms:
         fewest_steps: that it may be made with.
         known: how few steps will do; None where not measured.
         reuse: the mode's steps, of which some reuse activations; such a request is not degraded.
+        is_measured: whether what images lose in the mode was measured for such a request; not with
+            LoRAs.
     """
 
     asked: Fidelity
@@ -137,9 +158,16 @@ class Terms:
     fewest_steps: int
     known: FewerSteps | None = None
     reuse: ReusedSteps | None = None
+    is_measured: bool = True
 
     def fidelity(self, num_steps: int) -> Fidelity | None:
-        """Return the best mode whose promise so many steps keep; None if that is not known."""
+        """Return the best mode whose promise so many steps keep; None if that is not known.
+
+        Where nothing was measured, it is the one asked for, as long as it has all of its steps.
+        """
+        if not self.is_measured:
+            enough = self.num_steps if self.known is None else self.known.steps(self.asked)
+            return self.asked if num_steps >= enough else None
         if self.reuse is not None:
             return self.asked
         if num_steps >= self.num_steps:
@@ -149,7 +177,7 @@ class Terms:
     @property
     def max_loss(self) -> float | None:
         """The error budget: similarity that the worst image may lose; None if it has no bound."""
-        least = self.fidelity(self.fewest_steps)
+        least = self.fidelity(self.fewest_steps) if self.is_measured else None
         return None if least is None else round(1 - LEAST_SSIM[least], 6)
 
     def spent(self, num_steps: int) -> float | None:

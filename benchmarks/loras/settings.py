@@ -20,6 +20,8 @@ class LoraSettings:
         num_steps: of these requests.
         rounds: repetitions of each cell there.
         load_rounds: repetitions of each part of loading.
+        late_shares: of the steps that are without LoRAs.
+        late_images: with each LoRA and share.
     """
 
     px: int = 64
@@ -30,6 +32,8 @@ class LoraSettings:
     num_steps: int = NUM_STEPS
     rounds: int = 7
     load_rounds: int = 15
+    late_shares: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3)
+    late_images: int = 24
 
 
 def quick_lora_settings() -> LoraSettings:
@@ -42,4 +46,6 @@ def quick_lora_settings() -> LoraSettings:
         num_steps=3,
         rounds=1,
         load_rounds=2,
+        late_shares=(0.3,),
+        late_images=2,
     )

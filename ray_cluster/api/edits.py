@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ray_cluster.api.fidelity import check_unmeasured
+from ray_cluster.api.lora_start import start_profile, with_start
 from ray_cluster.api.lora_uses import BasedLora, with_loras
 from ray_cluster.api.resolve import canvas_size, resolve
 from ray_cluster.api.schema import ImageEditRequest, ImageGenerationRequest, ImageVariationRequest
@@ -85,9 +86,9 @@ class WantedImages:
             InvalidRequest: see ``resolve`` and :func:`resolve_edit`; or a LoRA is made for another
                 model.
         """
-        if self.loras:
-            check_unmeasured(self.fields, "without LoRAs", "an image with them")
-        return with_loras(self._plain(profile, limits), self.loras, profile)
+        profile = start_profile(self.fields, self.loras, profile)
+        requests = with_loras(self._plain(profile, limits), self.loras, profile)
+        return with_start(self.fields, requests, profile)
 
     def _plain(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
         if self.images is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ray_cluster.api.schema import ImageFidelity, ImageGenerationRequest
 from ray_cluster.api.validate import describe
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.policies.fidelity import FewerSteps, Fidelity, StepTable, Terms
+from ray_cluster.policies.fidelity import FewerSteps, Fidelity, LoraStart, StepTable, Terms
 from ray_cluster.requests import ImageRequest, SamplerName
 
 
@@ -17,6 +17,7 @@ class Setting:
 
     Attributes:
         outer_blocks: fewest and most outer blocks of the model's reuse schedules.
+        lora_start: of an image with LoRAs, by fidelity; None for one without.
     """
 
     model: str
@@ -25,6 +26,7 @@ class Setting:
     guidance_scale: float
     num_steps: int
     outer_blocks: tuple[int, int] | None = None
+    lora_start: LoraStart | None = None
 
 
 def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int, Terms | None]:
@@ -37,6 +39,8 @@ def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int
     fidelity: Fidelity = fields.fidelity or "exact"
     allowed = set(fields.allow or ())
     known = _known(setting)
+    if setting.lora_start is not None and setting.lora_start.share(fidelity) is not None:
+        return _with_loras(fields, fidelity, known, setting)
     if fidelity != "exact" and known is None:
         raise _not_known("fidelity", fidelity, setting)
     if "fidelity" in allowed and known is None:
@@ -63,6 +67,18 @@ def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int
         return num_steps, None
     floor = num_steps if fewest is None else fewest
     return num_steps, Terms(fidelity, setting.num_steps, floor, known)
+
+
+def _with_loras(
+    fields: ImageGenerationRequest, fidelity: Fidelity, known: FewerSteps | None, setting: Setting
+) -> tuple[int, Terms]:
+    """Return the steps of images that are made without their LoRAs at first, and their terms.
+
+    As few as without LoRAs, but none reuses activations: they would be of a step without LoRAs.
+    """
+    num_steps = setting.num_steps if known is None else known.steps(fidelity)
+    fewest = _min_steps(fields, setting, num_steps) or num_steps
+    return num_steps, Terms(fidelity, setting.num_steps, fewest, known, is_measured=False)
 
 
 def check_unmeasured(fields: ImageGenerationRequest, measured: str, what: str) -> None:

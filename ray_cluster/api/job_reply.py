@@ -96,4 +96,5 @@ def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage
         timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
         cascade=None if image.cascade is None else cascade_card(image.cascade),
         edit=edit_card(request),
+        lora_start_step=request.add_ons.lora_start_step or None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,6 +42,34 @@ class LoraCard(BaseModel):
 
     name: str
     scale: float = Field(description="Its weight.")
+
+
+LoraChoices = Annotated[
+    list[LoraChoice] | None,
+    Field(
+        max_length=MAX_LORAS,
+        description="(extension) LoRAs of the model, with their weights; none if absent.",
+    ),
+]
+LoraCards = Annotated[
+    list[LoraCard] | None,
+    Field(description="(extension) The LoRAs it was made with; absent without any."),
+]
+LoraStartStep = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        description="(extension) How many of the image's first steps are made without its LoRAs; "
+        "0 if absent. With a `fidelity` other than `exact` the service chooses it.",
+    ),
+]
+LoraStarted = Annotated[
+    int | None,
+    Field(
+        description="(extension) How many of its first steps were made without its LoRAs; "
+        "absent for none."
+    ),
+]
 
 
 class LoraRegistration(BaseModel):

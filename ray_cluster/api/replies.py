@@ -120,6 +120,9 @@ class JobImage(BaseModel):
     )
     cascade: CascadeCard | None = Field(None, description="How a cascade made it; null likewise.")
     edit: EditCard | None = Field(None, description="How it was edited; null if from text.")
+    lora_start_step: int | None = Field(
+        None, description="How many of its first steps were made without its LoRAs; null for none."
+    )
 
 
 class JobPreview(BaseModel):

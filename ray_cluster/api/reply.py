@@ -138,6 +138,8 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
         details["edit"] = edit.model_dump()
     if loras := lora_cards(request):
         details["loras"] = [one.model_dump() for one in loras]
+    if start := request.add_ons.lora_start_step:
+        details["lora_start_step"] = start
     return details
 
 

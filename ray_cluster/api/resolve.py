@@ -47,6 +47,7 @@ def resolve(
         guidance_scale,
         num_steps,
         profile.outer_blocks,
+        profile.lora_start,
     )
     num_steps, terms = resolve_steps(fields, setting)
     output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
-from ray_cluster.api.lora_schema import MAX_LORAS, LoraCard, LoraChoice
+from ray_cluster.api.lora_schema import LoraCards, LoraChoices, LoraStarted, LoraStartStep
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
@@ -166,11 +166,8 @@ class ImageGenerationRequest(BaseModel):
         description="(extension) Weight of classifier-free guidance; off at 1 and below.",
     )
     sampler: SamplerName | None = Field(None, description="(extension) Sampler.")
-    loras: list[LoraChoice] | None = Field(
-        None,
-        max_length=MAX_LORAS,
-        description="(extension) LoRAs of the model, with their weights; none if absent.",
-    )
+    loras: LoraChoices = None
+    lora_start_step: LoraStartStep = None
     priority: int | None = Field(
         None, ge=-100, le=100, description="(extension) Higher is served first; 0 if absent."
     )
@@ -312,9 +309,8 @@ class ImageDetails(BaseModel):
     edit: EditCard | None = Field(
         None, description="(extension) How it was edited; absent for an image from text."
     )
-    loras: list[LoraCard] | None = Field(
-        None, description="(extension) The LoRAs it was made with; absent without any."
-    )
+    loras: LoraCards = None
+    lora_start_step: LoraStarted = None
 
 
 class GeneratedImage(ImageDetails):

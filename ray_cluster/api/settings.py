@@ -135,6 +135,7 @@ class CurrentSettings:
             ),
             default_sampler=defaults.sampler or profile.default_sampler,
             fewer_steps=found.fewer_steps or profile.fewer_steps,
+            lora_start=found.lora_start,
         )
 
 

@@ -73,6 +73,9 @@ _Lora = Annotated[
     list[str] | None,
     _image("LoRA as NAME or NAME:SCALE; without --url a built-in one or a file. Repeatable."),
 ]
+_LoraStartStep = Annotated[
+    int | None, _image("With --lora: how many of the first steps are made without. Default: 0.")
+]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
@@ -129,7 +132,7 @@ _Pool = Annotated[
 _PARAMS = (
     *("prompt", "model", "negative_prompt", "seed", "num_images", "size", "steps", "fidelity"),
     *("allow", "min_steps", "guidance", "sampler", "priority", "slo", "compression", "metadata"),
-    *("previews", "strength", "feather", "crop", "paste_back", "lora"),
+    *("previews", "strength", "feather", "crop", "paste_back", "lora", "lora_start_step"),
 )
 _API_NAMES: Mapping[str, str] = {
     "compression": "output_compression",
@@ -164,6 +167,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     guidance: _Guidance = None,
     sampler: _Sampler = None,
     lora: _Lora = None,
+    lora_start_step: _LoraStartStep = None,
     edit: _Edit = None,
     mask: _Mask = None,
     strength: _Strength = None,

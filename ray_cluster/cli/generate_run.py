@@ -37,6 +37,7 @@ _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "paste_back": {"true": True, "false": False}.__getitem__,
     "crop": str,
     "loras": loras_of_recipe,
+    "lora_start_step": int,
 }
 # what says how the image came about, and nothing that is needed to make it again
 _NOTES = {"cascade"}

@@ -9,7 +9,13 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from ray_cluster.config.sections import Section
-from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, ReusedSteps, StepTable
+from ray_cluster.policies.fidelity import (
+    LEAST_SSIM,
+    FewerSteps,
+    LoraStart,
+    ReusedSteps,
+    StepTable,
+)
 from ray_cluster.policies.number_formats import Capability, NumberFormat, default_format
 from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
@@ -136,6 +142,25 @@ class FidelityConfig(Section):
         return StepTable(self.sampler, self.max_guidance_scale, rows)
 
 
+class LoraStartConfig(Section):
+    """Shares of the steps of `fidelity: balanced` and `fast` that are taken without LoRAs.
+
+    A call with LoRAs may then ask for these modes, and begins while its LoRAs are fetched. What
+    images lose is not measured when this is set: see [LoRAs](loras.md#begin-without-them).
+    """
+
+    balanced: float | None = Field(
+        None, ge=0, lt=1, description="of `balanced`; null refuses it with LoRAs"
+    )
+    fast: float | None = Field(
+        None, ge=0, lt=1, description="of `fast`; null refuses it with LoRAs"
+    )
+
+    def start(self) -> LoraStart:
+        """Return it for policies."""
+        return LoraStart(self.balanced, self.fast)
+
+
 class PoolTuning(Section):
     """The part of a pool that changes while it runs."""
 
@@ -157,6 +182,11 @@ class PoolTuning(Section):
         None,
         description="step counts of balanced and fast; null takes the measured ones of a built-in "
         "model, and refuses both for others",
+    )
+    lora_start: LoraStartConfig | None = Field(
+        None,
+        description="shares of the steps of balanced and fast that are taken without LoRAs; null "
+        "refuses both with LoRAs",
     )
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ _BOUNDS = {
     "ge": "at least {}",
     "gt": "above {}",
     "le": "at most {}",
+    "lt": "below {}",
     "min_length": "{} or more",
 }
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}

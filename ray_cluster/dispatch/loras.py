@@ -2,7 +2,8 @@
 
 A request whose LoRAs no store has yet waits in the dispatcher, not in a replica's place, while the
 stores fetch them (SwiftDiffusion, section 4.2, fetches beside the first steps instead, so that an
-image depends on how long that takes). Without a live store nothing is held back, except at the
+image depends on how long that takes; here only those that are to begin without do, for steps that
+the call and the settings tell). Without a live store nothing is held back, except at the
 start, while the first one is expected: replicas fetch for themselves.
 """
 
@@ -226,10 +227,12 @@ class Loras:
             self._note_wanted(known)
             self._forget_unused(known)
 
-    def holds_back(self, request: ImageRequest) -> bool:
-        """Whether a request has to wait until a store has what it needs."""
+    def holds_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
+        """Whether a request has to wait until a store has what its next step needs."""
         if self._unknown(request) is not None:
             return True
+        if steps_done < request.add_ons.lora_start_step:
+            return False
         if not self._stores and self._expected_until_s is None:
             return False
         return any(not self._is_ready(one) for one in self._of(request))
@@ -251,12 +254,16 @@ class Loras:
         return None
 
     def fetch_s(self, requests: Sequence[ImageRequest], now_s: float) -> float:
-        """Return the seconds that requests will probably wait for their LoRAs."""
+        """Return the seconds that requests will probably wait for their LoRAs.
+
+        Nothing for those that begin without: what is left to wait after these steps is not known.
+        """
         if not self._stores:
             return 0.0
         missing = {
             known.lora.lora_id: known
             for request in requests
+            if not request.add_ons.lora_start_step
             for known in self._of(request)
             if not self._is_ready(known)
         }

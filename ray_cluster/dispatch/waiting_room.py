@@ -49,10 +49,14 @@ class WaitingRoom:
 
     def put(self, record: RequestRecord) -> None:
         """Let a request wait."""
-        if self._holds_back(record.request):
+        if self._is_held_back(record):
             self._held_back[record.view.request_id] = record
         else:
             self.queue.add(record.view)
+
+    def _is_held_back(self, record: RequestRecord) -> bool:
+        request, steps_done = record.request, record.view.steps_done
+        return self._loras.holds_back(request, steps_done) or self._controls.holds_back(request)
 
     def take_out(self, record: RequestRecord) -> None:
         """Let a request wait no more."""
@@ -92,9 +96,6 @@ class WaitingRoom:
         )
         return min(due_s, default=math.inf)
 
-    def _holds_back(self, request: ImageRequest) -> bool:
-        return self._loras.holds_back(request) or self._controls.holds_back(request)
-
     def release(self, now_s: float) -> list[tuple[RequestRecord, Failure]]:
         """Queue the requests whose add-ons are there by now; return those that cannot have them."""
         failed = []
@@ -102,7 +103,7 @@ class WaitingRoom:
             failure = self._loras.failure(record.request) or self._controls.failure(record, now_s)
             if failure is not None:
                 failed.append((record, failure))
-            elif not self._holds_back(record.request):
+            elif not self._is_held_back(record):
                 del self._held_back[name]
                 if record.cascade is None:
                     # admission has counted with one that is earlier by what fetching takes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
 from ray_cluster.engine.deltas import LayerDeltas
@@ -112,6 +112,11 @@ class GraphedExecutor(Generic[PreparedT]):
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         return self._executor.latent_shape(width_px, height_px)
+
+    @property
+    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
+        """The layers that :meth:`bind` knows."""
+        return self._executor.layers
 
     def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
         """Return deltas for requests of this model; see :meth:`Executor.bind`."""

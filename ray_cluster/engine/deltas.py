@@ -28,6 +28,15 @@ _ALL = slice(None)
 _MOST_DERIVED = 64
 
 
+def layers_of(model: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Return the layers of a model that deltas may name, by path."""
+    return {
+        path: part
+        for path, part in model.named_modules()
+        if isinstance(part, nn.Linear | nn.Conv2d)
+    }
+
+
 def bound_deltas(model: nn.Module, deltas: Mapping[str, Delta]) -> LayerDeltas:
     """Return deltas by the layers of a model that their paths name.
 
@@ -37,11 +46,7 @@ def bound_deltas(model: nn.Module, deltas: Mapping[str, Delta]) -> LayerDeltas:
     Raises:
         ModelUnsupported: a path names no linear layer or convolution of the model.
     """
-    layers = {
-        path: part
-        for path, part in model.named_modules()
-        if isinstance(part, nn.Linear | nn.Conv2d)
-    }
+    layers = layers_of(model)
     unknown = [path for path in deltas if path not in layers]
     if unknown:
         raise ModelUnsupported(

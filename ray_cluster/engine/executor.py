@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
 from ray_cluster.engine.deltas import LayerDeltas
@@ -134,6 +134,10 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
+
+    @property
+    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
+        """The layers that :meth:`bind` knows, by their path in diffusers' model."""
 
     def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
         """Return deltas for requests of this model.

@@ -351,6 +351,7 @@ def _profile(
         fewer_steps=step_table(pool),
         outer_blocks=(outer.start, outer.stop - 1),
         edits=edit_kind(model),
+        lora_start=None if pool.lora_start is None else pool.lora_start.start(),
     )
     if kind == "none" and profile.default_guidance_scale > 1:
         raise ConfigError(

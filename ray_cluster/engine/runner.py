@@ -20,10 +20,11 @@ from ray_cluster.engine.batch_stage import BatchStage
 from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval, StateSink
 from ray_cluster.engine.decode_stage import DecodeStage
 from ray_cluster.engine.edits.template import EncodedImage
+from ray_cluster.engine.encode_stage import LoraArrivals, encode_tickets, is_begun
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
-from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
+from ray_cluster.engine.loading import LoadedModel, encode_images
 from ray_cluster.engine.stage_thread import StageThread
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.state import Conditioning, RequestState
 from ray_cluster.engine.step_commands import StepCommands
 from ray_cluster.engine.step_engine import StepEngine, StepReport
 from ray_cluster.engine.streams import StageStream, finish_queued
@@ -92,12 +93,12 @@ class EngineRunner:
             max_batch=self._limit,
             clock=clock,
         )
-        self._encode = BatchStage[Ticket, RequestState](
+        self._encode = BatchStage[Ticket, RequestState | Conditioning](
             is_wanted=self._live.__contains__,
-            work=lambda tickets: self._encoded(tickets, encoding),
-            group_of=lambda _ticket: None,
-            on_done=self._enter_engine,
-            on_error=lambda ticket, error: self._break(ticket, error, "encode"),
+            work=lambda tickets: encode_tickets(model, tickets, encoding, clock()),
+            group_of=is_begun,
+            on_done=self._leave_encode,
+            on_error=self._break_encode,
             max_batch=self._limit,
             clock=clock,
         )
@@ -111,6 +112,7 @@ class EngineRunner:
             clock=clock,
             stream=decoding,
         )
+        self._loras = LoraArrivals(engine, self._live, self._stepping, self._encode.put)
         self._threads = self._stage_threads((seeing, encoding, decoding), num_threads)
 
     def _stage_threads(
@@ -217,7 +219,7 @@ class EngineRunner:
             queued_s: seconds that it has waited before this replica had it.
             read_s: seconds that this one took to read its images; they count to encoding.
             pixels: of an edit; not needed with a state, which has what comes of them.
-            adapters: of its LoRAs, bound to this model.
+            adapters: of its LoRAs, bound to this model; those that start later may come later.
             maps: of its ControlNets, in their order.
 
         Raises:
@@ -250,6 +252,13 @@ class EngineRunner:
             # its copies may be under way still
             finish_queued(self.device)
             self._enter_engine(ticket, state)
+
+    def add_loras(self, request_id: str, adapters: AdapterSet) -> None:
+        """Bring the LoRAs of a request that was submitted without; nothing if it is gone.
+
+        Without them it waits once it has taken the steps that it takes without.
+        """
+        self._commands.put(lambda: self._loras.arrive(request_id, adapters))
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; returns whether it was in flight. No event follows."""
@@ -316,16 +325,16 @@ class EngineRunner:
         ticket.pixels, ticket.image = None, image
         self._encode.put(ticket)
 
-    def _encoded(self, tickets: Sequence[Ticket], stream: StageStream) -> list[RequestState]:
-        """Encode prompts, and wait for them as for images."""
-        requests, images = ([t.request for t in tickets], [t.image for t in tickets])
-        sets = [ticket.adapters for ticket in tickets]
-        stream.adopt([tensor for one in (*images, *sets) if one for tensor in one.tensors()])
-        deltas = [None if one is None else one.prompts for one in sets] if any(sets) else []
-        now_s = self._clock()
-        states = start_states(self.model, requests, now_s=now_s, images=images, deltas=deltas)
-        stream.synchronize()
-        return states
+    def _leave_encode(self, ticket: Ticket, found: RequestState | Conditioning) -> None:
+        if isinstance(found, RequestState):
+            self._enter_engine(ticket, found)
+        else:
+            self._commands.put(lambda: self._loras.encoded(ticket, found))
+
+    def _break_encode(self, ticket: Ticket, error: Exception) -> None:
+        self._break(ticket, error, "encode")
+        # one that has begun without its LoRAs is stepping
+        self._commands.put(lambda: self._drop_row(ticket))
 
     def _break(self, ticket: Ticket, error: Exception, stage: Stage) -> None:
         if not isinstance(error, RequestFailed | InvalidRequest):
@@ -347,20 +356,16 @@ class EngineRunner:
 
         def join() -> None:
             if ticket in self._live:
-                self._stepping.adopt(state.tensors())
-                if (adapters := ticket.adapters) is not None:
-                    self._stepping.adopt(adapters.tensors())
-                self._engine.add(state, None if adapters is None else adapters.denoiser)
+                self._loras.enter(ticket, state)
 
         self._commands.put(join)
 
     def _step_loop(self) -> None:
         # no local of this loop may keep a row alive while the thread waits for the next
         while not self._stopping.is_set():
-            is_idle = len(self._engine) == 0 or self._engine.is_waiting
-            self._commands.carry_out(wait_s=_IDLE_WAKE_S if is_idle else 0.0)
+            self._commands.carry_out(wait_s=0.0 if self._engine.can_step else _IDLE_WAKE_S)
             self._heartbeat_s = self._clock()
-            if len(self._engine) > 0:
+            if self._engine.can_step:
                 self._step()
 
     def _step(self) -> None:

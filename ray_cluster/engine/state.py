@@ -96,6 +96,8 @@ class RequestState:
         stored_steps: steps contained in the last copy of it; no part of the portable form.
         maps: ``[H, W, 3]`` uint8 each, that its ControlNets follow, on the CPU; likewise: whoever
             goes on with it reads them anew.
+        lacks_loras: whether its conditioning is that without its LoRAs, which come after its
+            request's first steps.
     """
 
     request: ImageRequest
@@ -116,6 +118,7 @@ class RequestState:
     outputs: Tensor | None = None
     stored_steps: int = 0
     maps: tuple[Tensor, ...] = ()
+    lacks_loras: bool = False
 
     @property
     def unstored_steps(self) -> int:
@@ -171,6 +174,7 @@ class RequestState:
             deadline_s=deadline_s,
             reuse=None if request.reuse is None else request.reuse.schedule,
             template=template,
+            lacks_loras=request.add_ons.lora_start_step > 0,
         )
 
     @property
@@ -226,6 +230,7 @@ class RequestState:
             reuse=self.reuse,
             full_step=None if self.full_step is None else self.full_step.step_index,
             num_reused=self.num_reused,
+            lacks_loras=self.lacks_loras,
         )
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         return wrapped(save_tensors(packed, metadata={"state": header_text(header)}))
@@ -268,6 +273,7 @@ class RequestState:
             reuse=header.reuse,
             full_step=None if full_step is None else FullStep(full_step, tensors["full_step"]),
             num_reused=header.num_reused,
+            lacks_loras=header.lacks_loras,
             latents=tensors["latents"],
             denoised=tensors["denoised"],
             outputs=tensors.get("outputs"),

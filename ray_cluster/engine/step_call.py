@@ -13,10 +13,23 @@ from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.executor import Executor, RowReuse, StepBatch
 from ray_cluster.engine.rings import part_of
 from ray_cluster.engine.sampler_schedules import SamplerTable
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.state import Conditioning, RequestState
 from ray_cluster.engine.streams import sent
 from ray_cluster.engine.token_layout import TokenLayout
 from ray_cluster.kernels.sampler_update.reference import NUM_COEFFICIENTS
+
+
+@dataclass(frozen=True, slots=True)
+class LateLoras:
+    """What a request has after its first steps.
+
+    Attributes:
+        deltas: what its LoRAs add to the outputs of layers; None if they change prompts alone.
+        conditioning: its prompts with them; None if they leave the text encoders as they are.
+    """
+
+    deltas: LayerDeltas | None
+    conditioning: Conditioning | None = None
 
 
 @dataclass(slots=True)
@@ -28,6 +41,7 @@ class Held:
         last_step: number of the engine's step that it was last part of, or after which it came.
         deltas: what it adds to the outputs of layers.
         prepared: what the executor made of its conditioning, from its first step here on.
+        late: what it will have after its first steps; None while that is not there, and for others.
     """
 
     state: RequestState
@@ -35,6 +49,26 @@ class Held:
     last_step: int
     deltas: LayerDeltas | None = None
     prepared: Any = None
+    late: LateLoras | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has what its next step takes: not while its LoRAs are due and not there."""
+        return self.late is not None or not self._needs_loras
+
+    @property
+    def _needs_loras(self) -> bool:
+        start = self.state.request.add_ons.lora_start_step
+        return self.state.lacks_loras and self.state.step_index >= start
+
+    def begin_step(self) -> None:
+        """Take on its LoRAs if they are due, and are there."""
+        if self.late is None or not self._needs_loras:
+            return
+        if self.late.conditioning is not None:
+            self.state.conditioning = self.late.conditioning
+        self.state.lacks_loras = False
+        self.deltas, self.prepared, self.late = self.late.deltas, None, None
 
     @property
     def is_done(self) -> bool:

@@ -14,6 +14,7 @@ from ray_cluster.policies.cost_model import (
     corrected,
     faded,
     observe,
+    plain_work,
     step_s,
 )
 from ray_cluster.policies.types import StepCost
@@ -84,9 +85,11 @@ class StepCosts:
         )
         if self._clock is not None:
             self._last = _LastStep(self._clock(), duration_s)
-        if self._is_first(work, num_calls):
+        # the shares of add-ons and masks are measured ones: what is fitted is the rest
+        plain = plain_work(self._measured, work)
+        if self._is_first(plain, num_calls):
             return
-        step = TimedStep(work, clipped_s(duration_s, step_s(self.current, work)))
+        step = TimedStep(plain, clipped_s(duration_s, step_s(self.current, work)))
         self._history = observe_step(self._history, step, num_calls=num_calls)
         self._num_fitted += 1
         if self._num_fitted % _EVERY == 0:

@@ -20,7 +20,7 @@ from ray_cluster.engine.reuse_steps import check_reuse, note_step
 from ray_cluster.engine.sampler_schedules import SamplerTable
 from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_call import Held
+from ray_cluster.engine.step_call import Held, LateLoras
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.policies.batch_layout import BatchLayout, choose_layout
@@ -140,9 +140,14 @@ class StepEngine:
         return len(self._rows)
 
     @property
+    def can_step(self) -> bool:
+        """Whether any row can take a step now."""
+        return any(map(self._is_ready, self._rows.values()))
+
+    @property
     def is_waiting(self) -> bool:
         """Whether there are rows, and none of them can take a step now."""
-        return bool(self._rows) and not any(map(self._is_ready, self._rows.values()))
+        return bool(self._rows) and not self.can_step
 
     @property
     def step_cost(self) -> StepCost:
@@ -158,7 +163,8 @@ class StepEngine:
         """Take an encoded request, new or from another engine; it joins a batch at a later step.
 
         Args:
-            deltas: what it adds to the outputs of layers, bound to the executor.
+            deltas: what it adds to the outputs of layers, bound to the executor; not those of LoRAs
+                that it lacks in its first steps, see :meth:`add_loras`.
 
         Raises:
             ValueError: a request of that id is here, or the model cannot keep its schedule, or it
@@ -181,6 +187,11 @@ class StepEngine:
         if num_controls and not self._sources.residuals.adds_to(row):
             raise ValueError(f"request {request_id!r} has ControlNets, and this engine takes none")
         self._rows[request_id] = Held(row, self._table(row), self._num_steps, deltas)
+
+    def add_loras(self, state: RequestState, loras: LateLoras) -> None:
+        """Give a row what it is to have after its first steps; one that is not here is left out."""
+        if self.holds(state):
+            self._rows[state.request.request_id].late = loras
 
     def copy_state(self, request_id: str) -> RequestState:
         """Return a copy of a row at this step boundary; the row goes on. KeyError if not here."""
@@ -210,6 +221,7 @@ class StepEngine:
         self._num_steps += 1
         for row in rows:
             row.last_step = self._num_steps
+            row.begin_step()
         reused_before = sum(row.state.num_reused for row in rows)
         computed_before = self._num_computed
         indices = [row.state.step_index for row in rows]
@@ -266,7 +278,7 @@ class StepEngine:
         ]
 
     def _is_ready(self, row: Held) -> bool:
-        return self._sources.residuals.is_ready(row.state)
+        return row.is_ready and self._sources.residuals.is_ready(row.state)
 
     def is_done(self, state: RequestState) -> bool:
         """Whether the request has taken its last step; such a state is not to be added."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.errors import Stage
@@ -60,11 +61,13 @@ class OperationTimer:
         *,
         guidance_scale: float = 1.0,
         samplers: Sequence[SamplerName] = (),
+        deltas: Sequence[LayerDeltas] = (),
     ) -> list[float]:
         """Return the seconds of steps of a batch of images of these sizes, one of each entry.
 
         Args:
             samplers: that the images take in turn; the model's first one unless given.
+            deltas: that they have in turn; none unless given.
         """
         engine = StepEngine(
             self._model.executor,
@@ -76,8 +79,8 @@ class OperationTimer:
         states = self._call(
             "encode", lambda: start_states(self._model, requests, now_s=self._clock())
         )
-        for state in states:
-            engine.add(state)
+        for index, state in enumerate(states):
+            engine.add(state, deltas[index % len(deltas)] if deltas else None)
         # a step has looked at its result when it is done, so it has waited for the device
         durations_s = self._call(
             "denoise", lambda: [engine.step().duration_s for _ in range(1 + self._repeats)]

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
+from ray_cluster.engine.adapters.random_lora import random_lora
 from ray_cluster.engine.loading import LoadedModel
 from ray_cluster.engine.timing import OperationTimer, SizePx, StageCall, call_here
-from ray_cluster.policies.cost_model import fitted_cost
+from ray_cluster.errors import ModelUnsupported
+from ray_cluster.policies.cost_model import (
+    ExtraWork,
+    StepWork,
+    TimedStep,
+    fitted_cost,
+    lora_share,
+)
 from ray_cluster.policies.types import StepCost
 from ray_cluster.process.machine import cpu_model
 from ray_cluster.requests import ModelProfile
 
+logger = logging.getLogger(__name__)
+
 _REPEATS = 6
+# a share needs less precision
+_LORA_REPEATS = 3
 _GUIDED = 3.0
 # enough for a table of its schedule
 _NUM_STEPS = 4
@@ -68,10 +81,10 @@ def measure_step_cost(
 ) -> StepCost:
     """Run a few real steps and fit the cost of a step through the fastest of each kind.
 
-    Alone and in a full batch of the default size, and of two sizes together, all without guidance;
-    the first step of each batch is not counted, nor the first image that is decoded or encoded.
-    What else the machine does only ever makes them slower; the steps of requests correct the figure
-    later.
+    Alone and in a full batch of the default size, both with LoRAs too, and of two sizes together,
+    all without guidance; the first step of each batch is not counted, nor the first image that is
+    decoded or encoded. What else the machine does only ever makes them slower; the steps of
+    requests correct the figure later, but for the share of LoRAs.
 
     Args:
         call: does the work of a stage; in the calling thread unless given.
@@ -95,9 +108,39 @@ def measure_step_cost(
     megapixels = size[0] * size[1] / 1e6
     return replace(
         cost,
+        lora_share=_lora_share(
+            model, cost, {1, largest}, OperationTimer(model, clock, _LORA_REPEATS, call)
+        ),
         decode_per_megapixel_s=min(timer.decodes_s(size, 1)) / megapixels,
         encode_per_megapixel_s=min(timer.image_encodes_s(size, 1)) / megapixels,
     )
+
+
+def _lora_share(
+    model: LoadedModel, cost: StepCost, batches: Iterable[int], timer: OperationTimer
+) -> float:
+    """Return the share of a row's pixels that a LoRA costs; 0 where the model can have none.
+
+    Args:
+        cost: of steps without any.
+        batches: numbers of images of the default size that are stepped together.
+    """
+    try:
+        # two are enough: no neighbours in a batch have the same
+        loras = [one for seed in range(2) if (one := random_lora(model.executor, seed))]
+    except ModelUnsupported as error:
+        logger.warning("what LoRAs cost is not measured: %s", error)
+        return 0.0
+    if not loras:
+        return 0.0
+    profile = model.profile
+    size = (profile.default_width_px, profile.default_height_px)
+    steps = []
+    for count in batches:
+        megapixels = count * size[0] * size[1] / 1e6
+        work = StepWork(megapixels, 0.0, extra=ExtraWork(lora_megapixels=megapixels))
+        steps.append(TimedStep(work, min(timer.steps_s([size] * count, deltas=loras))))
+    return lora_share(cost, steps)
 
 
 def other_size(profile: ModelProfile) -> SizePx:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
-from ray_cluster.policies.fidelity import StepTable
+from ray_cluster.policies.fidelity import LoraStart, StepTable
 from ray_cluster.requests import SamplerName
 
 
@@ -33,12 +33,14 @@ class ModelSettings:
     Attributes:
         max_num_inference_steps: of any of its pools.
         fewer_steps: replaces the table in its replicas' profile; None leaves that.
+        lora_start: of its calls with LoRAs.
     """
 
     name: str
     max_num_inference_steps: int
     defaults: ModelDefaults = ModelDefaults()
     fewer_steps: StepTable | None = None
+    lora_start: LoraStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,7 @@ def _model(pool: PoolSettings, settings: Settings) -> ModelSettings:
         max_num_inference_steps=max(one.max_num_inference_steps for one in same),
         defaults=_defaults(pool.defaults),
         fewer_steps=None if pool.fidelity is None else pool.fidelity.table(),
+        lora_start=None if pool.lora_start is None else pool.lora_start.start(),
     )
 
 

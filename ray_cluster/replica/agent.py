@@ -37,6 +37,7 @@ from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.replica.gathering import Gathered, Gathering, ReplicaAddOns
 from ray_cluster.replica.held_leases import HeldLeases
+from ray_cluster.replica.late_loras import LateLoras, begins_without
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.metrics import ReplicaMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
@@ -104,6 +105,16 @@ class ReplicaAgent:
         self._preemptions = Preemptions(
             self._runner, states, holds=self._leases.holds, on_stored=self._return
         )
+        self._late_loras: LateLoras | None = None
+        if self._add_ons.loras is not None:
+            self._late_loras = LateLoras(
+                runner,
+                self._add_ons.loras,
+                holds=self._leases.holds,
+                on_failed=self._fail,
+                on_overdue=self._preempt,
+                clock=clock,
+            )
         self._peers = Directory()
         self._beginning: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -170,14 +181,15 @@ class ReplicaAgent:
         await self._sign_off()
 
     async def _end_tasks(self) -> None:
-        for task in (*self._loops, *self._beginning.values()):
+        fetching = () if self._late_loras is None else tuple(self._late_loras.tasks)
+        for task in (*self._loops, *self._beginning.values(), *fetching):
             task.cancel()
         leaving = self._codings | self._preemptions.tasks
         if leaving:
             await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
         for task in leaving:
             task.cancel()
-        tasks = (*self._loops, *self._beginning.values(), *leaving)
+        tasks = (*self._loops, *self._beginning.values(), *fetching, *leaving)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sign_off(self) -> None:
@@ -277,13 +289,16 @@ class ReplicaAgent:
         if state is not None:
             self._metrics.resumed(state.step_index)
         try:
-            gathered = await self._gathering.gather(lease, state)
+            is_late = self._late_loras is not None and begins_without(lease.request, state)
+            gathered = await self._gathering.gather(lease, state, without_loras=is_late)
         except RequestFailed as error:
             del self._beginning[lease.request.request_id]
             self._fail(lease, error)
             return
         del self._beginning[lease.request.request_id]
         self._submit(lease, deadline_s, replace(gathered, took_s=self._clock() - began_s))
+        if is_late and self._late_loras is not None:
+            self._late_loras.begin(lease, deadline_s)
 
     def _submit(self, lease: Lease, deadline_s: float, gathered: Gathered) -> None:
         self._log.started(lease, gathered.state)

@@ -101,8 +101,13 @@ class Gathering:
         request = lease.request
         return lease.may_resume or request.edit is not None or request.add_ons != AddOns()
 
-    async def gather(self, lease: Lease, state: RequestState | None) -> Gathered:
+    async def gather(
+        self, lease: Lease, state: RequestState | None, *, without_loras: bool = False
+    ) -> Gathered:
         """Fetch what a request needs beside its state.
+
+        Args:
+            without_loras: whether these may come later.
 
         Raises:
             RequestFailed: something cannot be had.
@@ -114,6 +119,6 @@ class Gathering:
             pixels = await self._delivery.pixels(request)
         if request.add_ons.controls:
             maps = await self._delivery.control_maps(request)
-        if self._loras is not None:
+        if self._loras is not None and not without_loras:
             adapters = await self._loras.adapters(lease)
         return Gathered(state, pixels, adapters, maps, self._clock() - began_s)

@@ -20,6 +20,9 @@ from ray_cluster.replica.lora_folder import LoraUnavailable
 
 logger = logging.getLogger(__name__)
 
+# it has the process that converts ready, and keeps a lock while it is at one
+_STORE_FIRST_S, _LOOK_S = 2.0, 0.1
+
 SetKey = tuple[tuple[str, float], ...]
 """LoRAs by id, with their scales."""
 
@@ -74,8 +77,12 @@ class LoraShelf:
         """Of the sets that are kept."""
         return sum(one.num_bytes for one in self._kept.values())
 
-    async def adapters(self, lease: Lease) -> AdapterSet | None:
+    async def adapters(self, lease: Lease, *, store_first: bool = False) -> AdapterSet | None:
         """Return the set of a lease's request; None if it names no LoRA.
+
+        Args:
+            store_first: whether the node's store is probably at them: it gets a moment before they
+                are fetched here.
 
         Raises:
             RequestFailed: one of them cannot be had.
@@ -90,7 +97,9 @@ class LoraShelf:
         # of several that ask, one opens; one that is cancelled leaves it to the others
         opening = self._opening.get(key)
         if opening is None:
-            opening = self._opening[key] = asyncio.create_task(self._open(key, lease.loras))
+            opening = self._opening[key] = asyncio.create_task(
+                self._open(key, lease.loras, _STORE_FIRST_S if store_first else 0.0)
+            )
             opening.add_done_callback(lambda done: self._note(key, done))
         return await asyncio.shield(opening)
 
@@ -102,11 +111,14 @@ class LoraShelf:
         while self.num_bytes > self._max_bytes and len(self._kept) > 1:
             self._kept.popitem(last=False)
 
-    async def _open(self, key: SetKey, orders: Sequence[LoraOrder]) -> AdapterSet:
+    async def _open(
+        self, key: SetKey, orders: Sequence[LoraOrder], patience_s: float
+    ) -> AdapterSet:
         order_by_id = {one.lora.lora_id: one for one in orders}
         discarded: set[Path] = set()
         # whatever goes wrong ends this request: an error of another kind would leave its lease open
         try:
+            await self._wait_for_store([one for one, _ in key], patience_s)
             while True:
                 files = [(await self._path(one, order_by_id), scale) for one, scale in key]
                 try:
@@ -122,6 +134,12 @@ class LoraShelf:
             raise RequestFailed(str(error), "lora") from error
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "lora") from error
+
+    async def _wait_for_store(self, lora_ids: Sequence[str], patience_s: float) -> None:
+        for _ in range(round(patience_s / _LOOK_S)):
+            if all(self._folder.path_of(one) is not None for one in lora_ids):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _path(self, lora_id: str, order_by_id: Mapping[str, LoraOrder]) -> Path:
         path = self._folder.path_of(lora_id)

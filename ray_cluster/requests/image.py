@@ -223,6 +223,8 @@ class ImageRequest:
         if self.add_ons.loras:
             loras = [{"name": one.name, "scale": one.scale} for one in self.add_ons.loras]
             recipe["loras"] = json.dumps(loras)
+        if self.add_ons.lora_start_step:
+            recipe["lora_start_step"] = str(self.add_ons.lora_start_step)
         if self.edit is not None:
             recipe |= edit_recipe(self.edit)
         return recipe
@@ -248,8 +250,16 @@ def granted(requests: Sequence[ImageRequest], num_steps: Sequence[int]) -> tuple
 
 
 def with_steps(request: ImageRequest, num_steps: int) -> ImageRequest:
-    """Return a request that takes another number of steps; an edit keeps its strength."""
-    if request.edit is None or num_steps == request.num_steps:
+    """Return a request that takes another number of steps.
+
+    An edit keeps its strength, and LoRAs start after the same share of the steps.
+    """
+    if num_steps == request.num_steps:
+        return request
+    if (start := request.add_ons.lora_start_step) > 0:
+        start = start * num_steps // request.num_steps
+        request = replace(request, add_ons=replace(request.add_ons, lora_start_step=start))
+    if request.edit is None:
         return replace(request, num_steps=num_steps)
     is_flow = request.sampler in FLOW_SAMPLER_NAMES
     schedule_steps = steps_of_schedule(num_steps, request.edit.strength, is_flow=is_flow)

@@ -112,10 +112,15 @@ class LoraUse:
 
 @dataclass(frozen=True, slots=True)
 class AddOns:
-    """What is added to the base model for a request."""
+    """What is added to the base model for a request.
+
+    Attributes:
+        lora_start_step: how many of its first steps are taken without its LoRAs; fewer than all.
+    """
 
     controls: tuple[ControlUse, ...] = ()
     loras: tuple[LoraUse, ...] = ()
+    lora_start_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

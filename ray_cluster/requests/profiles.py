@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ray_cluster.policies.fidelity import StepTable
+from ray_cluster.policies.fidelity import LoraStart, StepTable
 from ray_cluster.requests.parts import EditKind, GuidanceKind, SamplerName
 
 
@@ -37,6 +37,8 @@ class ModelProfile:
         outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
         prompt_digest: of the tokenizers that count; empty where only replicas can count.
         edits: what it makes of images; inpainting models need a mask.
+        lora_start: steps without LoRAs by fidelity; None where no mode but exact is offered with
+            LoRAs.
     """
 
     model: str
@@ -57,3 +59,4 @@ class ModelProfile:
     outer_blocks: tuple[int, int] | None = None
     prompt_digest: str = ""
     edits: EditKind = "any"
+    lora_start: LoraStart | None = None

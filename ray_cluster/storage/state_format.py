@@ -28,6 +28,7 @@ class StateHeader:
             :class:`ray_cluster.engine.state.RequestState`.
         full_step: index of the last step that was computed whole, of a request on a reuse schedule.
         num_reused: steps in which it has taken anything from an earlier one.
+        lacks_loras: whether its LoRAs are still to come, after its request's first steps.
     """
 
     request: ImageRequest
@@ -39,6 +40,7 @@ class StateHeader:
     reuse: ReuseSchedule | None = None
     full_step: int | None = None
     num_reused: int = 0
+    lacks_loras: bool = False
 
 
 _HEADER: TextCodec[StateHeader] = TextCodec(StateHeader)

@@ -18,6 +18,7 @@ from ray_cluster.config.settings import settings_of
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 from tests.api.conftest import shapes_profile
+from tests.fake_loras import ready_lora
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images
 from tests.jobs.cell import until
 
@@ -152,6 +153,28 @@ async def test_a_table_of_fewer_steps_follows(call: Any, current: CurrentSetting
     current.put(by(pools=[{"name": "shapes", "model": "shapes-sd", "fidelity": table}]))
     [image] = (await call(**fields)).json()["data"]
     assert image["num_inference_steps"] == 5
+
+
+async def test_steps_without_loras_follow_and_replies_say_them(
+    fake: FakeDispatcherClient, call: Any, current: CurrentSettings
+) -> None:
+    fake.registry.put(ready_lora("pastel"))
+    current.put(by())
+    fields: dict[str, Any] = {
+        "fidelity": "balanced",
+        "num_inference_steps": 20,
+        "loras": [{"name": "pastel"}],
+    }
+    assert (await call(**fields)).json()["error"]["code"] == "fidelity_not_offered"
+    pool = {"name": "shapes", "model": "shapes-sd", "lora_start": {"balanced": 0.15}}
+    current.put(by(pools=[pool]))
+    [image] = (await call(**fields)).json()["data"]
+    assert (image["num_inference_steps"], image["lora_start_step"]) == (20, 3)
+    assert fake.offered[-1][0].add_ons.lora_start_step == 3
+    refused = await call(**{**fields, "fidelity": "fast"})
+    assert refused.json()["error"]["code"] == "fidelity_not_offered"
+    [image] = (await call(loras=fields["loras"])).json()["data"]
+    assert "lora_start_step" not in image
 
 
 async def test_a_gateway_stays_ready_while_a_new_model_loads(

@@ -158,6 +158,10 @@ def test_a_lora_changes_the_image_and_like_makes_it_again(cli: Cli, tmp_path: Pa
     assert made("zero", *words, "--lora", "pastel:0") == plain
     assert made("again", "--like", tmp_path / "styled.png") == styled
     assert made("both", *words, "--lora", "pastel:0.8", "--lora", "outline") != styled
+    late = made("late", *words, "--lora", "pastel:0.8", "--lora-start-step", 1)
+    assert late not in {plain, styled}
+    assert made("late-again", "--like", tmp_path / "late.png") == late
+    assert read_recipe((tmp_path / "late.png").read_bytes())["lora_start_step"] == "1"
     recipe = read_recipe((tmp_path / "styled.png").read_bytes())
     assert json.loads(recipe["loras"]) == [{"name": "pastel", "scale": 0.8}]
 
@@ -172,6 +176,8 @@ WRONG = {
     "scale": (("--lora", "pastel:5"), "'scale' must be at most 4; given 5.0. (option --lora)"),
     "twice": (("--lora", "pastel", "--lora", "pastel:0.5"), "twice"),
     "fidelity": (("--lora", "pastel", "--fidelity", "fast"), "measured without LoRAs"),
+    "too late": (("--lora", "pastel", "--lora-start-step", "2"), "must be less than the steps"),
+    "no late lora": (("--lora-start-step", "1"), "changes nothing without LoRAs"),
     "not a lora": (("--lora", "./text.safetensors"), "cannot be read as safetensors"),
     "other base": (("--lora", "pastel", "--model", "shapes-sd3"), "is made for another model"),
 }

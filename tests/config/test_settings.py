@@ -31,6 +31,7 @@ OTHER_VALUES: dict[str, Any] = {
     "max_replicas": 9,
     "defaults": {"num_inference_steps": 7},
     "fidelity": FIDELITY,
+    "lora_start": {"balanced": 0.1},
     "min_replicas": 1,
     "preemption": False,
     "progress_s": 0.5,

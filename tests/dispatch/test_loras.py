@@ -10,7 +10,7 @@ import pytest
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.leases import Poll, PollReply, Registration
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, Returned
 from ray_cluster.protocol.loras import Lora, LoraFacts, LoraOrder, LoraReport
 from ray_cluster.requests import AddOns, Failure, ImageRequest, LoraUse
 from tests.dispatch.virtual_service import held, make_service, now
@@ -89,6 +89,50 @@ def test_a_request_waits_for_its_lora_and_holds_no_other_up(core: DispatchCore) 
     assert [one.lora.name for one in lease.loras] == ["pastel"]
     core.report("r", [finished(lease)], 3.0)
     assert not core.knows("styled")
+
+
+def late(request_id: str, start: int, **values: object) -> ImageRequest:
+    """A request that takes its first steps without its LoRA."""
+    one = with_loras(request_id, "pastel", **values)
+    return replace(one, add_ons=replace(one.add_ons, lora_start_step=start))
+
+
+def test_one_that_begins_without_its_lora_is_leased_while_it_is_fetched(
+    core: DispatchCore,
+) -> None:
+    for name in ("fetched", "outline"):
+        core.loras.add(lora(name))
+    # such a wait is no part of what is promised
+    waiting, beginning = with_loras("waiting", "pastel"), late("beginning", 2)
+    assert core.loras.fetch_s([waiting], 0.0) > 0
+    assert core.loras.fetch_s([beginning], 0.0) == 0
+    core.offer([waiting], 0.0)
+    core.offer([beginning], 0.0)
+    (lease,) = core.poll(poll_of(), 0.0).leases
+    assert lease.request == beginning
+    assert lease.deadline_in_s == 30.0
+    assert [one.lora.name for one in lease.loras] == ["pastel"]
+    assert names_of(tell(core, LoraReport("id-pastel", "fetching")).loras) == ["pastel"]
+
+
+def test_one_that_is_returned_when_its_lora_is_due_waits_for_it(core: DispatchCore) -> None:
+    core.offer([late("a", 2)], 0.0)
+    for steps_done, waits in ((1, False), (2, True)):
+        (lease,) = core.poll(poll_of(), 1.0).leases
+        core.report("r", [Returned("a", lease.fence, steps_done)], 1.0)
+        assert core.loras.holds_back(lease.request, steps_done) is waits
+    assert leased(core, 2.0) == []
+    tell(core, ready("pastel"), now_s=3.0)
+    assert leased(core, 3.0) == ["a"]
+
+
+def test_one_that_begins_without_a_lora_that_is_gone_is_ended(core: DispatchCore) -> None:
+    core.loras.remove("pastel")
+    core.offer([late("a", 2)], 0.0)
+    assert leased(core) == []
+    (outcome,) = core.take_outcomes()
+    assert isinstance(outcome, Failure)
+    assert outcome.code == "lora_failed"
 
 
 def test_all_of_several_are_waited_for(core: DispatchCore) -> None:

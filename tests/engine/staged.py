@@ -77,7 +77,8 @@ class StagedModel:
         # one model under several runners, which no process has: tokenizers and what executors keep
         # between steps know only one thread
         self._one_thread = threading.Lock()
-        self.device = inner.executor.device
+        self.device, self.dtype = inner.executor.device, inner.executor.dtype
+        self.layers, self.bind = inner.executor.layers, inner.executor.bind
         self.latent_shape = inner.executor.latent_shape
         self.num_levels = inner.executor.num_levels
         self.num_conditions = inner.executor.num_conditions

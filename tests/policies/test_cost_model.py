@@ -9,12 +9,14 @@ from ray_cluster.policies.batch_layout import TRIAL_EVERY, TRIAL_STEPS, choose_l
 from ray_cluster.policies.cost_model import (
     MAX_SURPRISE,
     CostResidual,
+    ExtraWork,
     StepWork,
     TimedStep,
     corrected,
     faded,
     fitted_cost,
     further_size_s,
+    lora_share,
     observe,
     one_call_s,
     step_s,
@@ -186,3 +188,20 @@ def test_a_silence_brings_a_correction_back_and_makes_the_next_observations_coun
     assert observe(later, predicted_s=1.0, observed_s=2.0).factor > 1.4
     # slow steps are waited for
     assert faded(residual, 60.0, step_s=60.0).factor > 3.7
+
+
+def test_the_share_of_loras_is_what_steps_with_them_take_more_than_a_cost_says() -> None:
+    cost = StepCost(0.3, 2.0, lora_share=0.25)
+
+    def step(megapixels: float, num_loras: int, seconds: float | None = None) -> TimedStep:
+        extra = ExtraWork(lora_megapixels=num_loras * megapixels)
+        work = StepWork(megapixels, 0.0, extra=extra)
+        return TimedStep(work, step_s(cost, work) if seconds is None else seconds)
+
+    steps = [step(0.5, 1), step(4.0, 1), step(1.0, 3)]
+    assert lora_share(replace(cost, lora_share=0.9), steps) == pytest.approx(0.25)
+    # steps of noise that seem to cost less with LoRAs make nothing cheaper
+    assert lora_share(cost, [step(0.5, 1, 1.0)]) == 0
+    priced, blind = request_view("a", loras=("x",)), request_view("a")
+    assert alone_s(cost, priced) > alone_s(cost, blind)
+    assert alone_s(replace(cost, lora_share=0.0), priced) == alone_s(cost, blind)

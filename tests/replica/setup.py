@@ -134,6 +134,7 @@ def new_agent(
     every: int | None = None,
     results: ResultStore | None = None,
     edits: Templates | None = None,
+    loras: Any = None,
 ) -> ReplicaAgent:
     """An agent over a store, memory of its own unless given, that exports every so many steps."""
     profile = model.inner.profile
@@ -149,6 +150,7 @@ def new_agent(
         ),
         delivery=Delivery(coder, results, edits),
         states=states,
+        loras=loras,
         link=link,
         clock=time.monotonic,
     )

@@ -243,3 +243,19 @@ async def test_a_disk_with_no_room_for_a_lora_says_what_to_change(folder: Folder
     folder.evicting = True
     with pytest.raises(RequestFailed, match=r"'name-a'.*raise loras\.max_disk_bytes"):
         await new_shelf(folder).adapters(lease(("a", 1.0)))
+
+
+async def test_a_store_that_is_at_it_goes_first(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = new_shelf(folder)
+    asking = asyncio.create_task(shelf.adapters(lease(("a", 1.0)), store_first=True))
+    await asyncio.sleep(0)
+    # what the node's store does
+    write_factors(LoraFactors({"unet": {"layer": LAYER}}), folder.file("a"))
+    assert await asking is not None
+    assert folder.fetched == []
+    # without one it is fetched here, after a moment
+    monkeypatch.setattr("ray_cluster.replica.lora_shelf._STORE_FIRST_S", 0.2)
+    assert await shelf.adapters(lease(("b", 1.0)), store_first=True) is not None
+    assert folder.fetched == ["b"]

@@ -94,7 +94,8 @@ class ControlResiduals:
         for one in self._asked.pop(state.request.request_id, ()):
             one.future.cancel()
         for index in range(len(state.request.add_ons.controls)):
-            self._controls.forget(_key(state, index))
+            for lacks_loras in {False, state.request.add_ons.lora_start_step > 0}:
+                self._controls.forget(_key(state, index, lacks_loras=lacks_loras))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _asks(part: StepPart, request: int) -> list[tuple[ControlAsk, float]]:
         flat = batch.latents.split(batch.layout.request_tokens)[request][:, :channels]
         ask = ControlAsk(
             name=use.name,
-            key=_key(state, index),
+            key=_key(state, index, lacks_loras=state.lacks_loras),
             conditioning=state.conditioning,
             map=state.maps[index],
             latents=flat.T.unflatten(1, (height, width)).contiguous(),
@@ -158,8 +159,9 @@ def _asks(part: StepPart, request: int) -> list[tuple[ControlAsk, float]]:
     return found
 
 
-def _key(state: RequestState, index: int) -> str:
-    return f"{state.request.request_id}/{index}"
+def _key(state: RequestState, index: int, *, lacks_loras: bool) -> str:
+    """Return the key of a use of a ControlNet; with LoRAs a request's prompts become others."""
+    return f"{state.request.request_id}/{index}{'-' if lacks_loras else ''}"
 
 
 def _error(asked: Sequence[_Asked]) -> RequestFailed | None:

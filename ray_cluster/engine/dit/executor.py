@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
-from ray_cluster.engine.deltas import LayerDeltas, adding, bound_deltas
+from ray_cluster.engine.deltas import LayerDeltas, adding, bound_deltas, layers_of
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
@@ -138,6 +138,11 @@ class DiTExecutor:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         factor = self._vae_scale_factor
         return (self._lean.channels, height_px // factor, width_px // factor)
+
+    @property
+    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
+        """The layers that :meth:`bind` knows."""
+        return layers_of(self._model)
 
     def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
         """Return deltas for requests of this model; any linear layer and convolution may have one.

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
-from ray_cluster.engine.deltas import LayerDeltas, bound_deltas
+from ray_cluster.engine.deltas import LayerDeltas, bound_deltas, layers_of
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import guide
 from ray_cluster.engine.rings import Rings, part_of, whole_ring
@@ -77,6 +77,11 @@ class UNetExecutor:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         factor = self._vae_scale_factor
         return (self._unet.config.out_channels, height_px // factor, width_px // factor)
+
+    @property
+    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
+        """The layers that :meth:`bind` knows."""
+        return layers_of(self._unet)
 
     def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
         """Return deltas for requests of this model; any linear layer and convolution may have one.
