@@ -11,6 +11,7 @@ from ray_cluster.engine.batch_caps import BatchLimit
 from ray_cluster.engine.checkpoints import ExportInterval, StateSink
 from ray_cluster.engine.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.merging import Merger
 from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
 from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.runner import EngineRunner
@@ -74,26 +75,35 @@ def build_runner(
     costs: StepCosts | None = None,
     sink: StateSink | None = None,
     interval: ExportInterval = steps_between_exports,
+    merges: bool = False,
 ) -> EngineRunner:
-    """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
+    """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`.
+
+    Args:
+        merges: whether LoRAs may be merged into its weights, if there is memory.
+    """
     limit = BatchLimit(pool.max_batch)
     if uses_graphs(pool, model):
         model = replace(model, executor=GraphedExecutor(model.executor))
+    engine = build_engine(
+        model,
+        max_batch=limit,
+        clock=clock,
+        costs=costs,
+        policy=_POLICIES[pool.batches],
+        layout=None if pool.layout == "auto" else partial(_always, pool.layout),
+    )
+    spare_bytes = model.memory.spare_bytes
+    merger = Merger(engine, model.executor, max_bytes=spare_bytes, clock=clock) if merges else None
     return EngineRunner(
         model,
-        build_engine(
-            model,
-            max_batch=limit,
-            clock=clock,
-            costs=costs,
-            policy=_POLICIES[pool.batches],
-            layout=None if pool.layout == "auto" else partial(_always, pool.layout),
-        ),
+        engine,
         clock=clock,
         num_threads=pool.num_threads,
         max_batch=limit,
         sink=sink,
         interval=interval,
+        merger=merger,
     )
 
 

@@ -21,6 +21,7 @@ from ray_cluster.engine.decode_stage import DecodeStage
 from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
+from ray_cluster.engine.merging import Merger
 from ray_cluster.engine.stage_thread import StageThread
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_commands import StepCommands
@@ -52,6 +53,7 @@ class EngineRunner:
         max_batch: most prompts or images encoded or decoded together, and the engine's limit if it
             is one that :meth:`set_max_batch` sets.
         sink: gets copies of the rows at the interval that the policy says.
+        merger: of the engine; None where nothing is merged.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class EngineRunner:
         max_batch: int | BatchLimit = 8,
         sink: StateSink | None = None,
         interval: ExportInterval = steps_between_exports,
+        merger: Merger | None = None,
     ) -> None:
         self.model = model
+        self.merger = merger
         self._engine = engine
         self._on_event: Callable[[RunnerEvent], None] = _to_nobody
         self._clock = clock
@@ -360,6 +364,8 @@ class EngineRunner:
         self._tell(Stepped(report))
         if self._checkpoints is not None:
             self._checkpoints.after_step(report)
+        if self.merger is not None:
+            self.merger.after_step(report)
 
     def _hand_on(self, report: StepReport) -> None:
         now_s = self._clock()

@@ -28,6 +28,7 @@ class Held:
         last_step: number of the engine's step that it was last part of, or after which it came.
         deltas: what it adds to the outputs of layers.
         prepared: what the executor made of its conditioning, from its first step here on.
+        is_merged: whether the model's weights have these deltas in them now.
     """
 
     state: RequestState
@@ -35,6 +36,7 @@ class Held:
     last_step: int
     deltas: LayerDeltas | None = None
     prepared: Any = None
+    is_merged: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -86,7 +88,7 @@ class Call:
         self.rows = [start.row for start in starts]
         self.latents = flat_pixels([start.latents for start in starts])
         parts = tuple(start.reuse for start in starts)
-        deltas = tuple(row.deltas for row in self.rows)
+        deltas = tuple(None if row.is_merged else row.deltas for row in self.rows)
         owner = layout.request_of_token(executor.device)
         inputs = self.latents * input_scale.index_select(0, owner)
         if executor.num_conditions:

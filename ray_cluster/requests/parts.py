@@ -117,6 +117,11 @@ class AddOns:
     controls: tuple[ControlUse, ...] = ()
     loras: tuple[LoraUse, ...] = ()
 
+    @property
+    def lora_set(self) -> str:
+        """The same for the same LoRAs at the same scales, in any order; empty without any."""
+        return "+".join(sorted(f"{use.lora_id or use.name}@{use.scale!r}" for use in self.loras))
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
