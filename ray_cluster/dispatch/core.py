@@ -250,12 +250,14 @@ class DispatchCore:
         directory = self.replicas.directory
         peers = None if replica.peers_version == directory.version else directory
         loras = self.loras.orders(replica_id, now_s)
-        if not (placed.leased or exchanged or preempted or aborts or peers or loras is not None):
+        is_quiet = loras is None and not placed.others_wait
+        if is_quiet and not (placed.leased or exchanged or preempted or aborts or peers):
             return _NOTHING_TO_SAY
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
+        reply = PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
+        return replace(reply, others_wait=True) if placed.others_wait else reply
 
     def advance_loras(self, now_s: float) -> None:
         """Act on what has become of LoRAs: requests go on or end, stores hear of changes."""

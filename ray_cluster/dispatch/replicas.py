@@ -269,6 +269,8 @@ class ReplicaRows:
         self._row_by_id: dict[str, int] = {}
         self._residents: list[frozenset[str]] = []
         self._holders: dict[str, set[int]] = {}
+        # sets of LoRAs by the ids of replicas that are merged with them
+        self._merged: dict[str, str] = {}
         self._levels_s: npt.NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
         self._rooms: npt.NDArray[np.int64] = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._prices_s: npt.NDArray[np.float64] = np.zeros((_FIRST_CAPACITY, NUM_AMOUNTS))
@@ -294,6 +296,9 @@ class ReplicaRows:
             self._costs[row] = view.step_cost
             self._prices_s[row] = shared_prices(view)
         self._hold(row, view.residents)
+        self._merged.pop(view.replica_id, None)
+        if view.merged:
+            self._merged[view.replica_id] = view.merged
 
     def _hold(self, row: int, residents: frozenset[str]) -> None:
         before = self._residents[row]
@@ -316,6 +321,7 @@ class ReplicaRows:
 
     def remove(self, replica_id: str) -> None:
         """Remove a row; the last one takes its place."""
+        self._merged.pop(replica_id, None)
         row, last = self._row_by_id.pop(replica_id), self._ids.pop()
         cost, end = self._costs.pop(), len(self._ids)
         residents = self._residents[end]
@@ -357,7 +363,10 @@ class ReplicaRows:
         if polls is not None:
             counts_on[polls] = True
         rooms = self._rooms[:count] * counts_on
-        return ReplicaTable(self._levels_s[:count], rooms, self._prices_s[:count], residency)
+        merged = tuple(self._merged.get(one, "") for one in self._ids) if self._merged else ()
+        return ReplicaTable(
+            self._levels_s[:count], rooms, self._prices_s[:count], residency, merged
+        )
 
     def _grow(self) -> None:
         self._levels_s, self._rooms, self._prices_s, self._heard_s = (

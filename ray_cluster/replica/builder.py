@@ -84,7 +84,7 @@ def build_agent(
             :func:`ray_cluster.engine.loading.load_model`.
     """
     started_s = clock()
-    pool, storage = started_pool(arguments, settings), arguments.storage
+    pool, storage, given = started_pool(arguments, settings), arguments.storage, arguments.loras
     prepare_threads(pool.num_threads)
     model = load_model(pool)
     tokenizers = model.encoder.tokenizers
@@ -92,7 +92,9 @@ def build_agent(
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
-    runner = build_runner(model, pool, clock=clock, costs=costs, sink=states.writer)
+    runner = build_runner(
+        model, pool, clock=clock, costs=costs, sink=states.writer, merges=given.merges
+    )
     step_cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
     reading_s = reading_per_megapixel_s(coder, clock)
     encode_s = step_cost.encode_per_megapixel_s + reading_s
@@ -117,9 +119,7 @@ def build_agent(
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
-        loras=LoraShelf(
-            runner.model, LoraFolder(arguments.loras), max_bytes=arguments.loras.max_held_bytes
-        ),
+        loras=LoraShelf(runner.model, LoraFolder(given), max_bytes=given.max_held_bytes),
         link=link,
         clock=clock,
         settings=settings,
