@@ -20,6 +20,9 @@ class LoraSettings:
         num_steps: of these requests.
         rounds: repetitions of each cell there.
         load_rounds: repetitions of each part of loading.
+        sets: different sets in a batch of eight, where merging is compared.
+        run_steps: steps of their rows.
+        merge_rounds: repetitions of each way there.
     """
 
     px: int = 64
@@ -30,6 +33,9 @@ class LoraSettings:
     num_steps: int = NUM_STEPS
     rounds: int = 7
     load_rounds: int = 15
+    sets: tuple[int, ...] = (1, 2, 4, 8)
+    run_steps: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    merge_rounds: int = 7
 
 
 def quick_lora_settings() -> LoraSettings:
@@ -42,4 +48,7 @@ def quick_lora_settings() -> LoraSettings:
         num_steps=3,
         rounds=1,
         load_rounds=2,
+        sets=(1, 2),
+        run_steps=(1, 4),
+        merge_rounds=2,
     )
