@@ -71,6 +71,7 @@ class MemoryPlan:
         peak_bytes: the former, the context, and the activations of the largest batch that is
             allowed.
         explanation: what was given, what is allowed, what to change.
+        spare_bytes: of the budget, beyond the peak.
     """
 
     verdict: Verdict
@@ -80,6 +81,7 @@ class MemoryPlan:
     host_bytes: int
     peak_bytes: int
     explanation: str
+    spare_bytes: int = 0
 
 
 def plan_memory(
@@ -105,15 +107,17 @@ def plan_memory(
     weights_bytes = need.resident_bytes(offloaded)
     costs = need.activation_by_size
     activation_bytes = max(costs[size].at(batch) for size, batch in batches.items())
+    peak_bytes = need.context_bytes + weights_bytes + activation_bytes
     return MemoryPlan(
         verdict=verdict,
         offloaded=offloaded,
         max_batch_by_size=batches,
         weights_bytes=weights_bytes,
         host_bytes=need.weights_bytes - weights_bytes,
-        peak_bytes=need.context_bytes + weights_bytes + activation_bytes,
+        peak_bytes=peak_bytes,
         explanation=f"{verdict}: given {_given(need, budget_bytes, offloaded)} and batches of "
         f"{max_batch}; {_advice(need, verdict, offloaded, batches, max_batch)}",
+        spare_bytes=max(0, budget_bytes - peak_bytes),
     )
 
 

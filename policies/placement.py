@@ -9,6 +9,11 @@ SwiftDiffusion, section 2, fetch). The cost to the request that is passed over i
     unless it could still be in time if it began when that one ends.
 
 No slot stays empty for this: where nothing may be leased first, the queue's order holds.
+
+A replica whose model is merged with a set of LoRAs can make no other images. It leases requests of
+that set alone, and passes over the others within the same bounds. Beyond them, or where no other
+replica will take these soon, it is told so, and puts its model's own weights back at once: a set
+that is asked for often keeps nobody else waiting.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ray_cluster.policies.cost_model import decode_s, encode_s, own_s
-from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.policies.types import MOST_PASSES, RequestView, StepCost
 
 # requests that are considered for one lease, however long the queue is
 WINDOW = 16
@@ -71,13 +76,41 @@ class Placement:
     Attributes:
         leased: ids of waiting requests, the first one first.
         passed: ids of those that stay though later ones are leased, once for each of these.
+        others_wait: whether a merged replica should put its model's own weights back, as some wait
+            that it cannot make.
     """
 
     leased: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    others_wait: bool = False
 
 
 NOTHING = Placement()
+
+
+@dataclass(frozen=True, slots=True)
+class MergedReplica:
+    """A replica whose model is merged with a set of LoRAs, and the other ones of the model.
+
+    Attributes:
+        lora_set: the set.
+        room: its free slots.
+        peer_rooms: free slots of the others by what they are merged with; empty for those that are
+            not merged. A set without a replica is missing.
+    """
+
+    lora_set: str
+    room: int
+    peer_rooms: Mapping[str, int]
+
+    def leaves(self, request: RequestView, *, has_room: bool) -> bool:
+        """Whether a request that it cannot make may be left to the others.
+
+        Args:
+            has_room: whether slots of its own stay free meanwhile.
+        """
+        rooms = [self.peer_rooms[one] for one in ("", request.lora_set) if one in self.peer_rooms]
+        return bool(rooms) and (sum(rooms) > 0 or not has_room)
 
 
 def place(
@@ -106,6 +139,49 @@ def place(
         passed += [one.request_id for one in left[:choice]]
         left[:choice] = map(passed_over, left[:choice])
     return Placement(tuple(leased), tuple(passed))
+
+
+def place_merged(
+    queue: Sequence[RequestView],
+    num_leases: int,
+    replica: MergedReplica,
+    residency: Residency | None,
+    now_s: float,
+) -> Placement:
+    """Return which waiting requests a merged replica leases: none but those of its set.
+
+    The arguments are those of :func:`place`.
+    """
+    leased: list[str] = []
+    passed: list[str] = []
+    others: list[RequestView] = []
+    is_stopped = False
+    for one in queue[: num_leases + WINDOW - 1]:
+        if one.lora_set != replica.lora_set:
+            others.append(one)
+            continue
+        if len(leased) == num_leases:
+            break
+        if is_stopped := not _may_pass(others, one, residency, now_s):
+            break
+        leased.append(one.request_id)
+        passed += [other.request_id for other in others]
+        others = list(map(passed_over, others))
+    has_room = replica.room > len(leased)
+    others_wait = any(is_stopped or not replica.leaves(one, has_room=has_room) for one in others)
+    return Placement(tuple(leased), tuple(passed), others_wait)
+
+
+def _may_pass(
+    others: Sequence[RequestView], later: RequestView, residency: Residency | None, now_s: float
+) -> bool:
+    """Whether a later request may be leased before all of these."""
+    if any(one.num_passes >= MOST_PASSES or one.priority != later.priority for one in others):
+        return False
+    if residency is None:
+        return True
+    until_s = now_s + residency.remainder_s(later)
+    return all(until_s + residency.remainder_s(one) <= one.deadline_s for one in others)
 
 
 def passed_over(request: RequestView) -> RequestView:

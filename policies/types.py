@@ -52,6 +52,7 @@ class RequestView:
         fewest_steps: that it may be made with, if it or others would be late with more; None for
             all.
         loras: ids of its LoRAs.
+        lora_set: the same for requests with the same LoRAs at the same scales; empty without any.
         controls: names of its ControlNets.
         template: digest of the image that it edits, where replicas keep activations of it; None for
             all others.
@@ -83,6 +84,7 @@ class RequestView:
     num_passes: int = 0
     step_share: float = 1.0
     num_inputs: int = 0
+    lora_set: str = ""
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -187,6 +189,8 @@ class ReplicaView:
         num_free: free slots by its last report, less what it was leased since.
         leased_work_s: replica seconds that the requests it holds still take in full batches.
         residents: ids of adapters and templates that are there, or are being fetched.
+        merged: the set of LoRAs that its model is merged with, so that it makes no other images;
+            empty where none is.
     """
 
     replica_id: str
@@ -198,6 +202,7 @@ class ReplicaView:
     num_free: int = 0
     leased_work_s: float = 0.0
     residents: frozenset[str] = frozenset()
+    merged: str = ""
 
     @property
     def room(self) -> int:

@@ -68,7 +68,7 @@ def services(*, shares_memory: bool = True) -> Iterator[Services]:
         for (_, ours), name in zip(started, MODELS, strict=True):
             target, secret = ours.recv()
             peers.append(Peer("control", name, name, _HOST, Endpoint(target, secret)))
-        controls = RemoteControls(clock=time.monotonic, on_ready=nothing)
+        controls = RemoteControls(clock=time.monotonic)
         directory = Directory("1", tuple(peers))
         controls.set_peers(directory)
         try:
@@ -97,7 +97,3 @@ def _serve(name: str, pipe: Connection, shares_memory: bool) -> None:
         pipe.recv()
     listener.close()
     server.stop()
-
-
-def nothing() -> None:
-    """Do nothing when an answer is there: whoever waits for it does so in the step."""

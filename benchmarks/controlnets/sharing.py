@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.controlnets.services import nothing, services
+from benchmarks.controlnets.services import services
 from benchmarks.controlnets.settings import ControlSettings
 from benchmarks.controlnets.subject import controlled_requests, maps_of
 from benchmarks.engine.streams import by_engine
@@ -119,7 +119,7 @@ def _other(directory: Directory, settings: ControlSettings) -> Iterator[None]:
 def _keep_busy(directory: Directory, settings: ControlSettings, stop: Any) -> None:
     prepare_threads(1)
     subject = load_subject()
-    controls = RemoteControls(clock=time.monotonic, on_ready=nothing)
+    controls = RemoteControls(clock=time.monotonic)
     controls.set_peers(directory)
     requests = controlled_requests(
         _OTHER_IN_FLIGHT, 1, px=settings.px, num_steps=settings.num_steps

@@ -22,6 +22,9 @@ class LoraSettings:
         load_rounds: repetitions of each part of loading.
         late_shares: of the steps that are without LoRAs.
         late_images: with each LoRA and share.
+        sets: different sets in a batch of eight, where merging is compared.
+        run_steps: steps of their rows.
+        merge_rounds: repetitions of each way there.
     """
 
     px: int = 64
@@ -34,6 +37,9 @@ class LoraSettings:
     load_rounds: int = 15
     late_shares: tuple[float, ...] = (0.1, 0.15, 0.2, 0.3)
     late_images: int = 24
+    sets: tuple[int, ...] = (1, 2, 4, 8)
+    run_steps: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    merge_rounds: int = 7
 
 
 def quick_lora_settings() -> LoraSettings:
@@ -48,4 +54,7 @@ def quick_lora_settings() -> LoraSettings:
         load_rounds=2,
         late_shares=(0.3,),
         late_images=2,
+        sets=(1, 2),
+        run_steps=(1, 4),
+        merge_rounds=2,
     )

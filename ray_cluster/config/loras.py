@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -58,9 +58,19 @@ class LoraArguments(Section):
     max_held_bytes: int = Field(
         1 << 30, ge=1 << 20, description="size of the factors that one replica keeps in memory"
     )
+    merge: Literal["auto", "never"] = Field(
+        "auto",
+        description="whether a replica merges LoRAs that all of its images have into its model's "
+        "weights, where it has memory for these twice",
+    )
     fetch_timeout_s: float = Field(
         300.0, gt=0, description="time after which a source that does not answer is given up"
     )
+
+    @property
+    def merges(self) -> bool:
+        """Whether replicas may merge LoRAs."""
+        return self.merge == "auto"
 
     def resolved(self, folder: Path) -> Self:
         """Return it with absolute paths."""

@@ -253,14 +253,15 @@ class DispatchCore:
         aborts = replica.stale
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
         placed = self.replicas.choose(replica, self._ledger.queue, now_s, now_s - self.grace_s)
-        peers = self.replicas.news_for(replica)
-        loras = self.loras.orders(replica_id, now_s)
-        if not (placed.leased or exchanged or preempted or aborts or peers or loras is not None):
+        peers, loras = self.replicas.news_for(replica), self.loras.orders(replica_id, now_s)
+        news = (placed.leased, exchanged, preempted, aborts, peers, placed.others_wait)
+        if loras is None and not any(news):
             return _NOTHING_TO_SAY
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        return PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
+        reply = PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
+        return replace(reply, others_wait=placed.others_wait)
 
     def advance_held_back(self, now_s: float) -> None:
         """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
@@ -375,8 +376,8 @@ class DispatchCore:
         found = self.replicas.profiles.items()
         return {model: profile for model, profile in found if model not in self._removed}
 
-    def num_open_by_model(self) -> dict[str, int]:
-        return dict(Counter(record.view.model for record in self._ledger))
+    def num_open_by_model(self) -> Counter[str]:
+        return Counter(record.view.model for record in self._ledger)
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         return ClusterSnapshot.of(

@@ -187,6 +187,7 @@ class ReplicaRecord:
         named: ids in its last poll, less those it has reported since.
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
         residents: ids of what is there or being fetched, by its last poll.
+        merged: the set of LoRAs that its model is merged with, likewise.
         changed: shared set of ids of replicas that have changed; its reader empties it.
         model: name of the queue that it leases from; see :attr:`Registration.lane`.
     """
@@ -201,6 +202,7 @@ class ReplicaRecord:
     reported_s: float = 0.0
     peers_version: str = ""
     residents: frozenset[str] = field(init=False)
+    merged: str = ""
     settings_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
@@ -231,7 +233,8 @@ class ReplicaRecord:
         step_cost = poll.step_cost or self.step_cost
         residents = self.residents if poll.residents is None else frozenset(poll.residents)
         is_changed = poll.num_free != self.num_free or step_cost != self.step_cost
-        is_changed |= residents != self.residents
+        is_changed |= residents != self.residents or poll.merged != self.merged
+        self.merged = poll.merged
         self.num_free, self.step_cost, self.residents = poll.num_free, step_cost, residents
         self.named = set(poll.steps_done_by_id)
         self.peers_version = poll.peers_version
@@ -296,6 +299,7 @@ class ReplicaRecord:
             num_free=self.num_free,
             leased_work_s=load_s(self._share_cost(), self.load()),
             residents=self._all_residents(),
+            merged=self.merged,
         )
 
     def _all_residents(self) -> frozenset[str]:

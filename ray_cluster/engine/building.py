@@ -13,11 +13,11 @@ from ray_cluster.engine.controls.asks import Controls
 from ray_cluster.engine.controls.source import ControlResiduals
 from ray_cluster.engine.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.merging import Merger
 from ray_cluster.engine.mixed_step import LayoutChoice, StepSources
 from ray_cluster.engine.residuals import NoResiduals
 from ray_cluster.engine.reuse_steps import ActivationStore
 from ray_cluster.engine.runner import EngineRunner
-from ray_cluster.engine.step_commands import StepCommands
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
@@ -84,30 +84,40 @@ def build_runner(
     sink: StateSink | None = None,
     interval: ExportInterval = steps_between_exports,
     controls: Controls | None = None,
-    commands: StepCommands | None = None,
+    merges: bool = False,
 ) -> EngineRunner:
-    """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`."""
+    """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`.
+
+    Args:
+        merges: whether LoRAs may be merged into its weights, if there is memory.
+    """
     limit = BatchLimit(pool.max_batch)
     if uses_graphs(pool, model):
         model = replace(model, executor=GraphedExecutor(model.executor))
-    return EngineRunner(
+    engine = build_engine(
         model,
-        build_engine(
-            model,
-            max_batch=limit,
-            clock=clock,
-            costs=costs,
-            policy=_POLICIES[pool.batches],
-            layout=None if pool.layout == "auto" else partial(_always, pool.layout),
-            controls=controls,
-        ),
+        max_batch=limit,
+        clock=clock,
+        costs=costs,
+        policy=_POLICIES[pool.batches],
+        layout=None if pool.layout == "auto" else partial(_always, pool.layout),
+        controls=controls,
+    )
+    spare_bytes = model.memory.spare_bytes
+    merger = Merger(engine, model.executor, max_bytes=spare_bytes, clock=clock) if merges else None
+    runner = EngineRunner(
+        model,
+        engine,
         clock=clock,
         num_threads=pool.num_threads,
         max_batch=limit,
         sink=sink,
         interval=interval,
-        commands=commands,
+        merger=merger,
     )
+    if controls is not None:
+        controls.call_when_ready(runner.wake)
+    return runner
 
 
 def uses_graphs(pool: PoolConfig, model: LoadedModel) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.adapters.merged_weights import MergedWeights
 from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.executor import Executor, PreparedT, Residuals, StepBatch
@@ -121,6 +122,12 @@ class GraphedExecutor(Generic[PreparedT]):
     def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
         """Return deltas for requests of this model; see :meth:`Executor.bind`."""
         return self._executor.bind(deltas)
+
+    def merged(self, deltas: LayerDeltas) -> MergedWeights:
+        """Return merged weights; graphs, which know where the former ones are, go as these do."""
+        found = self._executor.merged(deltas)
+        found.on_exchange = self.clear
+        return found
 
     def prepare(self, conditioning: Conditioning, deltas: LayerDeltas | None = None) -> PreparedT:
         """Compute what stays the same in all steps of a request; never from a graph."""

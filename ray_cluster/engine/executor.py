@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.adapters.merged_weights import MergedWeights
 from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import TokenLayout
@@ -147,6 +148,16 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
 
         Raises:
             ModelUnsupported: a path names no layer that can have one.
+        """
+
+    def merged(self, deltas: LayerDeltas) -> MergedWeights:
+        """Return the model's weights with a request's deltas in them, none of them made yet.
+
+        Layers that :meth:`prepare` alone calls keep their weights: once an image, their deltas
+        cost little.
+
+        Raises:
+            ModelUnsupported: these deltas, or this model, cannot be merged.
         """
 
     def prepare(self, conditioning: Conditioning, deltas: LayerDeltas | None = None) -> PreparedT:

@@ -13,7 +13,8 @@ the flat matrix has its pixels: otherwise each call would bring one of the two i
 order. Layers whose weights are elsewhere until they run (``offload``) are called as they are.
 
 Every layer takes the deltas of its rows too (``deltas.py``), which know the given layers. Rows that
-have one before an activation that is part of the product take both apart; the others do not.
+have one before an activation that is part of the product take both apart; the others do not. The
+given layers know in which product their weights are now (``weight_parts.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from ray_cluster.engine.deltas import Owned, RowDeltas, owned_by
+from ray_cluster.engine.weight_parts import HeldWeight, WeightPart, note_parts
 from ray_cluster.kernels.geglu.op import geglu
 
 Product = Callable[[Tensor], Tensor]
@@ -89,10 +91,7 @@ def packed_linear(*layers: nn.Module) -> Layer:
     """
     if any(_is_offloaded(layer) for layer in layers):
         return _Linear(_CalledLinear(layers), layers)
-    weight, bias = _taken(layers)
-    if can_pack(weight):
-        return _Linear(_PackedProduct(weight, bias), layers)
-    return _Linear(lambda rows: F.linear(rows, weight, bias), layers)
+    return _Linear(_product(layers), layers)
 
 
 def packed_gelu(layer: nn.Module, formula: GeluFormula) -> Layer:
@@ -101,6 +100,7 @@ def packed_gelu(layer: nn.Module, formula: GeluFormula) -> Layer:
         linear = packed_linear(layer)
         return lambda rows, deltas=None: _gelu_(linear(rows, deltas), formula)
     product = _PackedProduct(*_taken([layer]))
+    _note([layer], product)
     linear = _Linear(product, [layer])
     return _Fused(
         layer,
@@ -120,13 +120,13 @@ def packed_geglu(layer: nn.Module) -> Layer:
         return lambda rows, deltas=None: geglu(linear(rows, deltas))
     weight, bias = _taken([layer])
     (hidden, gate), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
+    width = len(hidden)
     if not can_pack(weight):
-        return _Halves(
-            layer,
-            lambda rows: F.linear(rows, hidden, biases[0]),
-            lambda rows: F.linear(rows, gate, biases[1]),
-        )
+        halves = _PlainProduct(hidden, biases[0]), _PlainProduct(gate, biases[1])
+        _note_halves(layer, *halves, width)
+        return _Halves(layer, *halves)
     first, second = _PackedProduct(hidden, biases[0]), _PackedProduct(gate, biases[1])
+    _note_halves(layer, first, second, width)
     return _Fused(
         layer,
         lambda rows: first.times(rows, second.gelu(rows, "none")),
@@ -209,27 +209,51 @@ class _CalledLinear:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
 
+class _PlainProduct:
+    """A product with weights as PyTorch has them, ``[D, C]``."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.tensor = weight
+        self._bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.tensor, self._bias)
+
+    def plain(self) -> Tensor:
+        return self.tensor.clone()
+
+    def ordered(self, plain: Tensor) -> Tensor:
+        return plain
+
+
 class _PackedProduct:
     """A product with weights packed for oneDNN, and with what follows it while it is made."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.tensor = self.ordered(weight)
         self._bias = None if bias is None else bias.contiguous()
         self._run = torch.ops.mkldnn._linear_pointwise.default
         self._run_binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, rows: Tensor) -> Tensor:
-        result: Tensor = self._run(rows, self._weight, self._bias, "none", [], "")
+        result: Tensor = self._run(rows, self.tensor, self._bias, "none", [], "")
         return result
+
+    def plain(self) -> Tensor:
+        return self.tensor.to_dense()
+
+    def ordered(self, plain: Tensor) -> Tensor:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.contiguous())
+        return packed
 
     def gelu(self, rows: Tensor, formula: GeluFormula) -> Tensor:
         """Return the GELU of its outputs."""
-        result: Tensor = self._run(rows, self._weight, self._bias, "gelu", [], formula)
+        result: Tensor = self._run(rows, self.tensor, self._bias, "gelu", [], formula)
         return result
 
     def times(self, rows: Tensor, others: Tensor) -> Tensor:
         """Return its outputs times others, ``[N, D]``."""
-        result: Tensor = self._run_binary(rows, others, self._weight, self._bias, "mul")
+        result: Tensor = self._run_binary(rows, others, self.tensor, self._bias, "mul")
         return result
 
 
@@ -269,11 +293,19 @@ class _PackedConv:
         self._padding = [int(side) for side in layer.padding]
         self._settings = (list(layer.stride), list(layer.dilation), layer.groups)
         self._bias = None if layer.bias is None else layer.bias.detach()
-        self._weight = torch.ops.mkldnn._reorder_convolution_weight(
-            layer.weight.detach().contiguous(), self._padding, *self._settings
-        )
+        self.tensor = self.ordered(layer.weight.detach())
         self._run = torch.ops.mkldnn._convolution_pointwise.default
         _drop_weight(layer)
+        note_parts(layer, [WeightPart(self)])
+
+    def plain(self) -> Tensor:
+        return self.tensor.to_dense()
+
+    def ordered(self, plain: Tensor) -> Tensor:
+        packed: Tensor = torch.ops.mkldnn._reorder_convolution_weight(
+            plain.contiguous(), self._padding, *self._settings
+        )
+        return packed
 
     def __call__(self, images: Tensor, deltas: RowDeltas | None = None) -> Tensor:
         outputs = self._padded(images, self._padding)
@@ -286,9 +318,31 @@ class _PackedConv:
 
     def _padded(self, images: Tensor, padding: list[int]) -> Tensor:
         result: Tensor = self._run(
-            images, self._weight, self._bias, padding, *self._settings, "none", [], ""
+            images, self.tensor, self._bias, padding, *self._settings, "none", [], ""
         )
         return result
+
+
+def _product(layers: Sequence[nn.Module]) -> _PackedProduct | _PlainProduct:
+    """Return the product with the weights of all layers, which it takes over."""
+    weight, bias = _taken(layers)
+    product = _PackedProduct(weight, bias) if can_pack(weight) else _PlainProduct(weight, bias)
+    _note(layers, product)
+    return product
+
+
+def _note(layers: Sequence[nn.Module], weight: HeldWeight) -> None:
+    for layer, rows in owned_by(layers):
+        note_parts(layer, [WeightPart(weight, rows)])
+
+
+def _note_halves(layer: nn.Module, first: HeldWeight, second: HeldWeight, width: int) -> None:
+    """Note that the weights of a layer's first so many outputs are in one product, the others'
+    in another.
+    """
+    outputs = slice(width), slice(width, None)
+    halves = zip((first, second), outputs, strict=True)
+    note_parts(layer, [WeightPart(weight, outputs=part) for weight, part in halves])
 
 
 def _gelu_(rows: Tensor, formula: GeluFormula) -> Tensor:

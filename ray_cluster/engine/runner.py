@@ -23,6 +23,7 @@ from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.encode_stage import LoraArrivals, encode_tickets, is_begun
 from ray_cluster.engine.events import Broken, Died, Exported, RunnerEvent, Stepped
 from ray_cluster.engine.loading import LoadedModel, encode_images
+from ray_cluster.engine.merging import Merger
 from ray_cluster.engine.stage_thread import StageThread
 from ray_cluster.engine.state import Conditioning, RequestState
 from ray_cluster.engine.step_commands import StepCommands
@@ -54,7 +55,7 @@ class EngineRunner:
         max_batch: most prompts or images encoded or decoded together, and the engine's limit if it
             is one that :meth:`set_max_batch` sets.
         sink: gets copies of the rows at the interval that the policy says.
-        commands: of its step thread, where others give it some too.
+        merger: of the engine; None where nothing is merged.
     """
 
     def __init__(
@@ -67,21 +68,22 @@ class EngineRunner:
         max_batch: int | BatchLimit = 8,
         sink: StateSink | None = None,
         interval: ExportInterval = steps_between_exports,
-        commands: StepCommands | None = None,
+        merger: Merger | None = None,
     ) -> None:
         self.model = model
+        self.merger = merger
         self._engine = engine
-        self._on_event: Callable[[RunnerEvent], None] = _to_nobody
+        self._on_event: Callable[[RunnerEvent], None] = lambda _event: None
         self._clock = clock
         self._limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
         self._live = LiveTickets()
         seeing, encoding, decoding = (StageStream(self.device, is_urgent=False) for _ in range(3))
         self._stepping = StageStream(self.device, is_urgent=True)
-        self._checkpoints: Checkpoints | None = None
+        handed_over, self._checkpoints = self._stepping.synchronize, None
         if sink is not None:
-            handed_over = self._stepping.synchronize
             self._checkpoints = Checkpoints(engine, self._live, sink, clock, interval, handed_over)
-        self._commands = commands or StepCommands()
+        self._commands = StepCommands()
+        self.wake = self._commands.wake
         self._stopping = threading.Event()
         self._heartbeat_s = clock()
         self._images = BatchStage[Ticket, EncodedImage](
@@ -361,7 +363,7 @@ class EngineRunner:
         self._commands.put(join)
 
     def _step_loop(self) -> None:
-        # no local of this loop may keep a row alive while the thread waits for the next
+        # no local may keep a row alive while the thread waits for the next
         while not self._stopping.is_set():
             self._commands.carry_out(wait_s=0.0 if self._engine.can_step else _IDLE_WAKE_S)
             self._heartbeat_s = self._clock()
@@ -374,6 +376,8 @@ class EngineRunner:
         self._tell(Stepped(report))
         if self._checkpoints is not None:
             self._checkpoints.after_step(report)
+        if self.merger is not None:
+            self.merger.after_step(report)
 
     def _hand_on(self, report: StepReport) -> None:
         now_s = self._clock()
@@ -394,7 +398,3 @@ class EngineRunner:
         if ticket.state is not None and self._engine.holds(ticket.state):
             self._engine.abort(ticket.request.request_id)
             ticket.state.denoise_s += self._clock() - ticket.entered_s
-
-
-def _to_nobody(_event: RunnerEvent) -> None:
-    """Drop an event of a runner that has not been started."""

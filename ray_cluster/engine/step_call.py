@@ -42,6 +42,7 @@ class Held:
         deltas: what it adds to the outputs of layers.
         prepared: what the executor made of its conditioning, from its first step here on.
         late: what it will have after its first steps; None while that is not there, and for others.
+        is_merged: whether the model's weights have these deltas in them now.
     """
 
     state: RequestState
@@ -50,6 +51,7 @@ class Held:
     deltas: LayerDeltas | None = None
     prepared: Any = None
     late: LateLoras | None = None
+    is_merged: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -120,7 +122,7 @@ class Call:
         self.rows = [start.row for start in starts]
         self.latents = flat_pixels([start.latents for start in starts])
         parts = tuple(start.reuse for start in starts)
-        deltas = tuple(row.deltas for row in self.rows)
+        deltas = tuple(None if row.is_merged else row.deltas for row in self.rows)
         owner = layout.request_of_token(executor.device)
         inputs = self.latents * input_scale.index_select(0, owner)
         if executor.num_conditions:

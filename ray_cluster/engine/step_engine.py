@@ -6,7 +6,7 @@ Requests of any size, timestep, sampler and prompt share a step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_call import Held, LateLoras
 from ray_cluster.engine.step_costs import StepCosts
+from ray_cluster.engine.weight_switch import WeightSwitch
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.policies.batch_layout import BatchLayout, choose_layout
 from ray_cluster.policies.cost_model import StepWork, work_of
@@ -109,6 +110,9 @@ class StepEngine:
         costs: receives how long every step took.
         layout: whether the sizes of a batch share a model call; by their costs unless given.
         sources: of what a step's model call does not compute; no residuals unless given.
+
+    Attributes:
+        weights: what the model computes with.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class StepEngine:
         self._choose_layout = layout or self._by_cost
         self._sources = sources or StepSources()
         self._rows: dict[str, Held] = {}
+        self.weights = WeightSwitch(self._rows)
         self._num_steps = 0
         # tries to compute one, those of halves among them
         self._num_computed = 0
@@ -162,6 +167,8 @@ class StepEngine:
     def add(self, row: RequestState, deltas: LayerDeltas | None = None) -> None:
         """Take an encoded request, new or from another engine; it joins a batch at a later step.
 
+        If the model computes with the merged weights of other deltas, it gets its own back.
+
         Args:
             deltas: what it adds to the outputs of layers, bound to the executor; not those of LoRAs
                 that it lacks in its first steps, see :meth:`add_loras`.
@@ -186,7 +193,14 @@ class StepEngine:
             )
         if num_controls and not self._sources.residuals.adds_to(row):
             raise ValueError(f"request {request_id!r} has ControlNets, and this engine takes none")
-        self._rows[request_id] = Held(row, self._table(row), self._num_steps, deltas)
+        held = Held(row, self._table(row), self._num_steps, deltas)
+        held.is_merged = self.weights.admit(deltas)
+        self._rows[request_id] = held
+
+    @property
+    def rows(self) -> Mapping[str, Held]:
+        """The rows held, by request id; not to be changed."""
+        return self._rows
 
     def add_loras(self, state: RequestState, loras: LateLoras) -> None:
         """Give a row what it is to have after its first steps; one that is not here is left out."""

@@ -187,6 +187,8 @@ class Poll:
         capacity: by these settings; None leaves the registered one.
         loras: all that a store of LoRAs has, fetches or could not get; None if that has not
             changed.
+        merged: the set of LoRAs that its model is merged with, so that it is to be leased no other
+            requests; empty where none is.
     """
 
     replica_id: str
@@ -200,6 +202,7 @@ class Poll:
     settings_version: str = ""
     capacity: Capacity | None = None
     loras: tuple[LoraReport, ...] | None = None
+    merged: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,8 @@ class PollReply:
         peers: the workers that it may call; None if it has this version.
         settings: to be applied from now on; None if it has this version.
         loras: all that a store of LoRAs is to have now; None if that has not changed.
+        others_wait: asks a merged replica to put its model's own weights back: requests wait that
+            it may not be leased, and no other replica will take them soon.
     """
 
     known: bool
@@ -230,6 +235,7 @@ class PollReply:
     peers: Directory | None = None
     settings: WorkerSettings | None = None
     loras: tuple[LoraOrder, ...] | None = None
+    others_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,7 @@ class ReplicaAgent:
             return
         if reply.settings is not None:
             self._apply(reply.settings)
+        self._note_others(reply)
         for request_id in reply.aborts:
             self._drop(request_id)
             self._states.forget(request_id, is_ended=request_id not in reply.moved)
@@ -250,10 +251,23 @@ class ReplicaAgent:
         self._settings_version = settings.version
         logger.info("settings %s are applied: %s", settings.version, self._capacity)
 
+    def _note_others(self, reply: PollReply) -> None:
+        if reply.others_wait and self._runner.merger is not None:
+            self._runner.merger.note_others()
+
+    def _merged(self) -> str:
+        """Return the set of LoRAs that the model is merged with, and update the metrics of that."""
+        if (merger := self._runner.merger) is None:
+            return ""
+        merged = merger.merged
+        self._metrics.merged(total=merger.num_merges, is_merged=bool(merged))
+        return merged
+
     def _poll(self, epoch: int) -> Poll:
         self._metrics.exported(
             total=self._states.writer.num_kept, interval=self._runner.steps_between_exports
         )
+        merged = self._merged()
         in_engine, leaving = self._runner.steps_done_by_id, self._preemptions.steps_done_by_id
         steps_done = {**dict.fromkeys(self._beginning, 0), **in_engine, **leaving}
         num_free = max(0, self._capacity.max_in_flight - len(self._leases))
@@ -268,6 +282,7 @@ class ReplicaAgent:
             settings_version=self._settings_version,
             capacity=self._capacity,
             residents=self._add_ons.residents,
+            merged=merged,
         )
 
     def _take(self, lease: Lease) -> None:

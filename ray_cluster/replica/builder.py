@@ -20,7 +20,6 @@ from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import resolve_folder
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.runner import EngineRunner
-from ray_cluster.engine.step_commands import StepCommands
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
 from ray_cluster.errors import DispatcherUnavailable
@@ -103,8 +102,7 @@ def build_agent(
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
-    commands = StepCommands()
-    remote = RemoteControls(clock=clock, on_ready=commands.wake)
+    remote = RemoteControls(clock=clock)
     runner = build_runner(
         model,
         pool,
@@ -112,7 +110,7 @@ def build_agent(
         costs=costs,
         sink=states.writer,
         controls=_controls(arguments, model.executor, remote),
-        commands=commands,
+        merges=arguments.loras.merges,
     )
     step_cost = _measured(runner, pool, coder, clock)
     costs.begin(step_cost)

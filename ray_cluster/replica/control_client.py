@@ -82,7 +82,7 @@ class RemoteControls:
         self,
         *,
         clock: Callable[[], float],
-        on_ready: Callable[[], None],
+        on_ready: Callable[[], None] = lambda: None,
         patience_s: float = 5.0,
         connector: Connector = connect,
     ) -> None:
@@ -131,6 +131,10 @@ class RemoteControls:
                 self._send(changes)
         self._has_calls.set()
         return futures
+
+    def call_when_ready(self, wake: Callable[[], None]) -> None:
+        """Have something called after each future that is set; must return quickly."""
+        self._on_ready = wake
 
     def forget(self, key: str) -> None:
         """Drop what is kept under a key."""

@@ -94,6 +94,16 @@ class ReplicaMetrics:
             registry=self._registry,
         ).labels(model, replica_id)
         self._num_exports = 0
+        self._merged = Gauge(
+            "ray_cluster_merged_loras",
+            "1 while the weights of a replica's model are merged with LoRAs, else 0.",
+            ["model", "replica"],
+            registry=self._registry,
+        ).labels(model, replica_id)
+        self._merges = self._counter(
+            "lora_merges", "Merges of LoRAs into a model's weights.", model
+        )
+        self._num_merges = 0
 
     def _counter(self, name: str, documentation: str, model: str) -> Counter:
         counter = Counter(f"ray_cluster_{name}", documentation, ["model"], registry=self._registry)
@@ -113,6 +123,12 @@ class ReplicaMetrics:
         """Count an image that goes on from a state with so many steps."""
         self._resumed.inc()
         self._resumed_steps.inc(num_steps)
+
+    def merged(self, *, total: int, is_merged: bool) -> None:
+        """Update whether LoRAs are merged, and how often they were."""
+        self._merges.inc(total - self._num_merges)
+        self._num_merges = total
+        self._merged.set(is_merged)
 
     def exported(self, *, total: int, interval: int | None) -> None:
         """Update the number of stored states, and the steps between two exports."""

@@ -196,6 +196,7 @@ class ImageRequest:
             when_late=self.when_late,
             fewest_steps=self.fewest_steps,
             loras=tuple(use.lora_id or use.name for use in self.add_ons.loras),
+            lora_set=self.add_ons.lora_set,
             controls=tuple(use.name for use in self.add_ons.controls),
             # no replica keeps activations of a template yet: none is worth waiting for
             num_inputs=0 if self.edit is None else 1,

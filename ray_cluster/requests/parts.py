@@ -122,6 +122,11 @@ class AddOns:
     loras: tuple[LoraUse, ...] = ()
     lora_start_step: int = 0
 
+    @property
+    def lora_set(self) -> str:
+        """The same for the same LoRAs at the same scales, in any order; empty without any."""
+        return "+".join(sorted(f"{use.lora_id or use.name}@{use.scale!r}" for use in self.loras))
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:

@@ -82,6 +82,7 @@ class StagedModel:
         self.latent_shape = inner.executor.latent_shape
         self.num_levels = inner.executor.num_levels
         self.num_conditions = inner.executor.num_conditions
+        self.merged = inner.executor.merged
         self._id_by_prepared: dict[int, str] = {}
         self.max_prompt_tokens = inner.encoder.max_prompt_tokens
         self.tokenizers = inner.encoder.tokenizers

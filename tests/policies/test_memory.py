@@ -64,6 +64,14 @@ def test_a_cuda_context_takes_its_part_of_the_budget() -> None:
     assert (roomy.verdict, tight.verdict) == ("fits", "capped")
     assert roomy.peak_bytes == 2000 * MIB
     assert "100 MiB of CUDA context" in roomy.explanation
+    assert (roomy.spare_bytes, tight.spare_bytes > 0) == (0, True)
+
+
+def test_what_is_left_beside_the_largest_batch_is_spare() -> None:
+    roomy = plan(2000)
+    assert roomy.verdict == "fits"
+    assert roomy.spare_bytes == 2000 * MIB - roomy.peak_bytes > 0
+    assert plan(500).spare_bytes == 0
 
 
 def test_it_is_refused_when_offloading_is_not_allowed_and_says_what_to_change() -> None:

@@ -22,6 +22,7 @@ from ray_cluster.protocol.leases import Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery, ResultStore, Templates
+from ray_cluster.replica.gathering import ReplicaAddOns
 from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request
@@ -136,7 +137,10 @@ def new_agent(
     edits: Templates | None = None,
     loras: Any = None,
 ) -> ReplicaAgent:
-    """An agent over a store, memory of its own unless given, that exports every so many steps."""
+    """An agent over a store, memory of its own unless given, that exports every so many steps.
+
+    With LoRAs, it merges them.
+    """
     profile = model.inner.profile
     states = StateTransfer(MemoryBlobs() if blobs is None else blobs)
     return ReplicaAgent(
@@ -147,10 +151,11 @@ def new_agent(
             clock=time.monotonic,
             sink=states.writer,
             interval=lambda _row_step_s, _export_s: every,
+            merges=loras is not None,
         ),
         delivery=Delivery(coder, results, edits),
         states=states,
-        loras=loras,
+        add_ons=ReplicaAddOns(loras),
         link=link,
         clock=time.monotonic,
     )

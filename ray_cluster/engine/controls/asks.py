@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -59,6 +59,9 @@ class Controls(Protocol):
         will be none, such as when nobody serves the ControlNet until the request's deadline. One
         that is cancelled is not needed any more. Only the step thread calls this.
         """
+
+    def call_when_ready(self, wake: Callable[[], None]) -> None:
+        """Have something called after each future that is set later, from another thread."""
 
     def forget(self, key: str) -> None:
         """Drop what is kept under a key: the request has left this engine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from ray_cluster.engine.controls.asks import ControlAsk, Controls, RowResiduals
@@ -64,6 +64,9 @@ class LocalControls:
             found += bank.compute([BankRow(one.key, one.latents, one.timestep)])
         return found
 
+    def call_when_ready(self, _wake: Callable[[], None]) -> None:
+        """Do nothing: what is asked is there at once."""
+
     def forget(self, key: str) -> None:
         """Drop what is kept under a key."""
         for bank in self._banks.values():
@@ -93,6 +96,10 @@ class SplitControls:
                 made = controls.ask([asks[index] for index in own])
                 futures |= dict(zip(own, made, strict=True))
         return [futures[index] for index in range(len(asks))]
+
+    def call_when_ready(self, wake: Callable[[], None]) -> None:
+        """Pass it on."""
+        self._elsewhere.call_when_ready(wake)
 
     def forget(self, key: str) -> None:
         """Drop what is kept under a key."""

@@ -12,6 +12,7 @@ from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.adapters.merged_weights import MergedWeights
 from ray_cluster.engine.deltas import LayerDeltas, adding, bound_deltas, layers_of
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
@@ -99,6 +100,7 @@ class DiTExecutor:
         self._lean: LeanDiT = LeanFlux(model) if is_flux else LeanSD3(model)
         self._prompts = packed_linear(model.context_embedder)
         self._pooled: Any = model.time_text_embed.text_embedder
+        self._of_prompts = frozenset([model.context_embedder, *self._pooled.modules()])
         self._attention = attention or attention_for(device, self._dtype)
         self._vae_scale_factor = vae_scale_factor
         self._stacked = KeptStacks(_stack)
@@ -151,6 +153,10 @@ class DiTExecutor:
             ModelUnsupported: a path names no such layer.
         """
         return bound_deltas(self._model, deltas)
+
+    def merged(self, deltas: LayerDeltas) -> MergedWeights:
+        """Return weights with a request's deltas in them; see :meth:`Executor.merged`."""
+        return MergedWeights(deltas, unmerged=self._of_prompts)
 
     def prepare(
         self, conditioning: Conditioning, deltas: LayerDeltas | None = None

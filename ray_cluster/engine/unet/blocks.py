@@ -144,6 +144,16 @@ def build_lean_encoder(model: Any) -> LeanEncoder:
     return _checked(model, ()).encoder()
 
 
+def prompt_layers(unet: Any) -> frozenset[nn.Module]:
+    """Return the layers that run once for each prompt: keys and values, added embeddings."""
+    attentions = [part.attn2 for part in unet.modules() if _is(part, "BasicTransformerBlock")]
+    found = [layer for one in attentions for layer in (one.to_k, one.to_v)]
+    for name in ("add_embedding", "encoder_hid_proj"):
+        if (part := getattr(unet, name, None)) is not None:
+            found += part.modules()
+    return frozenset(found)
+
+
 def _checked(model: Any, up_blocks: Iterable[Any]) -> _Builder:
     middle = () if model.mid_block is None else (model.mid_block,)
     for block in (*model.down_blocks, *up_blocks, *middle):

@@ -10,12 +10,13 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.grouping import Delta
+from ray_cluster.engine.adapters.merged_weights import MergedWeights
 from ray_cluster.engine.deltas import LayerDeltas, bound_deltas, layers_of
 from ray_cluster.engine.executor import Residuals, StepBatch
 from ray_cluster.engine.model_rows import guide
 from ray_cluster.engine.rings import Rings, part_of, whole_ring
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.unet.blocks import LeanUNet, build_lean
+from ray_cluster.engine.unet.blocks import LeanUNet, build_lean, prompt_layers
 from ray_cluster.engine.unet.config import check_unet_config
 from ray_cluster.engine.unet.encoder import EncodedHalf, PreparedPrompt, UNetEncoder, run_pair
 from ray_cluster.engine.unet.grids import level_rows
@@ -41,6 +42,7 @@ class UNetExecutor:
         self._unet = unet
         self._lean: LeanUNet = build_lean(unet)
         self._encoder = UNetEncoder(unet, self._lean, device=device)
+        self._of_prompts = prompt_layers(unet)
         self._vae_scale_factor = vae_scale_factor
 
     @property
@@ -90,6 +92,10 @@ class UNetExecutor:
             ModelUnsupported: a path names no such layer.
         """
         return bound_deltas(self._unet, deltas)
+
+    def merged(self, deltas: LayerDeltas) -> MergedWeights:
+        """Return weights with a request's deltas in them; see :meth:`Executor.merged`."""
+        return MergedWeights(deltas, unmerged=self._of_prompts)
 
     def prepare(
         self, conditioning: Conditioning, deltas: LayerDeltas | None = None
