@@ -46,6 +46,7 @@ class _Peer:
     Attributes:
         keys: of the requests that it keeps.
         outstanding: numbers of the calls that it has not answered, cancelled ones included.
+        is_proven: whether it has ever answered.
     """
 
     peer_id: str
@@ -53,6 +54,12 @@ class _Peer:
     keys: set[str] = field(default_factory=set)
     outstanding: set[int] = field(default_factory=set)
     is_suspect: bool = False
+    is_proven: bool = False
+
+    def heard(self, number: int) -> None:
+        """It has answered a call."""
+        self.outstanding.discard(number)
+        self.is_suspect, self.is_proven = False, True
 
     def view(self, key: str) -> PeerView:
         is_kept = key in self.keys
@@ -177,12 +184,15 @@ class ControlCalls:
 
     def peer_down(self, peer_id: str) -> Changes:
         """A replica is not connected any more: others get what it has not answered."""
-        if self._peers.pop(peer_id, None) is None:
+        peer = self._peers.pop(peer_id, None)
+        if peer is None:
             return Changes()
         orders: list[Order] = []
         for call in self._live():
             if call.sent.pop(peer_id, None) is not None and not call.sent:
-                call.waiting_since_s = self._clock()
+                # one that only comes and goes gives no more time
+                if peer.is_proven:
+                    call.waiting_since_s = self._clock()
                 orders += self._place(call, self._peers.values(), "closed")
         return Changes(tuple(orders))
 
@@ -191,8 +201,7 @@ class ControlCalls:
         peer, call = self._peers.get(peer_id), self._calls.get(number)
         if peer is None or number not in peer.outstanding:
             return None
-        peer.outstanding.discard(number)
-        peer.is_suspect = False
+        peer.heard(number)
         if call is None or peer_id not in call.sent:
             return None
         del self._calls[number]
@@ -209,9 +218,8 @@ class ControlCalls:
         peer, call = self._peers.get(peer_id), self._calls.get(number)
         if peer is None:
             return Changes()
-        peer.outstanding.discard(number)
+        peer.heard(number)
         peer.keys.discard(key)
-        peer.is_suspect = False
         if call is None or call.future.cancelled() or peer_id not in call.sent:
             return Changes()
         call.num_unknown += 1

@@ -188,11 +188,14 @@ class RemoteControls:
             except LinkRefused as refused:
                 level = logging.WARNING if failures == 0 else logging.DEBUG
                 logger.log(level, "ControlNet %s, %s: %s", peer.name, peer.replica_id, refused)
-                service.is_over.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
-                failures += 1
-                continue
-            failures = 0
-            self._read(service, link)
+            else:
+                self._read(service, link)
+                if link.traffic.num_received:
+                    failures = 0
+                    continue
+            # one that comes and goes is no better than one that does not come
+            service.is_over.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+            failures += 1
         with self._lock:
             del self._services[peer]
             # it may have been listed again in the meantime
@@ -222,16 +225,17 @@ class RemoteControls:
             logger.info("ControlNet %s, %s: %s", name, service.peer.replica_id, closed)
         except (ValueError, TypeError) as error:
             logger.warning("ControlNet %s, %s is closed: %s", name, service.peer.replica_id, error)
-        link.close()
-        outbox.put(None)
-        with self._lock:
-            service.link = None
-            del self._by_peer_id[peer_id]
-            if not service.is_listed:
-                service.is_over.set()
-            self._send(self._calls.peer_down(peer_id))
-        self._metrics.closed(link)
-        sending.join()
+        finally:
+            link.close()
+            outbox.put(None)
+            with self._lock:
+                service.link = None
+                del self._by_peer_id[peer_id]
+                if not service.is_listed:
+                    service.is_over.set()
+                self._send(self._calls.peer_down(peer_id))
+            self._metrics.closed(link)
+            sending.join()
 
     def _take(self, peer_id: str, link: Link, message: Message) -> None:
         """Take an answer; ValueError if it is none."""

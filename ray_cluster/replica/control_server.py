@@ -170,12 +170,13 @@ class ControlServer:
             logger.info("link %d has ended: %s", client.number, closed)
         except (ValueError, TypeError) as error:
             logger.warning("link %d is closed: %s", client.number, error)
-        client.link.close()
-        client.outbox.put(None)
-        with self._lock:
-            del self._clients[client.number]
-        self._metrics.closed(client.link)
-        self._inbox.put(lambda: self._batches.leave(client.number))
+        finally:
+            client.link.close()
+            client.outbox.put(None)
+            with self._lock:
+                del self._clients[client.number]
+            self._metrics.closed(client.link)
+            self._inbox.put(lambda: self._batches.leave(client.number))
 
     def _task(self, client: int, message: Message) -> Callable[[], None]:
         """Return what a message asks for; ValueError or TypeError if it is none."""

@@ -17,6 +17,7 @@ from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.engine.step_engine import StepReport
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge, render, take
+from ray_cluster.replica.control_metrics import ControlClientMetrics, ControlServerMetrics
 from ray_cluster.replica.lora_metrics import LoraMetrics
 from ray_cluster.replica.metrics import ReplicaMetrics, ScorerMetrics
 
@@ -127,6 +128,8 @@ def test_the_documentation_names_every_metric() -> None:
         ReplicaMetrics("m", "r").snapshot(),
         ScorerMetrics("judge").snapshot(),
         LoraMetrics("node").snapshot(0),
+        ControlServerMetrics("edges").snapshot(),
+        ControlClientMetrics().snapshot(),
         cell_snapshot(cluster, num_open_jobs=0),
     ]
     names = {

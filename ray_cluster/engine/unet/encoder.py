@@ -125,15 +125,13 @@ class UNetEncoder:
                 self._model, emb=shape, encoder_hidden_states=embeds, added_cond_kwargs=added
             )
         num_rows, length = prompts.shape[:2]
-        if self._lean.prompts is None:
-            # a ControlNet may leave the prompt to its base
-            return PreparedPrompt(prompts.new_zeros(num_rows, length, 0), conditions)
-        of_tokens = own and own.spread([length] * num_rows)
-        keys_values = self._lean.prompts(prompts.flatten(0, 1), of_tokens)
-        return PreparedPrompt(
-            keys_values=keys_values.unflatten(0, (num_rows, length)),
-            added=conditions,
-        )
+        # a ControlNet may have no cross-attention
+        keys_values = prompts.new_empty(num_rows, length, 0)
+        if self._lean.prompts is not None:
+            of_tokens = own and own.spread([length] * num_rows)
+            made = self._lean.prompts(prompts.flatten(0, 1), of_tokens)
+            keys_values = made.unflatten(0, (num_rows, length))
+        return PreparedPrompt(keys_values=keys_values, added=conditions)
 
     def encode(self, batch: StepBatch[PreparedPrompt], hints: Tensor | None = None) -> EncodedHalf:
         """Run it.

@@ -178,7 +178,11 @@ def _added(residuals: Residuals, encoded: EncodedHalf) -> tuple[Tensor, list[Ten
 
 
 def _sum(hidden: Tensor, residual: Tensor) -> Tensor:
-    """Return the sum of a matrix that may have rows to spare and one that has none."""
+    """Return the sum of a matrix that may have rows to spare and one that has none.
+
+    The residual may come from another process: it takes the matrix's device and number format.
+    """
+    residual = residual.to(hidden)
     if (num_spare := len(hidden) - len(residual)) > 0:
         residual = F.pad(residual, (0, 0, 0, num_spare))
     return hidden + residual

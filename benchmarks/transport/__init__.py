@@ -1,0 +1,1 @@
+"""How long tensors take between processes."""
