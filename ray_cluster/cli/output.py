@@ -38,7 +38,6 @@ _OPTION_BY_PARAM: Mapping[str, str] = {
 
 # what an extra brings, by the module that is missing without it
 EXTRA_BY_MODULE: Mapping[str, str] = {
-    "cv2": "training",
     "matplotlib": "plots",
     "sklearn": "baselines",
 }
