@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from ray_cluster.api.browsers import BrowserMiddleware
 from ray_cluster.api.call import CallReader
 from ray_cluster.api.catalog import Catalog, ModelsEndpoint
+from ray_cluster.api.control_uses import ControlNets
 from ray_cluster.api.files import FilesEndpoint
 from ray_cluster.api.handlers import UnexpectedErrorMiddleware, install
 from ray_cluster.api.health import HealthEndpoint
@@ -90,8 +91,9 @@ def create_app(
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
+    controls = ControlNets(settings, images)
     reader = CallReader(
-        catalog, PromptCheck(client), LoraResolver(client, catalog), settings, images
+        catalog, PromptCheck(client), LoraResolver(client, catalog), controls, settings, images
     )
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)

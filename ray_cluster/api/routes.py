@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ray_cluster.api.auth import key_guard
 from ray_cluster.api.catalog import ModelsEndpoint
+from ray_cluster.api.event_schema import CompletedEvent, PartialImageEvent
 from ray_cluster.api.files import PATH, FilesEndpoint
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
@@ -29,7 +30,7 @@ from ray_cluster.api.replies import (
     ModelCard,
     ModelList,
 )
-from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
+from ray_cluster.api.schema import ImagesResponse
 from ray_cluster.api.settings import CurrentSettings
 
 _ERRORS = {

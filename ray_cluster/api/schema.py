@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
+from ray_cluster.api.control_schema import MAX_CONTROLS, ControlCard, ControlChoice
 from ray_cluster.api.lora_schema import MAX_LORAS, LoraCard, LoraChoice
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
@@ -171,6 +172,12 @@ class ImageGenerationRequest(BaseModel):
         max_length=MAX_LORAS,
         description="(extension) LoRAs of the model, with their weights; none if absent.",
     )
+    controlnets: list[ControlChoice] | None = Field(
+        None,
+        max_length=MAX_CONTROLS,
+        description="(extension) ControlNets of the model, each with the image that it follows; "
+        "none if absent.",
+    )
     priority: int | None = Field(
         None, ge=-100, le=100, description="(extension) Higher is served first; 0 if absent."
     )
@@ -315,6 +322,9 @@ class ImageDetails(BaseModel):
     loras: list[LoraCard] | None = Field(
         None, description="(extension) The LoRAs it was made with; absent without any."
     )
+    controlnets: list[ControlCard] | None = Field(
+        None, description="(extension) The ControlNets that it follows; absent without any."
+    )
 
 
 class GeneratedImage(ImageDetails):
@@ -349,48 +359,3 @@ class ImagesResponse(BaseModel):
     size: str = Field(description="WIDTHxHEIGHT")
     deadline: Deadline
     data: list[GeneratedImage]
-
-
-class TokenCounts(BaseModel):
-    """OpenAI's, of the prompt."""
-
-    image_tokens: int
-    text_tokens: int
-
-
-class Usage(BaseModel):
-    """OpenAI's; all zero, as nothing is counted in tokens here."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_tokens_details: TokenCounts
-
-
-class ImageEvent(BaseModel):
-    """The fields that both events of a stream have."""
-
-    created_at: int = Field(description="Unix time in seconds.")
-    background: Literal["opaque"]
-    output_format: ImageFormat
-    quality: Literal["auto", "low", "high"]
-    size: str = Field(description="WIDTHxHEIGHT")
-    b64_json: str = Field(description="The coded image in base64.")
-
-
-class PartialImageEvent(ImageEvent):
-    """A preview: the image as the model estimates it at this step."""
-
-    type: Literal["image_generation.partial_image", "image_edit.partial_image"]
-    partial_image_index: int = Field(description="From 0.")
-    step: int = Field(description="(extension) Denoising steps done.")
-    num_steps: int = Field(description="(extension) Denoising steps to do.")
-
-
-class CompletedEvent(ImageEvent, ImageDetails):
-    """The image."""
-
-    type: Literal["image_generation.completed", "image_edit.completed"]
-    usage: Usage
-    model: str = Field(description="(extension) The model that made the image.")
-    deadline: Deadline

@@ -43,6 +43,7 @@ CONFIG = ClusterConfig.model_validate(
         "pools": [
             {"name": "shapes", "model": "shapes-sd", "max_num_inference_steps": 50},
         ],
+        "controlnets": [{"name": "edges", "model": "shapes-sd-edges", "bases": ["shapes"]}],
         # low, so that what the schema allows is mostly what the service takes
         "limits": {
             "max_prompt_chars": 60,
@@ -173,6 +174,7 @@ class FuzzedService:
             for name, choices in CHOICES.items():
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
+            _fill_in_controls(body, is_json=case.media_type == "application/json")
             _fill_in_loras(body, is_json=case.media_type == "application/json")
             _fill_in_images(body, is_json=case.media_type == "application/json")
         for name, known in (
@@ -239,6 +241,21 @@ def _fill_in_loras(body: dict[str, Any], *, is_json: bool) -> None:
     body.pop("fidelity", None)
     if not is_json:
         body["loras"] = json.dumps(chosen)
+
+
+def _fill_in_controls(body: dict[str, Any], *, is_json: bool) -> None:
+    """Name the ControlNet that there is, with an image, and a detector that there is."""
+    chosen = body.get("controlnets")
+    if not isinstance(chosen, list):
+        return
+    for one in chosen:
+        if isinstance(one, dict) and isinstance(one.get("name"), str):
+            one |= {"name": "edges", "image": coded(MASK)}
+            one["preprocess"] = "canny" if one.get("preprocess") else None
+            one.pop("start", None)
+    body.pop("fidelity", None)
+    if not is_json:
+        body["controlnets"] = json.dumps(chosen)
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
