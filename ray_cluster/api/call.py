@@ -11,7 +11,14 @@ from typing import Any, Literal, NamedTuple
 from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
-from ray_cluster.api.body import BodyLimit, BodyMemory, announced_bytes, read_object, too_large
+from ray_cluster.api.body import (
+    LARGEST_AT_ONCE,
+    BodyLimit,
+    BodyMemory,
+    announced_bytes,
+    read_object,
+    too_large,
+)
 from ray_cluster.api.cascades import CascadeResolver
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.control_choices import FIELD as CONTROLNETS
@@ -37,10 +44,8 @@ from ray_cluster.requests import ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
-# bodies of the largest allowed that may be read at the same time
-_LARGEST_AT_ONCE = 2
 # of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
-_MAX_INLINE_PIXELS = 48_000_000
+MAX_INLINE_PIXELS = 48_000_000
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -79,8 +84,10 @@ class CallReader:
         prompts: PromptCheck,
         loras: LoraResolver,
         controls: ControlNets,
+        *,
         settings: CurrentSettings,
         images: SentImages,
+        memory: BodyMemory,
     ) -> None:
         self._catalog = catalog
         self._loras = loras
@@ -89,7 +96,7 @@ class CallReader:
         self._cascades = CascadeResolver(catalog, prompts)
         self._settings = settings
         self._images = images
-        self._memory = BodyMemory()
+        self._memory = memory
 
     async def read(self, request: Request) -> Call:
         """Return what a call for images from text asks for.
@@ -100,7 +107,7 @@ class CallReader:
         """
         key = _idempotency_key(request)
         limits = self._settings.limits
-        with self._memory.share(_LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
+        with self._memory.share(LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
             limit = self._limit(request, may_have_image=bool(self._settings.controlnets))
             body = await read_object(request, limit, take=take)
             return await self._from_text(request, body, key, is_job=False)
@@ -122,7 +129,7 @@ class CallReader:
         if is_form(request):
             return await self._from_form(request, kind, key, is_job=False)
         limit = BodyLimit.of_uploads(self._settings.limits)
-        with self._memory.share(_LARGEST_AT_ONCE * limit.max_bytes) as take:
+        with self._memory.share(LARGEST_AT_ONCE * limit.max_bytes) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
             return await self._from_image(request, body, kind, key, is_job=False)
 
@@ -134,7 +141,7 @@ class CallReader:
         if is_form(request):
             return await self._from_form(request, ImageEditRequest, key, is_job=True)
         limits = self._settings.limits
-        with self._memory.share(_LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
+        with self._memory.share(LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
             limit = self._limit(request, may_have_image=True)
             body = await read_object(request, limit, may_be_form=True, take=take)
             if has_images(body):
@@ -289,11 +296,11 @@ def _check_inline(requests: Sequence[ImageRequest]) -> None:
     """Refuse images that would be made, and then not fit into the reply."""
     sizes = [one.output_px for one in requests]
     num_pixels = sum(width * height for width, height in sizes)
-    if num_pixels > _MAX_INLINE_PIXELS:
+    if num_pixels > MAX_INLINE_PIXELS:
         raise InvalidRequest(
             "The reply would hold {} images of {}x{}, {:.0f} million pixels; it can hold {:.0f} "
             "million. Set 'response_format' to 'url', send a job, or ask for fewer images.".format(
-                len(sizes), *sizes[0], num_pixels / 1e6, _MAX_INLINE_PIXELS / 1e6
+                len(sizes), *sizes[0], num_pixels / 1e6, MAX_INLINE_PIXELS / 1e6
             ),
             "response_format",
             "reply_too_large",

@@ -120,6 +120,44 @@ class SentImages:
             raise _no_mask()
         return EditForm(form.texts, image, mask, form.files)
 
+    async def read_one(
+        self, request: Request, name: str, limits: LimitsConfig
+    ) -> tuple[dict[str, str], BlobRef]:
+        """Read a form that holds one image, of that name; return its texts and the image.
+
+        Raises:
+            ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
+        """
+        form = await Uploads(self._inputs, limits).read_form(request, {name: 1})
+        if not form.images.get(name):
+            raise no_file(name)
+        [image] = form.images[name]
+        return form.texts, image
+
+    async def check_one(
+        self, request: Request, image: BlobRef, param: str, limits: LimitsConfig
+    ) -> ImageFacts:
+        """Decode a stored image and return what it is; errors are those of :meth:`check`."""
+        data = await self._fetch(owner_of(request), image)
+        most = limits.max_input_pixels
+        return await _answer(self._checks.image_facts, data, param, most)
+
+    async def sent_s(self, request: Request, image: BlobRef) -> float | None:
+        """Return when a client has sent an image, in Unix time; None if it is not there (any more).
+
+        Raises:
+            ApiError: 503 where the input store fails.
+        """
+        try:
+            return await asyncio.to_thread(self._inputs.sent_s, owner_of(request), image)
+        except BlobStoreError as error:
+            raise store_fails(error) from error
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds for which what is sent is kept at least."""
+        return self._inputs.grace_s
+
     async def store(
         self, request: Request, texts: ImageTexts, limits: LimitsConfig
     ) -> tuple[BlobRef, BlobRef | None]:
@@ -146,12 +184,11 @@ class SentImages:
             InvalidRequest: one of them cannot be decoded, has too many pixels or several frames;
                 the mask has no alpha, or leaves nothing to edit.
         """
-        owner, most = owner_of(request), limits.max_input_pixels
-        data = await self._fetch(owner, image)
-        image_facts = await _answer(self._checks.image_facts, data, "image", most)
+        image_facts = await self.check_one(request, image, "image", limits)
         if mask is None:
             return EditImages(image, image_facts)
-        data = await self._fetch(owner, mask)
+        data = await self._fetch(owner_of(request), mask)
+        most = limits.max_input_pixels
         mask_facts = await _answer(self._checks.mask_facts, data, "mask", most)
         return EditImages(image, image_facts, mask, mask_facts)
 
@@ -266,6 +303,16 @@ def image_text(value: object, name: str) -> str:
             "invalid_type",
         )
     return value
+
+
+def no_file(name: str) -> InvalidRequest:
+    """Return the error of a call whose one image is missing."""
+    return InvalidRequest(
+        f"The parameter {name!r} is required: send an image, of a form as a file (with curl: -F "
+        f"{name}=@photo.png).",
+        name,
+        "missing_required_parameter",
+    )
 
 
 def _no_image() -> InvalidRequest:

@@ -35,6 +35,8 @@ _REQUIRED = {
     "name": "say how calls are to choose it",
     "base": "say for which model it is made",
     "source": "say where its file is",
+    "preprocess": "say which detector makes the map",
+    "purpose": "send 'vision'",
 }
 # what other servers call a field
 _ELSEWHERE = {
