@@ -73,6 +73,13 @@ _Lora = Annotated[
     list[str] | None,
     _image("LoRA as NAME or NAME:SCALE; without --url a built-in one or a file. Repeatable."),
 ]
+_Control = Annotated[
+    list[str] | None,
+    _image(
+        "With --url: ControlNet as NAME=FILE, or NAME+DETECTOR=FILE:SCALE:START-END; all but NAME "
+        "and FILE may be left out. Repeatable."
+    ),
+]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
@@ -129,10 +136,11 @@ _Pool = Annotated[
 _PARAMS = (
     *("prompt", "model", "negative_prompt", "seed", "num_images", "size", "steps", "fidelity"),
     *("allow", "min_steps", "guidance", "sampler", "priority", "slo", "compression", "metadata"),
-    *("previews", "strength", "feather", "crop", "paste_back", "lora"),
+    *("previews", "strength", "feather", "crop", "paste_back", "lora", "control"),
 )
 _API_NAMES: Mapping[str, str] = {
     "compression": "output_compression",
+    "control": "controlnets",
     "feather": "feather_px",
     "guidance": "guidance_scale",
     "lora": "loras",
@@ -164,6 +172,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     guidance: _Guidance = None,
     sampler: _Sampler = None,
     lora: _Lora = None,
+    control: _Control = None,
     edit: _Edit = None,
     mask: _Mask = None,
     strength: _Strength = None,
@@ -193,6 +202,8 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate "a blue star" --lora pastel:0.8 --lora outline -o drawn.png
 
+      ray-cluster generate "a blue star" --control edges+canny=photo.png:0.8 --url http://127.0.0.1:8000
+
       ray-cluster generate --like red.png --guidance 5 -o stronger.png
 
       ray-cluster generate "a blue star" --edit photo.png --mask mask.png -o edited.png
@@ -206,7 +217,7 @@ def _generate(options: dict[str, Any]) -> None:
     from ray_cluster.cli.output import plain_errors
 
     # typer gives an empty list for an option that is not there
-    options |= {name: options[name] or None for name in ("allow", "lora")}
+    options |= {name: options[name] or None for name in ("allow", "lora", "control")}
     values = {_API_NAMES.get(name, name): options[name] for name in _PARAMS}
     with plain_errors():
         from ray_cluster.cli.generate_run import Files, Target, run
