@@ -22,6 +22,7 @@ from ray_cluster.deployments.actors import (
 )
 from ray_cluster.deployments.early_body import EarlyBodyReader
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.storage.blob_store import BlobStore
@@ -54,7 +55,9 @@ class Gateway:
             self._settings,
             results=BlobStore(storage.results),
             images=SentImages(
-                InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s), ImageCoder()
+                InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s),
+                ImageCoder(),
+                Detectors(self._arguments.preprocessors.folder or ""),
             ),
             around=Surroundings(
                 request_id_writer="proxy",

@@ -13,6 +13,7 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.imaging.control_maps import ControlMap, MapOrder, control_map
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
@@ -213,6 +214,9 @@ class PlainChecks:
 
     def mask_facts(self, data: bytes, param: str, max_pixels: int) -> Future[MaskFacts]:
         return self._threads.submit(mask_facts, data, param, max_pixels)
+
+    def control_map(self, data: bytes, order: MapOrder, max_pixels: int) -> Future[ControlMap]:
+        return self._threads.submit(control_map, data, order, max_pixels)
 
 
 def sent_images(url: str = "memory://inputs") -> SentImages:

@@ -11,9 +11,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from ray_cluster.api.body import BodyMemory
 from ray_cluster.api.browsers import BrowserMiddleware
 from ray_cluster.api.call import CallReader
 from ray_cluster.api.catalog import Catalog, ModelsEndpoint
+from ray_cluster.api.control_uses import ControlNets
+from ray_cluster.api.controlnets import ControlNetsEndpoint
 from ray_cluster.api.files import FilesEndpoint
 from ray_cluster.api.handlers import UnexpectedErrorMiddleware, install
 from ray_cluster.api.health import HealthEndpoint
@@ -29,6 +32,7 @@ from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.routes import Endpoints, add_routes
 from ray_cluster.api.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
+from ray_cluster.api.uploaded_files import UploadedFilesEndpoint
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.storage.blob_store import BlobStore
 
@@ -90,8 +94,15 @@ def create_app(
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
+    controls, memory = ControlNets(settings, images), BodyMemory()
     reader = CallReader(
-        catalog, PromptCheck(client), LoraResolver(client, catalog), settings, images
+        catalog,
+        PromptCheck(client),
+        LoraResolver(client, catalog),
+        controls,
+        settings=settings,
+        images=images,
+        memory=memory,
     )
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
@@ -110,6 +121,8 @@ def create_app(
         ),
         models=ModelsEndpoint(catalog, client),
         loras=LorasEndpoint(client, catalog, settings),
+        controlnets=ControlNetsEndpoint(controls, images, settings, memory, clock),
+        uploads=UploadedFilesEndpoint(images, settings, clock),
         jobs=JobsEndpoint(client, reader, creator, settings, clock),
     )
     add_routes(app, endpoints, settings)

@@ -21,6 +21,8 @@ DRAIN_FACTOR = 16
 _MAX_DRAINED_BYTES = 64 << 20
 # no call needs as many; millions of them take seconds to read, and gigabytes of memory
 _MAX_JSON_VALUES = 100_000
+# bodies of the largest allowed that may be read at the same time
+LARGEST_AT_ONCE = 2
 # above it, reading takes a thread: the event loop would stop for some milliseconds
 _LARGE_BYTES = 1 << 20
 

@@ -6,14 +6,24 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
-from ray_cluster.api.body import BodyLimit, BodyMemory, announced_bytes, read_object, too_large
+from ray_cluster.api.body import (
+    LARGEST_AT_ONCE,
+    BodyLimit,
+    BodyMemory,
+    announced_bytes,
+    read_object,
+    too_large,
+)
 from ray_cluster.api.cascades import CascadeResolver
 from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.control_choices import FIELD as CONTROLNETS
+from ray_cluster.api.control_choices import SentControl, take_control_images
+from ray_cluster.api.control_uses import ControlNets
 from ray_cluster.api.edits import EditImages, WantedImages
 from ray_cluster.api.forms import typed_texts
 from ray_cluster.api.lora_uses import LoraResolver
@@ -30,14 +40,12 @@ from ray_cluster.api.sent_images import SentImages, has_images, take_image_texts
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.validate import describe, validate, validate_as
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.requests import BlobRef, ImageRequest
+from ray_cluster.requests import ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
-# bodies of the largest allowed that may be read at the same time
-_LARGEST_AT_ONCE = 2
 # of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
-_MAX_INLINE_PIXELS = 48_000_000
+MAX_INLINE_PIXELS = 48_000_000
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -59,6 +67,14 @@ class Call:
     event_kind: EventKind = "image_generation"
 
 
+class _Wanted(NamedTuple):
+    """What a call asks for, its images in the input store: those that it edits, and maps'."""
+
+    fields: ImageGenerationRequest
+    images: EditImages | None
+    controls: tuple[SentControl, ...]
+
+
 class CallReader:
     """Reads and checks the bodies of calls for images, which their endpoints share with jobs."""
 
@@ -67,16 +83,20 @@ class CallReader:
         catalog: Catalog,
         prompts: PromptCheck,
         loras: LoraResolver,
+        controls: ControlNets,
+        *,
         settings: CurrentSettings,
         images: SentImages,
+        memory: BodyMemory,
     ) -> None:
         self._catalog = catalog
         self._loras = loras
+        self._controls = controls
         self._prompts = prompts
         self._cascades = CascadeResolver(catalog, prompts)
         self._settings = settings
         self._images = images
-        self._memory = BodyMemory()
+        self._memory = memory
 
     async def read(self, request: Request) -> Call:
         """Return what a call for images from text asks for.
@@ -86,8 +106,11 @@ class CallReader:
             InvalidRequest: a parameter is wrong.
         """
         key = _idempotency_key(request)
-        body = await read_object(request, BodyLimit.of_json(self._settings.limits))
-        return await self._from_text(request, body, key, is_job=False)
+        limits = self._settings.limits
+        with self._memory.share(LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
+            limit = self._limit(request, may_have_image=bool(self._settings.controlnets))
+            body = await read_object(request, limit, take=take)
+            return await self._from_text(request, body, key, is_job=False)
 
     async def read_edit(
         self, request: Request, kind: type[ImageEditRequest] = ImageEditRequest
@@ -106,7 +129,7 @@ class CallReader:
         if is_form(request):
             return await self._from_form(request, kind, key, is_job=False)
         limit = BodyLimit.of_uploads(self._settings.limits)
-        with self._memory.share(_LARGEST_AT_ONCE * limit.max_bytes) as take:
+        with self._memory.share(LARGEST_AT_ONCE * limit.max_bytes) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
             return await self._from_image(request, body, kind, key, is_job=False)
 
@@ -118,35 +141,46 @@ class CallReader:
         if is_form(request):
             return await self._from_form(request, ImageEditRequest, key, is_job=True)
         limits = self._settings.limits
-        own = BodyLimit.of_json(limits)
-        # images make it large, and a body of unknown length is not read on the off-chance
-        is_large = announced_bytes(request) > own.max_bytes
-        limit = BodyLimit.of_uploads(limits) if is_large else own
-        with self._memory.share(_LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
+        with self._memory.share(LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
+            limit = self._limit(request, may_have_image=True)
             body = await read_object(request, limit, may_be_form=True, take=take)
             if has_images(body):
                 return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
-        if is_large:
-            raise too_large(own)
-        return await self._from_text(request, body, key, is_job=True)
+            return await self._from_text(request, body, key, is_job=True)
+
+    def _limit(self, request: Request, *, may_have_image: bool) -> BodyLimit:
+        """Return the limit of a JSON body that may hold images, and may hold none."""
+        limits = self._settings.limits
+        own = BodyLimit.of_json(limits)
+        # images make it large, and a body of unknown length is not read on the off-chance
+        is_large = may_have_image and announced_bytes(request) > own.max_bytes
+        return BodyLimit.of_uploads(limits) if is_large else own
 
     async def _from_text(
         self, request: Request, body: dict[str, Any], key: str | None, *, is_job: bool
     ) -> Call:
+        images = take_control_images(body)
+        own = BodyLimit.of_json(self._settings.limits)
+        if announced_bytes(request) > own.max_bytes and not any(images):
+            raise too_large(own)
         fields = validate(body)
         _check_delivery(fields, is_job=is_job)
-        requests = await self._resolved(request, fields, key, None, is_job=is_job)
-        return Call(fields, requests, _digest(body), key)
+        controls = await self._controls.read(request, fields, images)
+        wanted = _Wanted(fields, None, controls)
+        requests = await self._resolved(request, wanted, key, is_job=is_job)
+        return Call(fields, requests, _digest(body | _digests_of(controls)), key)
 
     async def _from_form(
         self, request: Request, kind: type[ImageEditRequest], key: str | None, *, is_job: bool
     ) -> Call:
-        limits = self._settings.limits
-        has_mask = "mask" in kind.image_fields
-        texts, image, mask = await self._images.read_form(request, limits, has_mask=has_mask)
-        fields = validate_as(kind, typed_texts(texts, kind), REFUSED)
+        form = await self._images.read_form(request, self._settings.limits, kind)
+        body = typed_texts(form.texts, kind)
+        control_images = take_control_images(body)
+        fields = validate_as(kind, body, REFUSED)
         _check_delivery(fields, is_job=is_job)
-        return await self._edit(request, fields, image, mask, key, is_job=is_job)
+        controls = await self._controls.read(request, fields, control_images, form.files)
+        images = await self._images.check(request, form.image, form.mask, self._settings.limits)
+        return await self._edit(request, _Wanted(fields, images, controls), key, is_job=is_job)
 
     async def _from_image(
         self,
@@ -158,27 +192,25 @@ class CallReader:
         is_job: bool,
     ) -> Call:
         texts = take_image_texts(body, has_mask="mask" in kind.image_fields)
+        control_images = take_control_images(body)
         fields = validate_as(kind, body, REFUSED)
         _check_delivery(fields, is_job=is_job)
+        controls = await self._controls.read(request, fields, control_images)
         image, mask = await self._images.store(request, texts, self._settings.limits)
-        return await self._edit(request, fields, image, mask, key, is_job=is_job)
+        images = await self._images.check(request, image, mask, self._settings.limits)
+        return await self._edit(request, _Wanted(fields, images, controls), key, is_job=is_job)
 
     async def _edit(
-        self,
-        request: Request,
-        fields: ImageEditRequest,
-        image: BlobRef,
-        mask: BlobRef | None,
-        key: str | None,
-        *,
-        is_job: bool,
+        self, request: Request, wanted: _Wanted, key: str | None, *, is_job: bool
     ) -> Call:
-        images = await self._images.check(request, image, mask, self._settings.limits)
-        requests = await self._resolved(request, fields, key, images, is_job=is_job)
+        requests = await self._resolved(request, wanted, key, is_job=is_job)
+        fields, images = wanted.fields, wanted.images
+        assert images is not None, "an edit has an image"
         # a form and JSON of the same content are the same call
-        body = fields.model_dump(mode="json", exclude_none=True) | {"image": image.sha256}
-        if mask is not None:
-            body["mask"] = mask.sha256
+        body = fields.model_dump(mode="json", exclude_none=True) | {"image": images.image.sha256}
+        if images.mask is not None:
+            body["mask"] = images.mask.sha256
+        body |= _digests_of(wanted.controls)
         if isinstance(fields, ImageVariationRequest):
             # with a text, its fields may be those of an edit, which is another call
             body["kind"] = "variation"
@@ -187,16 +219,15 @@ class CallReader:
     async def _resolved(
         self,
         request: Request,
-        fields: ImageGenerationRequest,
+        given: _Wanted,
         key: str | None,
-        images: EditImages | None,
         *,
         is_job: bool,
     ) -> tuple[ImageRequest, ...]:
-        limits = self._settings.limits
+        limits, fields = self._settings.limits, given.fields
         is_stored = is_job or key is not None or fields.response_format == "url"
         fields, loras = await self._loras.resolve(fields)
-        wanted = WantedImages(fields, images, is_stored, loras)
+        wanted = WantedImages(fields, given.images, is_stored, loras, given.controls)
         cascade = self._settings.cascade(fields.model)
         if cascade is not None:
             requests = await self._cascades.resolve(wanted, cascade, limits)
@@ -206,9 +237,15 @@ class CallReader:
             await self._prompts.check(fields, profile)
         if not is_job and fields.response_format != "url":
             _check_inline(requests)
+        requests = await self._controls.with_maps(request, requests, given.controls)
         call_id = request_id_of(request)
         owner = owner_of(request)
         return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
+
+
+def _digests_of(controls: Sequence[SentControl]) -> dict[str, Any]:
+    """Return what of a body tells calls apart by the images of their ControlNets."""
+    return {CONTROLNETS: [one.as_in_body() for one in controls]} if controls else {}
 
 
 def _check_delivery(fields: ImageGenerationRequest, *, is_job: bool) -> None:
@@ -259,11 +296,11 @@ def _check_inline(requests: Sequence[ImageRequest]) -> None:
     """Refuse images that would be made, and then not fit into the reply."""
     sizes = [one.output_px for one in requests]
     num_pixels = sum(width * height for width, height in sizes)
-    if num_pixels > _MAX_INLINE_PIXELS:
+    if num_pixels > MAX_INLINE_PIXELS:
         raise InvalidRequest(
             "The reply would hold {} images of {}x{}, {:.0f} million pixels; it can hold {:.0f} "
             "million. Set 'response_format' to 'url', send a job, or ask for fewer images.".format(
-                len(sizes), *sizes[0], num_pixels / 1e6, _MAX_INLINE_PIXELS / 1e6
+                len(sizes), *sizes[0], num_pixels / 1e6, MAX_INLINE_PIXELS / 1e6
             ),
             "response_format",
             "reply_too_large",

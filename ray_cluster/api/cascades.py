@@ -55,7 +55,7 @@ class CascadeResolver:
         requests = await self._of(cascade.heavy, wanted, limits)
         if alone == "heavy":
             return _alone(requests, cascade.name, "heavy", "quality")
-        if wanted.loras:
+        if wanted.loras or wanted.controls:
             # they are made for one model
             return _alone(requests, cascade.name, "heavy", "add_ons")
         first = requests[0]

@@ -25,7 +25,7 @@ from ray_cluster.config.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient, LoraCalls
 from ray_cluster.protocol.loras import Lora, LoraStatus
-from ray_cluster.protocol.settings import CascadeModel
+from ray_cluster.protocol.settings import CascadeModel, ControlModel
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,11 @@ class Catalog:
     def cascades(self) -> tuple[CascadeModel, ...]:
         """The cascades that calls may name."""
         return self._settings.cascades
+
+    @property
+    def controlnets(self) -> tuple[ControlModel, ...]:
+        """The ControlNets that calls may name."""
+        return self._settings.controlnets
 
     @property
     def _offered(self) -> dict[str, ModelProfile]:
@@ -133,10 +138,10 @@ class ModelsEndpoint:
         """
         profiles = await self._catalog.refresh()
         cards: list[ModelCard | LoraModelCard] = [
-            _card(profiles[name]) for name in self._catalog.known if name in profiles
+            self._card(profiles[name]) for name in self._catalog.known if name in profiles
         ]
         cards += [
-            _cascade_card(one, profiles[one.heavy])
+            _cascade_card(one, self._card(profiles[one.heavy]))
             for one in self._catalog.cascades
             if one.light in profiles and one.heavy in profiles
         ]
@@ -151,14 +156,20 @@ class ModelsEndpoint:
         for cascade in self._catalog.cascades:
             if cascade.name == model:
                 await self._catalog.profile(cascade.light)
-                return _cascade_card(cascade, await self._catalog.profile(cascade.heavy))
+                return _cascade_card(
+                    cascade, self._card(await self._catalog.profile(cascade.heavy))
+                )
         base, _, name = model.rpartition(":")
         if LORA_NAME.fullmatch(name) and model not in self._catalog.known:
             status = (await self._loras.find_loras((name,))).found.get(name)
             profiles = await self._catalog.refresh()
             if status is not None and status.lora.base == base and _is_model(status, profiles):
                 return _lora_card(status.lora)
-        return _card(await self._catalog.profile(model))
+        return self._card(await self._catalog.profile(model))
+
+    def _card(self, profile: ModelProfile) -> ModelCard:
+        names = [one.name for one in self._catalog.controlnets if profile.model in one.bases]
+        return _card(profile, names)
 
 
 async def lora_pages(loras: LoraCalls) -> AsyncIterator[tuple[LoraStatus, ...]]:
@@ -182,7 +193,7 @@ def _lora_card(lora: Lora) -> LoraModelCard:
     )
 
 
-def _card(profile: ModelProfile) -> ModelCard:
+def _card(profile: ModelProfile, controlnets: list[str]) -> ModelCard:
     return ModelCard(
         id=profile.model,
         created=profile.created_s,
@@ -195,13 +206,14 @@ def _card(profile: ModelProfile) -> ModelCard:
         max_steps_by_sampler=dict(profile.max_steps_by_sampler),
         edits=profile.edits,
         max_input_images=MAX_INPUT_IMAGES,
+        controlnets=controlnets,
         fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),
     )
 
 
-def _cascade_card(cascade: CascadeModel, heavy: ModelProfile) -> ModelCard:
+def _cascade_card(cascade: CascadeModel, heavy: ModelCard) -> ModelCard:
     """Return the card of a cascade: what it takes is what its heavy model takes."""
-    return _card(heavy).model_copy(
+    return heavy.model_copy(
         update={
             "id": cascade.name,
             "family": "cascade",

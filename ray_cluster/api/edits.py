@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ray_cluster.api.control_choices import SentControl
 from ray_cluster.api.fidelity import check_unmeasured
 from ray_cluster.api.lora_start import start_profile, with_start
 from ray_cluster.api.lora_uses import BasedLora, with_loras
@@ -72,20 +73,26 @@ class WantedImages:
         images: of an edit; None for images from text.
         is_stored: whether what is made goes to the result store.
         loras: those that it names.
+        controls: ControlNets that it names, whose maps come once it is known what makes it.
     """
 
     fields: ImageGenerationRequest
     images: EditImages | None
     is_stored: bool
     loras: tuple[BasedLora, ...] = ()
+    controls: tuple[SentControl, ...] = ()
 
     def of(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
         """Return one request per image, of a model.
 
         Raises:
-            InvalidRequest: see ``resolve`` and :func:`resolve_edit`; or a LoRA is made for another
-                model.
+            InvalidRequest: see ``resolve`` and :func:`resolve_edit`; or a LoRA or a ControlNet is
+                made for another model.
         """
+        for one in self.controls:
+            one.check_model(profile)
+        if self.controls:
+            check_unmeasured(self.fields, "without ControlNets", "an image with them")
         profile = start_profile(self.fields, self.loras, profile)
         requests = with_loras(self._plain(profile, limits), self.loras, profile)
         return with_start(self.fields, requests, profile)

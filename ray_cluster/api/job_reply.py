@@ -8,7 +8,7 @@ from ray_cluster.api.cascade_reply import cascade_card
 from ray_cluster.api.errors import from_failure
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.replies import ErrorDetail, JobDeadline, JobImage, JobPreview, JobResponse
-from ray_cluster.api.reply import as_made, edit_card, lora_cards, size_text
+from ray_cluster.api.reply import as_made, control_cards, edit_card, lora_cards, size_text
 from ray_cluster.api.schema import ImageTiming
 from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.requests import ImageRequest
@@ -40,6 +40,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         prompt=first.prompt,
         size=size_text(first),
         loras=lora_cards(first),
+        controlnets=control_cards(first),
         n=len(job.requests),
         step=sum(one.steps_done for one in open_images) + num_made * first.num_steps,
         num_steps=len(job.requests) * first.num_steps,

@@ -10,6 +10,8 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from ray_cluster.api.control_schema import PreprocessRequest
+from ray_cluster.api.file_ids import ID_PATTERN
 from ray_cluster.api.schema import (
     MAX_INPUT_IMAGES,
     ImageEditRequest,
@@ -17,6 +19,7 @@ from ray_cluster.api.schema import (
     ImageVariationRequest,
 )
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.api.uploaded_files import FileUpload
 
 # the endpoints of these calls read the body by themselves, bounded and strictly
 _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
@@ -29,12 +32,28 @@ _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
 _FILE: dict[str, Any] = {"type": "string", "format": "binary"}
 # no image is shorter
 _TEXT: dict[str, Any] = {"type": "string", "contentEncoding": "base64", "minLength": 16}
+_ID: dict[str, Any] = {"type": "string", "pattern": ID_PATTERN}
 _OBJECT: dict[str, Any] = {
     "type": "object",
     "properties": {"image_url": {**_TEXT, "description": "A data URL."}},
     "required": ["image_url"],
     "additionalProperties": False,
 }
+_FILE_OBJECT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"file_id": {**_ID, "description": "Of an uploaded file."}},
+    "required": ["file_id"],
+    "additionalProperties": False,
+}
+_ANY_IMAGE: dict[str, Any] = {"anyOf": [_TEXT, _ID, _OBJECT, _FILE_OBJECT]}
+_CONTROL_IMAGE: dict[str, Any] = {
+    **_ANY_IMAGE,
+    "description": "The image that it follows: in base64, as a data URL, or the id of an uploaded "
+    "file. In a form also `@` and the name of another file part.",
+}
+# fields of a form whose text is JSON
+_IN_JSON_TEXT = ("allow", "loras", "controlnets")
+_SENT = "A png, jpeg or webp."
 _IMAGE = "The image to edit: a png, jpeg or webp."
 _MASK = (
     "A png or webp of the image's size with an alpha channel: what is transparent there (alpha "
@@ -81,7 +100,7 @@ def _body(
         content["multipart/form-data"] = {
             "schema": _form_schema(kinds[-1], settings),
             # a list is one text, not a part for each of its items
-            "encoding": {name: {"contentType": "application/json"} for name in ("allow", "loras")},
+            "encoding": {name: {"contentType": "application/json"} for name in _IN_JSON_TEXT},
         }
     return {"required": True, "content": content}
 
@@ -95,7 +114,7 @@ def _request_schema(
         _add_images(schema, kind, _TEXT, _IN_JSON)
         schema["properties"]["images"] = {
             "type": "array",
-            "items": {"anyOf": [_TEXT, _OBJECT]},
+            "items": _ANY_IMAGE,
             "minItems": 1,
             "maxItems": MAX_INPUT_IMAGES,
             "description": "OpenAI's way to write `image`, and instead of it.",
@@ -110,12 +129,16 @@ def _form_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) 
     schema = _fields_schema(kind, settings)
     schema.pop("examples", None)
     for field in schema["properties"].values():
-        # a part cannot be null; it can be left out
-        if "anyOf" in field:
-            field["anyOf"] = [one for one in field["anyOf"] if one["type"] != "null"]
-            field.pop("default", None)
+        _leave_null_out(field)
     _add_images(schema, kind, _FILE, "")
     return schema
+
+
+def _leave_null_out(field: dict[str, Any]) -> None:
+    # a part cannot be null; it can be left out
+    if "anyOf" in field:
+        field["anyOf"] = [one for one in field["anyOf"] if one["type"] != "null"]
+        field.pop("default", None)
 
 
 def _add_images(
@@ -135,9 +158,48 @@ def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings
     _bound(schema, "prompt", "maxLength", limits.max_prompt_chars)
     _bound(schema, "negative_prompt", "maxLength", limits.max_prompt_chars)
     _bound(schema, "n", "maximum", num_images)
+    _add_control_images(schema)
     if (most := settings.max_num_inference_steps) is not None:
         _bound(schema, "num_inference_steps", "maximum", most)
     return schema
+
+
+def preprocess_body() -> dict[str, Any]:
+    """Return the request body of a call for a map."""
+    return _with_one_image(PreprocessRequest, "image", _ANY_IMAGE)
+
+
+def upload_body() -> dict[str, Any]:
+    """Return the request body of an upload, which is a form."""
+    body = _with_one_image(FileUpload, "file", {})
+    del body["content"]["application/json"]
+    return body
+
+
+def _with_one_image(kind: type[BaseModel], name: str, text: dict[str, Any]) -> dict[str, Any]:
+    schema = copy.deepcopy(inlined_schema(kind))
+    given = enumerate(schema.pop("examples", ()), start=1)
+    examples = {str(number): {"value": example} for number, example in given}
+    schema["required"].append(name)
+    form = copy.deepcopy(schema)
+    for field in form["properties"].values():
+        _leave_null_out(field)
+    schema["properties"][name] = {**text, "description": _SENT}
+    form["properties"][name] = {**_FILE, "description": _SENT}
+    return {
+        "required": True,
+        "content": {
+            "application/json": {"schema": schema, "examples": examples},
+            "multipart/form-data": {"schema": form},
+        },
+    }
+
+
+def _add_control_images(schema: dict[str, Any]) -> None:
+    for one in schema["properties"]["controlnets"]["anyOf"]:
+        if one["type"] == "array":
+            one["items"]["properties"]["image"] = _CONTROL_IMAGE
+            one["items"]["required"].append("image")
 
 
 def _bound(schema: dict[str, Any], name: str, keyword: str, bound: int) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
+from ray_cluster.api.control_schema import ControlCard
 from ray_cluster.api.lora_schema import LoraCard
 from ray_cluster.api.schema import EditCard, ImageFidelity, ImageTiming
 from ray_cluster.protocol.jobs import JobState
@@ -66,6 +67,7 @@ class ModelCard(BaseModel):
     fewer_steps: FewerStepsCard | None = Field(
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
     )
+    controlnets: list[str] = Field([], description="(extension) The ControlNets made for it.")
     cascade: CascadeParts | None = Field(
         None, description="(extension) Of a cascade; its bounds are those of its heavy model."
     )
@@ -153,6 +155,7 @@ class JobResponse(BaseModel):
     prompt: str
     size: str = Field(description="WIDTHxHEIGHT")
     loras: list[LoraCard] = Field([], description="The LoRAs of each image.")
+    controlnets: list[ControlCard] = Field([], description="The ControlNets of each image.")
     n: int = Field(description="Number of images.")
     step: int = Field(description="Denoising steps done, over all images.")
     num_steps: int = Field(description="Denoising steps to do, over all images.")

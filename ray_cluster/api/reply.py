@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_cluster.api.cascade_reply import cascade_card
+from ray_cluster.api.control_schema import ControlCard
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.lora_schema import LoraCard
 from ray_cluster.api.schema import EditCard
@@ -140,12 +141,28 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
         details["loras"] = [one.model_dump() for one in loras]
     if start := request.add_ons.lora_start_step:
         details["lora_start_step"] = start
+    if controls := control_cards(request):
+        details["controlnets"] = [one.model_dump() for one in controls]
     return details
 
 
 def lora_cards(request: ImageRequest) -> list[LoraCard]:
     """Return the LoRAs that an image is made with."""
     return [LoraCard(name=one.name, scale=one.scale) for one in request.add_ons.loras]
+
+
+def control_cards(request: ImageRequest) -> list[ControlCard]:
+    """Return the ControlNets that an image follows."""
+    return [
+        ControlCard(
+            name=one.name,
+            scale=one.scale,
+            start=one.start,
+            end=one.end,
+            preprocess=one.preprocess,
+        )
+        for one in request.add_ons.controls
+    ]
 
 
 def edit_card(request: ImageRequest) -> EditCard | None:

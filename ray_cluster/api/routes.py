@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -12,6 +13,10 @@ from starlette.responses import Response
 
 from ray_cluster.api.auth import key_guard
 from ray_cluster.api.catalog import ModelsEndpoint
+from ray_cluster.api.control_schema import ControlNetList, PreprocessResponse
+from ray_cluster.api.controlnets import ControlNetsEndpoint
+from ray_cluster.api.event_schema import CompletedEvent, PartialImageEvent
+from ray_cluster.api.file_ids import FILE_PREFIX
 from ray_cluster.api.files import PATH, FilesEndpoint
 from ray_cluster.api.health import HealthEndpoint
 from ray_cluster.api.images import ImagesEndpoint
@@ -20,7 +25,12 @@ from ray_cluster.api.jobs import JobsEndpoint
 from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse
 from ray_cluster.api.loras import LorasEndpoint
 from ray_cluster.api.metrics import GatewayMetricsEndpoint
-from ray_cluster.api.openapi import event_stream, inlined_schema
+from ray_cluster.api.openapi import (
+    event_stream,
+    inlined_schema,
+    preprocess_body,
+    upload_body,
+)
 from ray_cluster.api.replies import (
     ErrorResponse,
     JobList,
@@ -29,8 +39,9 @@ from ray_cluster.api.replies import (
     ModelCard,
     ModelList,
 )
-from ray_cluster.api.schema import CompletedEvent, ImagesResponse, PartialImageEvent
+from ray_cluster.api.schema import ImagesResponse
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.api.uploaded_files import FileResponse, UploadedFilesEndpoint
 
 _ERRORS = {
     400: "A parameter is wrong: the message says what was given and what is allowed.",
@@ -73,6 +84,8 @@ class Endpoints:
     images: ImagesEndpoint
     models: ModelsEndpoint
     loras: LorasEndpoint
+    controlnets: ControlNetsEndpoint
+    uploads: UploadedFilesEndpoint
     jobs: JobsEndpoint
 
 
@@ -85,9 +98,12 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     _add_images(guarded, endpoints.images)
     _add_models(guarded, endpoints.models)
     _add_loras(guarded, endpoints.loras)
+    _add_controlnets(guarded, endpoints.controlnets)
+    _add_uploads(guarded, endpoints.uploads)
     _add_jobs(guarded, endpoints.jobs)
-    app.include_router(public)
+    # an uploaded file's id, which needs a key, is not taken for that of a public image
     app.include_router(guarded)
+    app.include_router(public)
 
 
 def _add(
@@ -253,6 +269,54 @@ def _add_loras(router: APIRouter, loras: LorasEndpoint) -> None:
     errors = _errors(401, 404, 503)
     _add(router, "GET /loras/{name}", loras.retrieve, "Describe a LoRA", responses=errors, **one)
     _add(router, "DELETE /loras/{name}", loras.remove, "Remove a LoRA", responses=errors, **one)
+
+
+def _add_controlnets(router: APIRouter, controlnets: ControlNetsEndpoint) -> None:
+    tags: list[str | Enum] = ["controlnets"]
+    _add(
+        router,
+        "GET /controlnets",
+        controlnets.list,
+        "List ControlNets and detectors",
+        tags=tags,
+        response_model=ControlNetList,
+        responses=_errors(401, 503),
+    )
+    _add(
+        router,
+        "POST /preprocess",
+        controlnets.preprocess,
+        "Make the map of an image",
+        tags=tags,
+        response_class=Response,
+        responses={
+            200: {"model": PreprocessResponse, "description": "The map."},
+            **_errors(400, 401, 408, 413, 415, 431, 503),
+        },
+        openapi_extra={"requestBody": preprocess_body()},
+    )
+
+
+def _add_uploads(router: APIRouter, uploads: UploadedFilesEndpoint) -> None:
+    one: dict[str, Any] = {"tags": ["files"], "response_model": FileResponse}
+    _add(
+        router,
+        f"POST {PATH.removeprefix('/v1')}",
+        uploads.create,
+        "Upload an image",
+        operation_id="createFile",
+        responses=_errors(400, 401, 408, 413, 415, 431, 503),
+        openapi_extra={"requestBody": upload_body()},
+        **one,
+    )
+    _add(
+        router,
+        f"GET {PATH.removeprefix('/v1')}/{FILE_PREFIX}{{digest}}",
+        uploads.retrieve,
+        "Describe an uploaded image",
+        responses=_errors(401, 404, 503),
+        **one,
+    )
 
 
 def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ray_cluster.api.cascade_reply import CascadeCard
+from ray_cluster.api.control_schema import ControlCards, ControlChoices
 from ray_cluster.api.lora_schema import LoraCards, LoraChoices, LoraStarted, LoraStartStep
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.previews import MAX_PREVIEWS
@@ -168,6 +169,7 @@ class ImageGenerationRequest(BaseModel):
     sampler: SamplerName | None = Field(None, description="(extension) Sampler.")
     loras: LoraChoices = None
     lora_start_step: LoraStartStep = None
+    controlnets: ControlChoices = None
     priority: int | None = Field(
         None, ge=-100, le=100, description="(extension) Higher is served first; 0 if absent."
     )
@@ -311,6 +313,7 @@ class ImageDetails(BaseModel):
     )
     loras: LoraCards = None
     lora_start_step: LoraStarted = None
+    controlnets: ControlCards = None
 
 
 class GeneratedImage(ImageDetails):
@@ -345,48 +348,3 @@ class ImagesResponse(BaseModel):
     size: str = Field(description="WIDTHxHEIGHT")
     deadline: Deadline
     data: list[GeneratedImage]
-
-
-class TokenCounts(BaseModel):
-    """OpenAI's, of the prompt."""
-
-    image_tokens: int
-    text_tokens: int
-
-
-class Usage(BaseModel):
-    """OpenAI's; all zero, as nothing is counted in tokens here."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_tokens_details: TokenCounts
-
-
-class ImageEvent(BaseModel):
-    """The fields that both events of a stream have."""
-
-    created_at: int = Field(description="Unix time in seconds.")
-    background: Literal["opaque"]
-    output_format: ImageFormat
-    quality: Literal["auto", "low", "high"]
-    size: str = Field(description="WIDTHxHEIGHT")
-    b64_json: str = Field(description="The coded image in base64.")
-
-
-class PartialImageEvent(ImageEvent):
-    """A preview: the image as the model estimates it at this step."""
-
-    type: Literal["image_generation.partial_image", "image_edit.partial_image"]
-    partial_image_index: int = Field(description="From 0.")
-    step: int = Field(description="(extension) Denoising steps done.")
-    num_steps: int = Field(description="(extension) Denoising steps to do.")
-
-
-class CompletedEvent(ImageEvent, ImageDetails):
-    """The image."""
-
-    type: Literal["image_generation.completed", "image_edit.completed"]
-    usage: Usage
-    model: str = Field(description="(extension) The model that made the image.")
-    deadline: Deadline

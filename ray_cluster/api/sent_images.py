@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from starlette.requests import Request
 
 from ray_cluster.api.auth import owner_of
+from ray_cluster.api.control_schema import MAX_CONTROLS
 from ray_cluster.api.edits import EditImages
-from ray_cluster.api.errors import ApiError, unavailable
-from ray_cluster.api.schema import MAX_INPUT_IMAGES
-from ray_cluster.api.uploads import Uploads
+from ray_cluster.api.errors import unavailable
+from ray_cluster.api.file_ids import FILE_PREFIX
+from ray_cluster.api.schema import MAX_INPUT_IMAGES, ImageEditRequest
+from ray_cluster.api.uploads import MoreFiles, Uploads, once, store_fails
 from ray_cluster.api.validate import describe, refused
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
+from ray_cluster.imaging.control_maps import ControlMap, MapOrder
+from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -27,6 +32,11 @@ logger = logging.getLogger(__name__)
 
 _CHECK_ERRORS: tuple[type[Exception], ...] = (RequestFailed, *MODEL_ERRORS)
 _IMAGE_FIELDS = ("image", "images", "mask")
+# of OpenAI's object around an image
+_OBJECT_KEYS = ({"image_url"}, {"file_id"})
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class ImageChecks(Protocol):
@@ -35,6 +45,8 @@ class ImageChecks(Protocol):
     def image_facts(self, data: bytes, param: str, max_pixels: int) -> Future[ImageFacts]: ...
 
     def mask_facts(self, data: bytes, param: str, max_pixels: int) -> Future[MaskFacts]: ...
+
+    def control_map(self, data: bytes, order: MapOrder, max_pixels: int) -> Future[ControlMap]: ...
 
 
 class ImageTexts(NamedTuple):
@@ -49,49 +61,118 @@ class ImageTexts(NamedTuple):
     param: str
 
 
+class EditForm(NamedTuple):
+    """What the form of an edit held.
+
+    Attributes:
+        texts: by name.
+        files: further images, by the names of their parts.
+    """
+
+    texts: dict[str, str]
+    image: BlobRef
+    mask: BlobRef | None
+    files: dict[str, BlobRef]
+
+
+class MadeMap(NamedTuple):
+    """A ControlNet's map, in the input store."""
+
+    ref: BlobRef
+    made: ControlMap
+
+
 class SentImages:
     """Reads the images of calls, which gateways never decode themselves.
 
     Args:
         inputs: where they are kept.
         checks: decodes them in other processes.
+        detectors: those that make maps there.
     """
 
-    def __init__(self, inputs: InputStore, checks: ImageChecks) -> None:
+    def __init__(
+        self, inputs: InputStore, checks: ImageChecks, detectors: Detectors | None = None
+    ) -> None:
         self._inputs = inputs
         self._checks = checks
+        self.detectors = detectors or Detectors()
 
     async def read_form(
-        self, request: Request, limits: LimitsConfig, *, has_mask: bool
-    ) -> tuple[dict[str, str], BlobRef, BlobRef | None]:
-        """Read a form; return its texts by name, its image and its mask.
+        self, request: Request, limits: LimitsConfig, kind: type[ImageEditRequest]
+    ) -> EditForm:
+        """Read the form of an edit.
 
         Args:
-            has_mask: whether it may have one.
+            kind: of its fields.
 
         Raises:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
         """
         most = {"image": MAX_INPUT_IMAGES, "mask": 1}
-        form = await Uploads(self._inputs, limits).read_form(request, most)
+        more = MoreFiles(MAX_CONTROLS, frozenset(kind.model_fields))
+        form = await Uploads(self._inputs, limits).read_form(request, most, more)
         if not form.images.get("image"):
             raise _no_image()
         [image] = form.images["image"]
         mask = form.images.get("mask", (None,))[0]
-        if mask is not None and not has_mask:
+        if mask is not None and "mask" not in kind.image_fields:
             raise _no_mask()
-        return form.texts, image, mask
+        return EditForm(form.texts, image, mask, form.files)
+
+    async def read_one(
+        self, request: Request, name: str, limits: LimitsConfig
+    ) -> tuple[dict[str, str], BlobRef]:
+        """Read a form that holds one image, of that name; return its texts and the image.
+
+        Raises:
+            ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
+        """
+        form = await Uploads(self._inputs, limits).read_form(request, {name: 1})
+        if not form.images.get(name):
+            raise no_file(name)
+        [image] = form.images[name]
+        return form.texts, image
+
+    async def check_one(
+        self, request: Request, image: BlobRef, param: str, limits: LimitsConfig
+    ) -> ImageFacts:
+        """Decode a stored image and return what it is; errors are those of :meth:`check`."""
+        data = await self._fetch(owner_of(request), image)
+        most = limits.max_input_pixels
+        return await _answer(self._checks.image_facts, data, param, most)
+
+    async def sent_s(self, request: Request, image: BlobRef) -> float | None:
+        """Return when a client has sent an image, in Unix time; None if it is not there (any more).
+
+        Raises:
+            ApiError: 503 where the input store fails.
+        """
+        try:
+            return await asyncio.to_thread(self._inputs.sent_s, owner_of(request), image)
+        except BlobStoreError as error:
+            raise store_fails(error) from error
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds for which what is sent is kept at least."""
+        return self._inputs.grace_s
 
     async def store(
         self, request: Request, texts: ImageTexts, limits: LimitsConfig
     ) -> tuple[BlobRef, BlobRef | None]:
         """Store the images of a JSON body; errors are those of :meth:`Uploads.store_text`."""
-        uploads, owner = Uploads(self._inputs, limits), owner_of(request)
-        image = await uploads.store_text(owner, texts.image, texts.param)
+        image = await self.store_one(request, texts.image, texts.param, limits)
         mask = None
         if texts.mask is not None:
-            mask = await uploads.store_text(owner, texts.mask, "mask")
+            mask = await self.store_one(request, texts.mask, "mask", limits)
         return image, mask
+
+    async def store_one(
+        self, request: Request, text: str, param: str, limits: LimitsConfig
+    ) -> BlobRef:
+        """Store an image of a JSON body; errors are those of :meth:`Uploads.store_text`."""
+        return await Uploads(self._inputs, limits).store_text(owner_of(request), text, param)
 
     async def check(
         self, request: Request, image: BlobRef, mask: BlobRef | None, limits: LimitsConfig
@@ -103,31 +184,54 @@ class SentImages:
             InvalidRequest: one of them cannot be decoded, has too many pixels or several frames;
                 the mask has no alpha, or leaves nothing to edit.
         """
-        owner, most = owner_of(request), limits.max_input_pixels
+        image_facts = await self.check_one(request, image, "image", limits)
+        if mask is None:
+            return EditImages(image, image_facts)
+        data = await self._fetch(owner_of(request), mask)
+        most = limits.max_input_pixels
+        mask_facts = await _answer(self._checks.mask_facts, data, "mask", most)
+        return EditImages(image, image_facts, mask, mask_facts)
+
+    async def make_map(
+        self, request: Request, image: BlobRef, order: MapOrder, limits: LimitsConfig
+    ) -> MadeMap:
+        """Have a ControlNet's map made of a stored image, and store it.
+
+        Raises:
+            ApiError: 503 where the input store fails, or there is nothing to decode the image.
+            InvalidRequest: it cannot be decoded, has too many pixels or several frames; or the
+                detector cannot be run.
+        """
+        owner = owner_of(request)
         data = await self._fetch(owner, image)
+        order = replace(order, folder=self.detectors.folder)
+        made = await _answer(self._checks.control_map, data, order, limits.max_input_pixels)
         try:
-            checking = self._checks.image_facts(data, "image", most)
-            image_facts = await asyncio.wrap_future(checking)
-            if mask is None:
-                return EditImages(image, image_facts)
-            masking = self._checks.mask_facts(await self._fetch(owner, mask), "mask", most)
-            found: MaskFacts = await asyncio.wrap_future(masking)
-            return EditImages(image, image_facts, mask, found)
-        except _CHECK_ERRORS as error:
-            logger.error("an image that a client sends is not checked: %r", error)
-            raise unavailable(
-                "The processes that check images do not answer; try again.", "checks_unavailable"
-            ) from error
+            ref = await self._inputs.put(owner, once(made.png), max_bytes=len(made.png))
+        except BlobStoreError as error:
+            raise store_fails(error) from error
+        return MadeMap(ref, made)
 
     async def _fetch(self, owner: str, ref: BlobRef) -> bytes:
         try:
             data = await asyncio.to_thread(self._inputs.get, owner, ref)
         except BlobStoreError as error:
-            raise _store_fails() from error
+            raise store_fails(error) from error
         if data is None:
             # it was stored a moment ago
-            raise _store_fails()
+            raise store_fails()
         return data
+
+
+async def _answer(submit: Callable[P, Future[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a coder's job returns; raises :class:`ApiError` 503 where it has no answer."""
+    try:
+        return await asyncio.wrap_future(submit(*args, **kwargs))
+    except _CHECK_ERRORS as error:
+        logger.error("an image that a client sends is not checked: %r", error)
+        raise unavailable(
+            "The processes that check images do not answer; try again.", "checks_unavailable"
+        ) from error
 
 
 def has_images(body: Mapping[str, Any]) -> bool:
@@ -166,34 +270,49 @@ def take_image_texts(body: dict[str, Any], *, has_mask: bool) -> ImageTexts:
         )
     if mask is not None and not has_mask:
         raise _no_mask()
-    text = None if mask is None else _text(mask, "mask")
-    return ImageTexts(_text(several[0], name), text, name)
+    text = None if mask is None else image_text(mask, "mask")
+    return ImageTexts(image_text(several[0], name), text, name)
 
 
-def _text(value: object, name: str) -> str:
-    """Return an image's text: itself, or in OpenAI's object around it."""
+def image_text(value: object, name: str) -> str:
+    """Return an image's text: itself, or in OpenAI's object around it.
+
+    Raises:
+        InvalidRequest: it is neither; names ``name``.
+    """
     if isinstance(value, dict):
-        if "file_id" in value:
+        if set(value) not in _OBJECT_KEYS:
             raise InvalidRequest(
-                f"The parameter {name!r} names a file, and this service keeps none. Send the image "
-                "itself in base64.",
+                f"The parameter {name!r} must be base64, a data URL, the id of an uploaded file, "
+                "or an object with 'image_url' or 'file_id' alone; given an object with "
+                f"{describe(', '.join(map(str, value)))}.",
                 name,
             )
-        unknown = [key for key in value if key != "image_url"]
-        if unknown or "image_url" not in value:
+        [(key, value)] = value.items()
+        if key == "file_id" and not (isinstance(value, str) and value.startswith(FILE_PREFIX)):
             raise InvalidRequest(
-                f"The parameter {name!r} must be base64, a data URL, or an object with "
-                f"'image_url' alone; given an object with {describe(', '.join(map(str, value)))}.",
+                f"The parameter {name!r} has a 'file_id' that is no id of a file: "
+                f"{describe(value)}. POST /v1/files returns ids; they begin with {FILE_PREFIX!r}.",
                 name,
             )
-        value = value["image_url"]
     if not isinstance(value, str):
         raise InvalidRequest(
-            f"The parameter {name!r} must be base64 or a data URL; given {describe(value)}.",
+            f"The parameter {name!r} must be base64, a data URL or the id of an uploaded file; "
+            f"given {describe(value)}.",
             name,
             "invalid_type",
         )
     return value
+
+
+def no_file(name: str) -> InvalidRequest:
+    """Return the error of a call whose one image is missing."""
+    return InvalidRequest(
+        f"The parameter {name!r} is required: send an image, of a form as a file (with curl: -F "
+        f"{name}=@photo.png).",
+        name,
+        "missing_required_parameter",
+    )
 
 
 def _no_image() -> InvalidRequest:
@@ -207,10 +326,3 @@ def _no_image() -> InvalidRequest:
 
 def _no_mask() -> InvalidRequest:
     return refused("mask", "Variations have none; an edit of a part goes to /v1/images/edits.")
-
-
-def _store_fails() -> ApiError:
-    return unavailable(
-        "The store of images that calls send does not answer; try again.",
-        "input_store_unavailable",
-    )

@@ -11,7 +11,12 @@ from ray_cluster.api.errors import unavailable
 from ray_cluster.config.sections import HttpSettings, LimitsConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
-from ray_cluster.protocol.settings import CascadeModel, GatewaySettings, ModelSettings
+from ray_cluster.protocol.settings import (
+    CascadeModel,
+    ControlModel,
+    GatewaySettings,
+    ModelSettings,
+)
 from ray_cluster.requests import ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
@@ -104,6 +109,11 @@ class CurrentSettings:
     def cascades(self) -> tuple[CascadeModel, ...]:
         """All cascades in the settings."""
         return tuple(self._cascades.values())
+
+    @property
+    def controlnets(self) -> tuple[ControlModel, ...]:
+        """All ControlNets in the settings; none before there are some."""
+        return () if self._settings is None else self._settings.controlnets
 
     @property
     def needed_models(self) -> list[str]:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from ray_cluster.api.auth import owner_of
 from ray_cluster.api.body import BodyLimit, bounded
 from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.file_ids import FILE_PREFIX, file_of_id
 from ray_cluster.api.multipart import Event, PartBegin, boundary_of, form_events
 from ray_cluster.api.schema import REFUSED
 from ray_cluster.api.validate import refused
@@ -44,10 +45,29 @@ class Form:
     Attributes:
         texts: by name.
         images: by name, without ``[]``; in the order in which they were sent.
+        files: further images by the names of their parts.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
     images: dict[str, tuple[BlobRef, ...]] = field(default_factory=dict)
+    files: dict[str, BlobRef] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MoreFiles:
+    """What a form may hold beside the images that its call knows by name.
+
+    Attributes:
+        most: how many files.
+        texts: names that are of texts, and no file's.
+    """
+
+    most: int = 0
+    texts: frozenset[str] = frozenset()
+
+    def allow(self, name: str, num_before: int) -> bool:
+        """Whether a part of this name may be a file, after so many others."""
+        return num_before < self.most and name not in self.texts and "[" not in name
 
 
 class Uploads:
@@ -63,13 +83,16 @@ class Uploads:
         self._max_input_bytes = limits.max_input_bytes
         self._max_text_bytes = limits.max_body_bytes
 
-    async def read_form(self, request: Request, max_images: Mapping[str, int]) -> Form:
+    async def read_form(
+        self, request: Request, max_images: Mapping[str, int], more: MoreFiles | None = None
+    ) -> Form:
         """Read a form; its images are stored while they arrive.
 
         An image comes in a part of its name, or several come in parts of its name with ``[]``.
 
         Args:
             max_images: names of the parts that are images, and how many there may be of each.
+            more: further images that it may hold, of any name; none unless given.
 
         Raises:
             ApiError: 415 for another content type, 413 for a body, an image or texts that are too
@@ -77,7 +100,9 @@ class Uploads:
             InvalidRequest: the form or one of its parts is wrong; it names the part.
         """
         boundary = boundary_of(request)
-        reading = _FormReading(self, owner_of(request), max_images, self._max_text_bytes)
+        reading = _FormReading(
+            self, owner_of(request), max_images, more or MoreFiles(), self._max_text_bytes
+        )
         async with self._limit.in_time(), aclosing(bounded(request, self._limit)) as body:
             try:
                 async with aclosing(form_events(body, boundary)) as events:
@@ -92,14 +117,35 @@ class Uploads:
     async def store_text(self, owner: str, text: str, param: str) -> BlobRef:
         """Store an image that a JSON body holds as base64 or as a ``data:`` URL.
 
+        Or the text is the id of an uploaded file, which is kept as long from now on as one that is
+        uploaded now.
+
         Args:
             param: the field, for errors.
 
         Raises:
             ApiError: 413 for an image that is too large, 503 where the input store fails.
-            InvalidRequest: it is not base64, or no image.
+            InvalidRequest: it is not base64, or no image; or there is no such file.
         """
+        if text.startswith(FILE_PREFIX):
+            return await self._store_again(owner, text, param)
         return await self.store(owner, _decoded(_payload(text, param), param), param)
+
+    async def _store_again(self, owner: str, file_id: str, param: str) -> BlobRef:
+        ref = file_of_id(file_id)
+        try:
+            data = None if ref is None else await asyncio.to_thread(self._inputs.get, owner, ref)
+        except BlobStoreError as error:
+            raise store_fails(error) from error
+        if ref is None or data is None or len(data) != ref.num_bytes:
+            raise InvalidRequest(
+                f"The parameter {param!r} names the file {file_id[:100]!r}, which does not exist: "
+                "files are kept for a while, and only for whoever has uploaded them. Upload it "
+                "again to /v1/files, or send the image itself.",
+                param,
+                "file_not_found",
+            )
+        return await self.store(owner, once(data), param)
 
     async def store(self, owner: str, chunks: AsyncIterator[bytes], param: str) -> BlobRef:
         """Store an image while it arrives; errors are those of :meth:`store_text`."""
@@ -115,11 +161,22 @@ class Uploads:
                 param=param,
             ) from error
         except BlobStoreError as error:
-            logger.error("an image that a client sends is not stored: %s", error)
-            raise unavailable(
-                "The store of images that calls send does not answer; try again.",
-                "input_store_unavailable",
-            ) from error
+            raise store_fails(error) from error
+
+
+def store_fails(error: BlobStoreError | None = None) -> ApiError:
+    """Return the 503 for an input store that does not answer."""
+    if error is not None:
+        logger.error("an image that a client sends is not stored or read: %s", error)
+    return unavailable(
+        "The store of images that calls send does not answer; try again.",
+        "input_store_unavailable",
+    )
+
+
+async def once(data: bytes) -> AsyncIterator[bytes]:
+    """Yield all of it."""
+    yield data
 
 
 class _FormReading:
@@ -130,11 +187,18 @@ class _FormReading:
     """
 
     def __init__(
-        self, uploads: Uploads, owner: str, max_images: Mapping[str, int], max_text_bytes: int
+        self,
+        uploads: Uploads,
+        owner: str,
+        max_images: Mapping[str, int],
+        more: MoreFiles,
+        max_text_bytes: int,
     ) -> None:
         self._uploads = uploads
         self._owner = owner
         self._max_images = max_images
+        self._more = more
+        self._files: dict[str, BlobRef] = {}
         self._max_text_bytes = self._num_text_bytes_left = max_text_bytes
         self._names: set[str] = set()
         self._texts: dict[str, str] = {}
@@ -148,10 +212,19 @@ class _FormReading:
             async with aclosing(_data_of_part(events)) as data:
                 if base in self._max_images:
                     await self._read_image(event, base, data)
+                elif event.is_file and self._more.allow(event.name, len(self._files)):
+                    await self._read_file(event.name, data)
                 else:
                     await self._read_text(event, data)
         images = {name: tuple(refs) for name, refs in self._images.items()}
-        return Form(self._texts, images)
+        return Form(self._texts, images, self._files)
+
+    async def _read_file(self, name: str, data: AsyncIterator[bytes]) -> None:
+        if name.partition("[")[0] in REFUSED:
+            raise refused(name, REFUSED[name])
+        if name in self._files or name in self._texts:
+            raise _duplicate(name, "give it once")
+        self._files[name] = await self._uploads.store(self._owner, data, name)
 
     async def _read_image(self, part: PartBegin, base: str, data: AsyncIterator[bytes]) -> None:
         name, most = part.name, self._max_images[base]
@@ -191,7 +264,7 @@ class _FormReading:
                 f"together. Send all of {field_name!r} as one text of JSON.",
                 name,
             )
-        if name in self._texts:
+        if name in self._texts or name in self._files:
             raise _duplicate(name, "give it once")
         self._texts[name] = await self._text(name, data)
 

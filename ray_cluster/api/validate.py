@@ -35,6 +35,8 @@ _REQUIRED = {
     "name": "say how calls are to choose it",
     "base": "say for which model it is made",
     "source": "say where its file is",
+    "preprocess": "say which detector makes the map",
+    "purpose": "send 'vision'",
 }
 # what other servers call a field
 _ELSEWHERE = {
@@ -58,6 +60,15 @@ _ELSEWHERE = {
     "mask_blur": "feather_px",
     "mask_image": "mask",
     "lora": "loras",
+    "controlnet": "controlnets",
+    "control": "controlnets",
+    "control_image": "controlnets",
+    "conditioning_scale": "scale",
+    "controlnet_conditioning_scale": "scale",
+    "control_guidance_start": "start",
+    "control_guidance_end": "end",
+    "strength": "scale",
+    "weight": "scale",
     "lora_weights": "loras",
 }
 
@@ -158,12 +169,15 @@ def _in_entry(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
     """Return the error for a key of an object in a list."""
     name, place, key = item["loc"]
     kind, field = item["type"], fields.model_fields[str(name)]
-    start = f"The parameter {name!r}: in entry {place}, {str(key)[:100]!r}"
+    param = f"{name}[{place}].{str(key)[:100]}"
+    start = f"The parameter {param!r}"
     match kind:
         case "extra_forbidden":
             entry = next(one for one in map(section_in, _parts(field.annotation)) if one)
-            known = ", ".join(map(repr, entry.model_fields))
-            message, code = f"{start} is unknown; there are {known}.", "unknown_parameter"
+            known = [*entry.model_fields, *getattr(entry, "image_fields", ())]
+            near = _near(str(key), known)
+            advice = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
+            message, code = f"{start} is unknown. {advice}", "unknown_parameter"
         case "missing":
             message, code = f"{start} is missing; add it.", "missing_required_parameter"
         case _:
@@ -172,7 +186,7 @@ def _in_entry(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
             hint = _right_form(item["input"], kind, str(key))
             message = f"{message} {hint}" if hint else message
             code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    return InvalidRequest(message, param=str(name), code=code)
+    return InvalidRequest(message, param=param, code=code)
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
@@ -184,14 +198,18 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 def _unknown(name: str, fields: type[BaseModel]) -> InvalidRequest:
     known = [*fields.model_fields, *getattr(fields, "image_fields", ())]
-    elsewhere = _ELSEWHERE.get(name.lower())
-    near = elsewhere if elsewhere in known else nearest(name, known)
+    near = _near(name, known)
     hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
     return InvalidRequest(
         f"The parameter {name[:100]!r} is unknown. {hint}",
         param=name[:100],
         code="unknown_parameter",
     )
+
+
+def _near(name: str, known: Collection[str]) -> str | None:
+    elsewhere = _ELSEWHERE.get(name.lower())
+    return elsewhere if elsewhere in known else nearest(name, known)
 
 
 def _right_form(given: object, kind: str, name: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ray_cluster.cli.config import config
+from ray_cluster.cli.controlnets import controlnets
 from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
@@ -33,6 +34,7 @@ app.command()(generate)
 app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.add_typer(loras, name="loras")
+app.add_typer(controlnets, name="controlnets")
 app.command()(doctor)
 app.command()(config)
 app.add_typer(settings, name="settings")

@@ -34,6 +34,11 @@ class InputFile:
     data: bytes
 
     @property
+    def shown(self) -> str:
+        """The option as it was given, for errors."""
+        return _shown(self.option, self.path)
+
+    @property
     def ref(self) -> BlobRef:
         """What names its bytes."""
         return BlobRef(hashlib.sha256(self.data).hexdigest(), len(self.data))
@@ -71,8 +76,8 @@ def read_inputs(
             image; it names the option.
     """
     if image is not None:
-        read_mask = None if mask is None else _read("--mask", mask, max_bytes)
-        return EditInputs(_read("--edit", image, max_bytes), read_mask)
+        read_mask = None if mask is None else read_input("--mask", mask, max_bytes)
+        return EditInputs(read_input("--edit", image, max_bytes), read_mask)
     idle = [option for name, option in _OPTION_BY_FIELD.items() if name in options]
     idle += ["--mask"] if mask is not None else []
     if idle:
@@ -83,26 +88,36 @@ def read_inputs(
     return None
 
 
-def _read(option: str, path: Path, max_bytes: int) -> InputFile:
+def read_input(option: str, path: Path, max_bytes: int) -> InputFile:
+    """Read an image; raises :class:`ConfigError` where that fails, or it is too large.
+
+    Args:
+        option: that names it; with the file right behind it where it ends in ``=``.
+    """
+    shown = _shown(option, path)
     try:
         with path.open("rb") as stream:
             # never more than needed to know that it is too large
             data = stream.read(max_bytes + 1)
     except IsADirectoryError as error:
-        raise ConfigError(f"{option} {path} is a folder; give an image file") from error
+        raise ConfigError(f"{shown} is a folder; give an image file") from error
     except FileNotFoundError as error:
-        raise ConfigError(f"{option} {path}: there is no such file") from error
+        raise ConfigError(f"{shown}: there is no such file") from error
     except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{shown} cannot be read: {error.strerror}") from error
     if not data:
-        raise ConfigError(f"{option} {path} is empty; give a PNG, JPEG or WebP image")
+        raise ConfigError(f"{shown} is empty; give a PNG, JPEG or WebP image")
     if len(data) > max_bytes:
         raise ConfigError(
-            f"{option} {path} is larger than the {max_bytes} bytes that limits.max_input_bytes "
+            f"{shown} is larger than the {max_bytes} bytes that limits.max_input_bytes "
             "allows; give a smaller image, or with --config the configuration of a service that "
             "allows more"
         )
     return InputFile(option, path, data)
+
+
+def _shown(option: str, path: Path) -> str:
+    return f"{option}{path}" if option.endswith("=") else f"{option} {path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +167,7 @@ class RecipeInputs:
             return
         pairs = ((inputs.image, self.image_sha256), (inputs.mask, self.mask_sha256))
         others = [
-            f"{file.option} {file.path} is not the file that {self.like} was made from: its "
+            f"{file.shown} is not the file that {self.like} was made from: its "
             f"SHA-256 digest is {file.ref.sha256}, and the recipe's is {sha256}"
             for file, sha256 in pairs
             if file is not None and sha256 not in {None, file.ref.sha256}

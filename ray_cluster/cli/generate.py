@@ -76,6 +76,13 @@ _Lora = Annotated[
 _LoraStartStep = Annotated[
     int | None, _image("With --lora: how many of the first steps are made without. Default: 0.")
 ]
+_Control = Annotated[
+    list[str] | None,
+    _image(
+        "With --url: ControlNet as NAME=FILE, or NAME+DETECTOR=FILE:SCALE:START-END; all but NAME "
+        "and FILE may be left out. Repeatable."
+    ),
+]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
@@ -133,9 +140,11 @@ _PARAMS = (
     *("prompt", "model", "negative_prompt", "seed", "num_images", "size", "steps", "fidelity"),
     *("allow", "min_steps", "guidance", "sampler", "priority", "slo", "compression", "metadata"),
     *("previews", "strength", "feather", "crop", "paste_back", "lora", "lora_start_step"),
+    "control",
 )
 _API_NAMES: Mapping[str, str] = {
     "compression": "output_compression",
+    "control": "controlnets",
     "feather": "feather_px",
     "guidance": "guidance_scale",
     "lora": "loras",
@@ -168,6 +177,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     sampler: _Sampler = None,
     lora: _Lora = None,
     lora_start_step: _LoraStartStep = None,
+    control: _Control = None,
     edit: _Edit = None,
     mask: _Mask = None,
     strength: _Strength = None,
@@ -197,6 +207,8 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate "a blue star" --lora pastel:0.8 --lora outline -o drawn.png
 
+      ray-cluster generate "a blue star" --control edges+canny=photo.png:0.8 --url http://127.0.0.1:8000
+
       ray-cluster generate --like red.png --guidance 5 -o stronger.png
 
       ray-cluster generate "a blue star" --edit photo.png --mask mask.png -o edited.png
@@ -210,7 +222,7 @@ def _generate(options: dict[str, Any]) -> None:
     from ray_cluster.cli.output import plain_errors
 
     # typer gives an empty list for an option that is not there
-    options |= {name: options[name] or None for name in ("allow", "lora")}
+    options |= {name: options[name] or None for name in ("allow", "lora", "control")}
     values = {_API_NAMES.get(name, name): options[name] for name in _PARAMS}
     with plain_errors():
         from ray_cluster.cli.generate_run import Files, Target, run

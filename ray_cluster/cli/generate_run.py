@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_cluster.cli.control_options import (
+    ControlInput,
+    ControlOption,
+    check_place,
+    controls_of_recipe,
+    parse_controls,
+    read_controls,
+)
 from ray_cluster.cli.edit_inputs import EditInputs, RecipeInputs, read_inputs
 from ray_cluster.cli.image_files import (
     GeneratedImages,
@@ -38,6 +46,7 @@ _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "crop": str,
     "loras": loras_of_recipe,
     "lora_start_step": int,
+    "controlnets": controls_of_recipe,
 }
 # what says how the image came about, and nothing that is needed to make it again
 _NOTES = {"cascade"}
@@ -64,6 +73,13 @@ class Target(NamedTuple):
     pool: str | None
 
 
+class _Inputs(NamedTuple):
+    """The images that a call is made from: those that it edits, and those of its ControlNets."""
+
+    edit: EditInputs | None
+    controls: tuple[ControlInput, ...]
+
+
 def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     """Make the images and write them.
 
@@ -78,10 +94,13 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     given = {**options, "output_format": image_format}
     if options["loras"] is not None:
         given["loras"] = parse_loras(options["loras"])
+    given["controlnets"] = None
+    controls = parse_controls(options["controlnets"] or ())
     body = {name: value for name, value in given.items() if value is not None}
     _check_finite(body)
     config = load_config(target.config)
-    body, inputs = _with_inputs(body, files, config.limits.max_input_bytes)
+    body, inputs = _with_inputs(body, files, controls, config.limits.max_input_bytes)
+    check_place(inputs.controls, is_here=target.url is None)
     # before any work; what is wrong with `n` itself is reported by those who make the images
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
@@ -115,16 +134,23 @@ def _check_finite(body: Mapping[str, Any]) -> None:
 
 
 def _with_inputs(
-    body: dict[str, Any], files: Files, max_input_bytes: int
-) -> tuple[dict[str, Any], EditInputs | None]:
-    """Return a call with what its recipe adds, and the images that it edits."""
+    body: dict[str, Any], files: Files, controls: Sequence[ControlOption], max_bytes: int
+) -> tuple[dict[str, Any], _Inputs]:
+    """Return a call with what its recipe adds, and the images that it is made from.
+
+    Args:
+        max_bytes: of each image.
+    """
     if files.like is None:
-        return body, read_inputs(files.edit, files.mask, body, max_input_bytes)
+        edit = read_inputs(files.edit, files.mask, body, max_bytes)
+        return body, _Inputs(edit, read_controls(controls, max_bytes))
     recipe, wanted = _recipe(files.like)
     wanted.check_given(files.edit, files.mask)
-    inputs = read_inputs(files.edit, files.mask, body, max_input_bytes)
-    wanted.check_same(inputs)
-    return recipe | body, inputs
+    edit = read_inputs(files.edit, files.mask, body, max_bytes)
+    wanted.check_same(edit)
+    wanted_controls = recipe.pop("controlnets", ())
+    followed = read_controls(controls, max_bytes, files.like, wanted_controls)
+    return recipe | body, _Inputs(edit, followed)
 
 
 def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
@@ -159,7 +185,7 @@ def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
 
 def _generate(
     body: Mapping[str, Any],
-    inputs: EditInputs | None,
+    inputs: _Inputs,
     config: ClusterConfig,
     target: Target,
     previews: PreviewFiles,
@@ -167,7 +193,7 @@ def _generate(
     if target.url is None:
         from ray_cluster.cli.call_check import check_call
 
-        call = check_call(body, inputs, config, target.pool)
+        call = check_call(body, inputs.edit, config, target.pool)
         # torch and diffusers take seconds to import
         from ray_cluster.cli.local_images import generate_here
 
@@ -176,8 +202,10 @@ def _generate(
     from ray_cluster.cli.remote_jobs import generate_there
     from ray_cluster.cli.remote_service import RemoteService
 
-    if inputs is not None:
-        body = {**body, **inputs.body}
+    if inputs.edit is not None:
+        body = {**body, **inputs.edit.body}
+    if inputs.controls:
+        body = {**body, "controlnets": [one.entry for one in inputs.controls]}
     timeout_s = _TIMEOUT_S if target.timeout_s is None else target.timeout_s
     with RemoteService.at(target.url, target.api_key, config, answer_s=timeout_s) as service:
         return generate_there(service, body, timeout_s, previews, stderr())

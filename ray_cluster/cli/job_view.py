@@ -91,6 +91,11 @@ def job_details(job: JobResponse) -> dict[str, str]:
     }
     if job.loras:
         details["loras"] = ", ".join(f"{one.name}:{one.scale:g}" for one in job.loras)
+    if job.controlnets:
+        details["controlnets"] = ", ".join(
+            f"{one.name}+{one.preprocess}:{one.scale:g}:{one.start:g}-{one.end:g}"
+            for one in job.controlnets
+        )
     if effort := effort_words(job.fidelity):
         details["fidelity"] = effort
     if job.error is not None:

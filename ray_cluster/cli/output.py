@@ -32,13 +32,13 @@ _OPTION_BY_PARAM: Mapping[str, str] = {
     "image": "--edit",
     "feather_px": "--feather",
     "loras": "--lora",
+    "controlnets": "--control",
     # of the command alone
     "like": "--like",
 }
 
 # what an extra brings, by the module that is missing without it
 EXTRA_BY_MODULE: Mapping[str, str] = {
-    "cv2": "training",
     "matplotlib": "plots",
     "sklearn": "baselines",
 }
@@ -91,7 +91,7 @@ def plain_errors() -> Iterator[None]:
             raise
         fail(f"this {needs_extra(module)}")
     except InvalidRequest as error:
-        option = _OPTION_BY_PARAM.get(error.param or "")
+        option = _OPTION_BY_PARAM.get((error.param or "").partition("[")[0])
         fail(error.message if option is None else f"{error.message} (option {option})")
     except RayClusterError as error:
         fail(str(error))

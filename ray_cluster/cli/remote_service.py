@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from ray_cluster.api.call import IDEMPOTENCY_KEY
+from ray_cluster.api.control_schema import ControlNetList
 from ray_cluster.api.lora_schema import LoraList, LoraResponse
 from ray_cluster.api.replies import (
     ErrorDetail,
@@ -142,6 +143,10 @@ class RemoteService:
     def remove_lora(self, name: str) -> LoraResponse:
         """Remove a LoRA; return it as it is now."""
         return self._ask(LoraResponse, "DELETE", f"/v1/loras/{quote(name, safe='')}")
+
+    def controlnets(self) -> ControlNetList:
+        """Return the ControlNets and the detectors."""
+        return self._ask(ControlNetList, "GET", "/v1/controlnets")
 
     def file(self, url: str) -> bytes:
         """Return the coded image that a reply links to."""

@@ -17,6 +17,7 @@ from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchArguments,
     HttpArguments,
@@ -28,7 +29,7 @@ from ray_cluster.config.settings import part_of
 from ray_cluster.errors import without_password
 
 # of the front's arguments
-_COMPARED = {"http", "dispatch", "storage", "loras", "logs"}
+_COMPARED = {"http", "dispatch", "storage", "loras", "preprocessors", "logs"}
 
 
 class FrontArguments(Section):
@@ -46,6 +47,7 @@ class FrontArguments(Section):
     dispatch: DispatchArguments = DispatchArguments()
     storage: StorageArguments = StorageArguments()
     loras: LoraArguments = LoraArguments()
+    preprocessors: PreprocessorsConfig = PreprocessorsConfig()
     logs: LogsConfig = LogsConfig()
     settings: str | None = None
     folder: str | None = None
@@ -105,6 +107,7 @@ def front_arguments(
         dispatch=part_of(config.dispatch, DispatchArguments),
         storage=part_of(config.storage, StorageArguments),
         loras=part_of(config.loras, LoraArguments),
+        preprocessors=config.preprocessors,
         logs=config.logs,
         settings=None if settings is None else str(Path(settings).absolute()),
         folder=None if folder is None else str(folder),

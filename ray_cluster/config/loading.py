@@ -14,6 +14,7 @@ from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, chec
 from ray_cluster.config.controlnets import ControlNetConfig, check_controlnets
 from ray_cluster.config.loras import LorasConfig
 from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchConfig,
     HttpConfig,
@@ -40,6 +41,7 @@ class ClusterConfig(Section):
     storage: StorageConfig = StorageConfig()
     logs: LogsConfig = LogsConfig()
     loras: LorasConfig = LorasConfig()
+    preprocessors: PreprocessorsConfig = PreprocessorsConfig()
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
     discriminators: tuple[DiscriminatorConfig, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()
@@ -136,7 +138,10 @@ def load_config(
     except ValidationError as error:
         raise ConfigError(f"{where}: {describe(error, ClusterConfig)}") from error
     folder = Path.cwd() if folder is None else folder
-    parts = {"storage": config.storage.resolved(folder), "loras": config.loras.resolved(folder)}
+    parts = {
+        name: getattr(config, name).resolved(folder)
+        for name in ("storage", "loras", "preprocessors")
+    }
     return config.model_copy(update=parts)
 
 

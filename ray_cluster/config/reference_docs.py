@@ -14,6 +14,7 @@ from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchArguments,
     HttpArguments,
@@ -38,7 +39,7 @@ _HEAD = "| key | default | allowed | applied | what it is |\n|---|---|---|---|--
 # what processes are started with; everything else is a setting
 _ARGUMENTS = (
     *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments, DiscriminatorArguments),
-    *(LoraArguments, ControlNetArguments, LogsConfig, RayConfig),
+    *(LoraArguments, ControlNetArguments, PreprocessorsConfig, LogsConfig, RayConfig),
 )
 # beside the arguments: a change of one starts or stops processes, and replaces none
 _COUNTS = {"num_gateways", "num_stores", "replicas"}

@@ -28,6 +28,7 @@ _MUST_BE = {
     "bool_parsing": "true or false",
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
     "list_type": "a list",
     "tuple_type": "a list",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ray_cluster.codec.values import TextCodec
+from ray_cluster.imaging.control_maps import ControlMap, MapOrder, control_map
 from ray_cluster.imaging.encoder import Pixels, encode_image
 from ray_cluster.imaging.templates import (
     EditPixels,
@@ -26,6 +27,7 @@ from ray_cluster.policies.edits import Box, SizePx
 from ray_cluster.requests import Edit, OutputSpec
 
 _EDITS: TextCodec[Edit] = TextCodec(Edit)
+_MAP_ORDERS: TextCodec[MapOrder] = TextCodec(MapOrder)
 
 Array = npt.NDArray[Any]
 
@@ -82,6 +84,18 @@ def edit_pixels_of(reply: Message) -> EditPixels:
     return _edit_of_arrays(_arrays_of(reply))
 
 
+def map_making(data: bytes, order: MapOrder, max_pixels: int) -> Message:
+    """Return the job that makes a ControlNet's map of an image."""
+    header = {"task": "map", "order": _MAP_ORDERS.encode(order), "max_pixels": max_pixels}
+    return Message(header, (data,))
+
+
+def map_of(reply: Message) -> ControlMap:
+    """Return what :func:`map_making` made."""
+    width_px, height_px = reply.header["size_px"]
+    return ControlMap(bytes(reply.parts[0]), (width_px, height_px))
+
+
 def _encode(job: Message) -> Message:
     pixels, *rest = _arrays_of(job)
     assert pixels is not None
@@ -112,11 +126,18 @@ def _decode_edit(job: Message) -> Message:
     return _with_arrays({}, _arrays_of_edit(pixels))
 
 
+def _make_map(job: Message) -> Message:
+    order = _MAP_ORDERS.decode(job.header["order"])
+    made = control_map(bytes(job.parts[0]), order, job.header["max_pixels"])
+    return Message({"size_px": made.size_px}, (made.png,))
+
+
 _TASKS: Mapping[str, Callable[[Message], Message]] = {
     "encode": _encode,
     "image": _check_image,
     "mask": _check_mask,
     "edit": _decode_edit,
+    "map": _make_map,
 }
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging import coder_tasks
+from ray_cluster.imaging.control_maps import ControlMap, MapOrder
 from ray_cluster.imaging.decoding import not_decodable
 from ray_cluster.imaging.encoder import Pixels
 from ray_cluster.imaging.templates import EditPixels, ImageFacts, MaskFacts, Paste
@@ -35,7 +36,8 @@ MAX_JOB_S = 60.0
 
 
 class ImageCoder:
-    """Codes images in processes of its own, which import numpy and Pillow and nothing larger.
+    """Codes images in processes of its own, which import numpy and Pillow; what is larger, with the
+    first job that needs it.
 
     A job whose process dies is run once more, in a fresh process; one that takes longer than
     :data:`MAX_JOB_S` is not. The processes end with this one, however it ends: they read its pipe
@@ -86,6 +88,14 @@ class ImageCoder:
         """Have a mask decoded, likewise; see :func:`.templates.mask_facts`."""
         job = partial(coder_tasks.mask_check, data, param, max_pixels)
         return self._submit(job, coder_tasks.mask_facts_of, _deadly(param))
+
+    def control_map(self, data: bytes, order: MapOrder, max_pixels: int) -> Future[ControlMap]:
+        """Have a ControlNet's map made of an image; see :func:`.control_maps.control_map`.
+
+        The future raises :class:`InvalidRequest` also for an image of which the process dies.
+        """
+        job = partial(coder_tasks.map_making, data, order, max_pixels)
+        return self._submit(job, coder_tasks.map_of, _deadly(order.param))
 
     def edit_pixels(
         self, image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx

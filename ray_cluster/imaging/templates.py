@@ -124,17 +124,29 @@ def edit_pixels(image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx) -
     Raises:
         InvalidRequest: they cannot be decoded after all.
     """
-    canvas = np.array(_resized(on_white(decoded(image, "image")), edit.canvas_px))
-    window = edit.window or Box(0, 0, *edit.canvas_px)
-    content_px = _content_px(window.size_px, work_px)
-    work = _filled_up(_resized_pixels(canvas[_part(window)], content_px), work_px)
+    canvas = np.array(resized(on_white(decoded(image, "image")), edit.canvas_px))
+    work = window_pixels(canvas, edit.window, work_px)
     if mask is None:
         return EditPixels(work, None, canvas, None)
     edited = _edited(decoded(mask, "mask"), "mask")
     on_canvas = any_in(np.asarray(edited) == _EDITED, edit.canvas_px)
+    window = edit.window or Box(0, 0, *edit.canvas_px)
+    content_px = _content_px(window.size_px, work_px)
     work_mask = _filled_up(any_in(on_canvas[_part(window)], content_px), work_px)
     weights = blend_weights(on_canvas, edit.feather_px) if edit.paste_back else None
     return EditPixels(work, work_mask, canvas, weights)
+
+
+def window_pixels(canvas: Pixels, window: Box | None, work_px: SizePx) -> Pixels:
+    """Return what the model sees of a canvas ``[H, W, 3]``, in the size that it works on.
+
+    Args:
+        window: None for all of the canvas; see :func:`edit_pixels` for how it is brought to size.
+    """
+    height_px, width_px = canvas.shape[:2]
+    place = window or Box(0, 0, width_px, height_px)
+    content_px = _content_px(place.size_px, work_px)
+    return _filled_up(_resized_pixels(canvas[_part(place)], content_px), work_px)
 
 
 def finished(made: Pixels, edit: EditPixels, window: Box | None) -> Pixels:
@@ -189,14 +201,15 @@ def _part(box: Box) -> tuple[slice, slice]:
     )
 
 
-def _resized(image: Image.Image, size_px: SizePx) -> Image.Image:
+def resized(image: Image.Image, size_px: SizePx) -> Image.Image:
+    """Return an image at another size."""
     return image if image.size == size_px else image.resize(size_px, Image.Resampling.LANCZOS)
 
 
 def _resized_pixels(pixels: Pixels, size_px: SizePx) -> Pixels:
     if (pixels.shape[1], pixels.shape[0]) == size_px:
         return pixels
-    return np.array(_resized(Image.fromarray(np.ascontiguousarray(pixels)), size_px))
+    return np.array(resized(Image.fromarray(np.ascontiguousarray(pixels)), size_px))
 
 
 def _filled_up(pixels: npt.NDArray[_Value], size_px: SizePx) -> npt.NDArray[_Value]:

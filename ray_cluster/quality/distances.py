@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.imaging.detectors import canny_edges
 from ray_cluster.quality.classifier import AttributeClassifier
 
 _BATCH = 64
@@ -15,10 +16,6 @@ _SSIM_SIGMA = 1.5
 # Wang et al. 2004, equations 10 and 11, for values in 0..1
 _SSIM_C1 = 0.01**2
 _SSIM_C2 = 0.03**2
-
-
-# of Canny's hysteresis, for pictures of 8 bits
-_LOW, _HIGH = 60, 140
 
 
 @dataclass(frozen=True)
@@ -122,12 +119,9 @@ def _frechet(features: Tensor, others: Tensor) -> float:
 
 
 def find_edges(pixels: Tensor) -> Tensor:
-    """Canny's edges [B, H, W], boolean, of pictures [B, 3, H, W] in 0..1; needs OpenCV."""
-    import cv2
-
+    """Canny's edges [B, H, W], boolean, of pictures [B, 3, H, W] in 0..1."""
     pictures = (pixels.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-    edges = np.stack([cv2.Canny(np.ascontiguousarray(one), _LOW, _HIGH) for one in pictures])
-    return torch.from_numpy(edges > 0)
+    return torch.from_numpy(np.stack([canny_edges(one) for one in pictures]))
 
 
 def edge_agreement(found: Tensor, wanted: Tensor, *, tolerance: int = 1) -> Tensor:

@@ -14,6 +14,7 @@ from ray_cluster.requests.parts import (
     AddOns,
     BlobRef,
     CascadeUse,
+    ControlUse,
     Edit,
     ImageFormat,
     LightStage,
@@ -226,9 +227,26 @@ class ImageRequest:
             recipe["loras"] = json.dumps(loras)
         if self.add_ons.lora_start_step:
             recipe["lora_start_step"] = str(self.add_ons.lora_start_step)
+        if self.add_ons.controls:
+            recipe["controlnets"] = json.dumps(
+                [_control_recipe(one) for one in self.add_ons.controls]
+            )
         if self.edit is not None:
             recipe |= edit_recipe(self.edit)
         return recipe
+
+
+def _control_recipe(use: ControlUse) -> dict[str, str | float]:
+    """Return what a recipe says of a ControlNet: its image and its map by their digests."""
+    return {
+        "name": use.name,
+        "scale": use.scale,
+        "start": use.start,
+        "end": use.end,
+        "preprocess": use.preprocess,
+        "image_sha256": use.sent_sha256,
+        "map_sha256": use.image.sha256,
+    }
 
 
 def edit_recipe(edit: Edit) -> dict[str, str]:

@@ -129,9 +129,14 @@ class BlobStore:
 
     def num_bytes(self, name: str) -> int | None:
         """Return the size of an entry; None if there is no such entry."""
+        found = self.find(name)
+        return None if found is None else found.num_bytes
+
+    def find(self, name: str) -> Blob | None:
+        """Return what an entry is; None if there is no such entry."""
         path = self._path(name)
-        with self._failing(f"has no size of {name}"), contextlib.suppress(FileNotFoundError):
-            return int(self._fs.size(path))
+        with self._failing(f"does not describe {name}"), contextlib.suppress(FileNotFoundError):
+            return _blob(self._fs.info(path))
         return None
 
     def entries(self) -> Iterator[Blob]:

@@ -113,11 +113,7 @@ class InputStore:
             BlobStoreError: the store failed, or returned other bytes than were sent.
             ValueError: owner or digest cannot be the name of an input.
         """
-        if _OWNER.fullmatch(owner) is None or _SHA256.fullmatch(ref.sha256) is None:
-            raise ValueError(f"no name of an input: {input_name(owner, ref)[:200]!r}")
-        latest = self._period
-        for period in range(latest, latest - _NUM_GENERATIONS, -1):
-            name = f"{input_name(owner, ref)}.{period % _NUM_GENERATIONS}"
+        for name in self._entries_of(owner, ref):
             data = self._blobs.get(name)
             if data is None:
                 continue
@@ -125,6 +121,27 @@ class InputStore:
                 raise BlobStoreError(f"{self._blobs.url} has damaged bytes under {name}")
             return data
         return None
+
+    def sent_s(self, owner: str, ref: BlobRef) -> float | None:
+        """Return when an input was last sent, in Unix time; None as of :meth:`get`. Blocks.
+
+        Raises:
+            BlobStoreError: the store failed.
+            ValueError: as of :meth:`get`.
+        """
+        for name in self._entries_of(owner, ref):
+            blob = self._blobs.find(name)
+            if blob is not None and blob.num_bytes == ref.num_bytes:
+                return blob.changed_s
+        return None
+
+    def _entries_of(self, owner: str, ref: BlobRef) -> Iterator[str]:
+        """Yield the names that an input may have, the latest first."""
+        if _OWNER.fullmatch(owner) is None or _SHA256.fullmatch(ref.sha256) is None:
+            raise ValueError(f"no name of an input: {input_name(owner, ref)[:200]!r}")
+        latest = self._period
+        for period in range(latest, latest - _NUM_GENERATIONS, -1):
+            yield f"{input_name(owner, ref)}.{period % _NUM_GENERATIONS}"
 
     def sweep(self, *, sent_before_s: float, keep: Collection[str]) -> int:
         """Delete old inputs, and what killed uploads have left; return how many. Blocks.

@@ -43,6 +43,7 @@ CONFIG = ClusterConfig.model_validate(
         "pools": [
             {"name": "shapes", "model": "shapes-sd", "max_num_inference_steps": 50},
         ],
+        "controlnets": [{"name": "edges", "model": "shapes-sd-edges", "bases": ["shapes"]}],
         # low, so that what the schema allows is mostly what the service takes
         "limits": {
             "max_prompt_chars": 60,
@@ -65,7 +66,13 @@ T = TypeVar("T")
 LORAS = tuple(f"lora-{index}" for index in range(8))
 MODELS = ("shapes", "shapes", "shapes:lora-0")
 SIZES = ("auto", "64x64", "96x32", "256x256")
-CHOICES = {"size": SIZES, "model": MODELS, "base": ("shapes",), "source": ("builtin:pastel",)}
+CHOICES = {
+    "size": SIZES,
+    "model": MODELS,
+    "base": ("shapes",),
+    "source": ("builtin:pastel",),
+    "preprocess": ("canny", "invert", "none"),
+}
 _OPERATIONS_WITH_BODY = 4
 _MAX_KNOWN = 50
 
@@ -75,7 +82,7 @@ class FuzzedService:
 
     Attributes:
         statuses: how often each operation was answered with each status.
-        job_ids, file_ids: the last that replies have named.
+        job_ids, file_ids, digests: the last that replies have named; digests of uploaded files.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
@@ -87,6 +94,7 @@ class FuzzedService:
         self.statuses: dict[str, Counter[int]] = defaultdict(Counter)
         self.job_ids: list[str] = []
         self.file_ids: list[str] = []
+        self.digests: list[str] = []
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -173,11 +181,13 @@ class FuzzedService:
             for name, choices in CHOICES.items():
                 if isinstance(body.get(name), str):
                     body[name] = choices[pick % len(choices)]
+            _fill_in_controls(body, is_json=case.media_type == "application/json")
             _fill_in_loras(body, is_json=case.media_type == "application/json")
             _fill_in_images(body, is_json=case.media_type == "application/json")
         for name, known in (
             ("job_id", self.job_ids),
             ("file_id", self.file_ids),
+            ("digest", self.digests),
             ("model", MODELS),
             ("name", LORAS),
         ):
@@ -194,7 +204,8 @@ class FuzzedService:
     def _remember(self, text: str) -> None:
         self.job_ids += re.findall(r"job-[0-9a-f]{32}", text)
         self.file_ids += re.findall(r"img-[0-9a-f]{32}\.\w+", text)
-        del self.job_ids[:-_MAX_KNOWN], self.file_ids[:-_MAX_KNOWN]
+        self.digests += re.findall(r"file-([0-9a-f]{64}-[0-9]+)", text)
+        del self.job_ids[:-_MAX_KNOWN], self.file_ids[:-_MAX_KNOWN], self.digests[:-_MAX_KNOWN]
 
     def settle(self) -> None:
         """Wait until nothing is left to do; fail if something stays."""
@@ -213,7 +224,7 @@ class FuzzedService:
 
 def _fill_in_images(body: dict[str, Any], *, is_json: bool) -> None:
     """Put images where something stands for one; without a mask, nothing that needs one."""
-    for name, data in (("image", IMAGE), ("mask", MASK)):
+    for name, data in (("image", IMAGE), ("mask", MASK), ("file", IMAGE)):
         if name in body:
             body[name] = coded(data) if is_json else data
     if isinstance(body.get("images"), list) and "image" not in body:
@@ -239,6 +250,21 @@ def _fill_in_loras(body: dict[str, Any], *, is_json: bool) -> None:
     body.pop("fidelity", None)
     if not is_json:
         body["loras"] = json.dumps(chosen)
+
+
+def _fill_in_controls(body: dict[str, Any], *, is_json: bool) -> None:
+    """Name the ControlNet that there is, with an image, and a detector that there is."""
+    chosen = body.get("controlnets")
+    if not isinstance(chosen, list):
+        return
+    for one in chosen:
+        if isinstance(one, dict) and isinstance(one.get("name"), str):
+            one |= {"name": "edges", "image": coded(MASK)}
+            one["preprocess"] = "canny" if one.get("preprocess") else None
+            one.pop("start", None)
+    body.pop("fidelity", None)
+    if not is_json:
+        body["controlnets"] = json.dumps(chosen)
 
 
 def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from ray_cluster.api.schema import REFUSED, ImageEditRequest
 POSTED = (
     *("/v1/images/generations", "/v1/jobs"),
     *("/v1/images/edits", "/v1/images/variations"),
+    *("/v1/preprocess", "/v1/files"),
 )
 PATHS = (
     *POSTED,
     *("/v1/jobs/{job}", "/v1/jobs/{job}/events", "/v1/files/{file}"),
+    *("/v1/controlnets", "/v1/files/file-0"),
     *("/v1/models", "/v1/models/{model}", "/healthz", "/readyz", "/metrics"),
     *("/docs", "/openapi.json", "/v1/images/upscales", "/v1/chat/completions", "/", "", "*"),
 )
@@ -32,6 +34,8 @@ NAMES = (
     "mask",
     "steps",
     "loras",
+    "preprocess",
+    "purpose",
     "",
     "\ud800",
     "a" * 200,

@@ -71,7 +71,11 @@ class Served:
         """Start it; at the same port and over the same stores as the last time."""
         self._epoch += 1
         config = ClusterConfig.model_validate(
-            {"http": {"api_keys": KEYS}, "pools": [{"name": "shapes", "model": "shapes-sd"}]}
+            {
+                "http": {"api_keys": KEYS},
+                "pools": [{"name": "shapes", "model": "shapes-sd"}],
+                "controlnets": [{"name": "edges", "model": "shapes-sd-edges", "bases": ["shapes"]}],
+            }
         )
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -173,7 +173,10 @@ WRONG = {
     "unknown": (("--lora", "nothing"), "built-in are outline, pastel, texture"),
     "no file": (("--lora", "./nothing.safetensors"), "there is no such file"),
     "pickle": (("--lora", "./a.bin"), "can hold programs"),
-    "scale": (("--lora", "pastel:5"), "'scale' must be at most 4; given 5.0. (option --lora)"),
+    "scale": (
+        ("--lora", "pastel:5"),
+        "[0].scale' must be at most 4; given 5.0. (option --lora)",
+    ),
     "twice": (("--lora", "pastel", "--lora", "pastel:0.5"), "twice"),
     "fidelity": (("--lora", "pastel", "--fidelity", "fast"), "measured without LoRAs"),
     "too late": (("--lora", "pastel", "--lora-start-step", "2"), "must be less than the steps"),

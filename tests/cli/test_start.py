@@ -58,4 +58,4 @@ def test_a_missing_extra_is_said_with_a_command_that_installs_it_here(
     assert needs_extra("sklearn").endswith("-e '..[baselines]' -c ../constraints.txt")
     # installed, not a checkout
     monkeypatch.setattr(ray_cluster, "__file__", str(tmp_path / "ray_cluster" / "__init__.py"))
-    assert needs_extra("cv2") == "needs cv2: pip install 'ray-cluster[training]'"
+    assert needs_extra("sklearn") == "needs sklearn: pip install 'ray-cluster[baselines]'"

@@ -1,0 +1,56 @@
+"""``ray-cluster controlnets``: what a service has to follow maps with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ray_cluster.cli.output import DEFAULT_URL, plain_errors, stdout
+
+controlnets = typer.Typer(help="The ControlNets of a running service, and its detectors.")
+
+
+# with one command alone, typer would take its name away
+@controlnets.callback()
+def _group() -> None:
+    return
+
+
+@controlnets.command("list")
+def list_controlnets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")] = False,
+    url: Annotated[str, typer.Option(help="Address of the service.")] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Configuration file with the key. Default: the built-in configs/local.yaml."
+        ),
+    ] = None,
+) -> None:
+    """List ControlNets, a line each: where they run and the models they are made for.
+
+    The last line names the detectors, which make maps of images.
+
+    [bold]Examples[/bold]
+
+      ray-cluster controlnets list
+
+      ray-cluster controlnets list --json
+    """
+    from ray_cluster.cli.jobs_run import service_at
+
+    with plain_errors(), service_at(url, api_key, config) as service:
+        found, console = service.controlnets(), stdout()
+        if as_json:
+            typer.echo(found.model_dump_json(indent=2))
+            return
+        for one in found.data:
+            bases = ", ".join(one.bases)
+            console.print(f"{one.name}  {one.mode}  for {bases}", markup=False)
+        console.print(f"detectors: {', '.join(found.detectors)}", markup=False)
