@@ -97,7 +97,6 @@ def build_agent(
     pool, storage = started_pool(arguments, settings), arguments.storage
     prepare_threads(pool.num_threads)
     model = load_model(pool)
-    tokenizers = model.encoder.tokenizers
     digest = model_digest(resolve_folder(pool.model))
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
@@ -118,19 +117,12 @@ def build_agent(
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(
-        Registration(
+        replace(
+            _registration(arguments, pool, model, step_cost),
             replica_id=replica_id,
-            profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
-            max_in_flight=pool.max_in_flight,
-            max_batch=pool.max_batch,
-            step_cost=step_cost,
-            pool=pool.name,
-            device_type=device_name(model.executor.device),
             node=node,
             load_s=clock() - started_s,
             model_digest=digest,
-            arguments=arguments.pool.model_dump_json(),
-            prompt_tokenizers=tokenizers,
         ),
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
@@ -139,6 +131,24 @@ def build_agent(
         link=link,
         clock=clock,
         settings=settings,
+    )
+
+
+def _registration(
+    arguments: WorkerArguments, pool: PoolConfig, model: LoadedModel, step_cost: StepCost
+) -> Registration:
+    """Return what a replica of the pool is, but for its own name, node, files and loading time."""
+    tokenizers = model.encoder.tokenizers
+    return Registration(
+        replica_id="",
+        profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
+        max_in_flight=pool.max_in_flight,
+        max_batch=pool.max_batch,
+        step_cost=step_cost,
+        pool=pool.name,
+        device_type=device_name(model.executor.device),
+        arguments=arguments.pool.model_dump_json(),
+        prompt_tokenizers=tokenizers,
     )
 
 
