@@ -170,13 +170,25 @@ def lora_share(cost: StepCost, steps: Iterable[TimedStep]) -> float:
 
     Least squares of the relative errors, given a cost's other terms; not negative.
     """
-    without = replace(cost, lora_share=0.0)
+    return _fitted_share(replace(cost, lora_share=0.0), replace(cost, lora_share=1.0), steps)
+
+
+def control_share(cost: StepCost, steps: Iterable[TimedStep]) -> float:
+    """Return the share that ControlNets add to a row's work that fits the steps best.
+
+    As :func:`lora_share` does it.
+    """
+    return _fitted_share(replace(cost, control_share=0.0), replace(cost, control_share=1.0), steps)
+
+
+def _fitted_share(without: StepCost, whole: StepCost, steps: Iterable[TimedStep]) -> float:
+    """Return the share, from costs in which it is 0 and 1."""
     explained = squares = 0.0
     for step in steps:
-        assert step.work.extra is not None, "a step without LoRAs says nothing of them"
-        whole_s = cost.per_megapixel_s * step.work.extra.lora_megapixels
-        missing_s = step.seconds - one_call_s(without, step.work)
-        explained += whole_s * missing_s / step.seconds**2
+        assert step.work.extra is not None, "a step without add-ons says nothing of them"
+        plain_s = one_call_s(without, step.work)
+        whole_s = one_call_s(whole, step.work) - plain_s
+        explained += whole_s * (step.seconds - plain_s) / step.seconds**2
         squares += (whole_s / step.seconds) ** 2
     return max(0.0, explained / squares) if squares else 0.0
 

@@ -78,6 +78,13 @@ class Held:
         return self.state.step_index >= self.table.num_calls
 
     @property
+    def active_controls(self) -> tuple[str, ...]:
+        """The ControlNets that do something in its next step."""
+        step, num_calls = self.state.step_index, self.table.num_calls
+        uses = self.state.request.add_ons.controls
+        return tuple(use.name for use in uses if use.is_active(step, num_calls))
+
+    @property
     def draws_noise(self) -> bool:
         """Whether its next step draws from the request's generator."""
         return self.table.takes_noise[self.state.step_index]

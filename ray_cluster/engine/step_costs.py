@@ -6,7 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ray_cluster.policies.cost_learning import StepHistory, clipped_s, observe_step, refitted_cost
+from ray_cluster.policies.cost_learning import (
+    StepHistory,
+    clipped_s,
+    fitted_work,
+    observe_step,
+    refitted_cost,
+)
 from ray_cluster.policies.cost_model import (
     CostResidual,
     StepWork,
@@ -14,7 +20,6 @@ from ray_cluster.policies.cost_model import (
     corrected,
     faded,
     observe,
-    plain_work,
     step_s,
 )
 from ray_cluster.policies.types import StepCost
@@ -85,12 +90,11 @@ class StepCosts:
         )
         if self._clock is not None:
             self._last = _LastStep(self._clock(), duration_s)
-        # the shares of add-ons and masks are measured ones: what is fitted is the rest
-        plain = plain_work(self._measured, work)
-        if self._is_first(plain, num_calls):
+        fitted = fitted_work(self._measured, work)
+        if self._is_first(fitted, num_calls):
             return
-        step = TimedStep(plain, clipped_s(duration_s, step_s(self.current, work)))
-        self._history = observe_step(self._history, step, num_calls=num_calls)
+        step = TimedStep(fitted, clipped_s(duration_s, step_s(self.current, work)))
+        self._history = observe_step(self._history, step, self._fitted, num_calls=num_calls)
         self._num_fitted += 1
         if self._num_fitted % _EVERY == 0:
             self._fitted = refitted_cost(self._measured, self._history)
@@ -98,7 +102,8 @@ class StepCosts:
     def _is_first(self, work: StepWork, num_calls: int) -> bool:
         # in whole pixels: sums in another order differ in their last digit
         pixels, squares = round(work.megapixels * 1e6), round(work.squared_megapixels * 1e12)
-        sort = (pixels, squares, work.num_sizes, num_calls)
+        controlled = 0 if work.extra is None else round(work.extra.control_megapixels * 1e6)
+        sort = (pixels, squares, work.num_sizes, num_calls, controlled)
         is_first = sort not in self._sorts
         self._sorts[sort] = None
         self._sorts.move_to_end(sort)

@@ -26,7 +26,7 @@ from ray_cluster.engine.weight_switch import WeightSwitch
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.policies.batch_layout import BatchLayout, choose_layout
 from ray_cluster.policies.cost_model import StepWork, work_of
-from ray_cluster.policies.types import RowView, StepCost
+from ray_cluster.policies.types import RequestView, RowView, StepCost
 
 logger = logging.getLogger(__name__)
 
@@ -239,6 +239,9 @@ class StepEngine:
         reused_before = sum(row.state.num_reused for row in rows)
         computed_before = self._num_computed
         indices = [row.state.step_index for row in rows]
+        work = work_of(
+            self._as_computed(view.request) for view in views if view.request.request_id in chosen
+        )
         failed = [row for group in self._apart(rows) for row in self._advance(group)]
         lost = {row.state.request.request_id for row in failed}
         late = [
@@ -250,12 +253,6 @@ class StepEngine:
         for state in (*finished, *(failure.state for failure in failed)):
             self.abort(state.request.request_id)
         num_reused = sum(row.state.num_reused for row in rows) - reused_before
-        # what rows compute here, which in the mean of a reuse schedule's steps is less
-        work = work_of(
-            replace(view.request, step_share=1.0) if view.request.step_share < 1 else view.request
-            for view in views
-            if view.request.request_id in chosen
-        )
         duration_s = self._clock() - started_s
         # costs are those of whole steps, and of such as memory sufficed for
         if not (failed or late or num_reused) and self._num_computed == computed_before + 1:
@@ -290,6 +287,13 @@ class StepEngine:
             for row in self._rows.values()
             if self._is_ready(row)
         ]
+
+    def _as_computed(self, view: RequestView) -> RequestView:
+        """Return a request as its next step is computed here: nothing reused, some ControlNets."""
+        if view.step_share == 1 and not view.controls:
+            return view
+        controls = self._rows[view.request_id].active_controls
+        return replace(view, step_share=1.0, controls=controls)
 
     def _is_ready(self, row: Held) -> bool:
         return row.is_ready and self._sources.residuals.is_ready(row.state)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ray_cluster.engine.controls.asks import Controls
+from ray_cluster.engine.controls.source import ControlResiduals
 from ray_cluster.engine.deltas import LayerDeltas
 from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
+from ray_cluster.engine.mixed_step import StepSources
+from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.step_engine import StepEngine
 from ray_cluster.errors import Stage
 from ray_cluster.imaging.templates import EditPixels
-from ray_cluster.requests import ImageRequest, SamplerName
+from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest, SamplerName
 
 T = TypeVar("T")
 SizePx = tuple[int, int]
@@ -31,6 +35,13 @@ class StageCall(Protocol):
 def call_here(_stage: Stage, work: Callable[[], T]) -> T:
     """Run something of a stage in the calling thread."""
     return work()
+
+
+class Control(NamedTuple):
+    """A ControlNet, by its name, and who computes it."""
+
+    name: str
+    controls: Controls
 
 
 class OperationTimer:
@@ -62,30 +73,42 @@ class OperationTimer:
         guidance_scale: float = 1.0,
         samplers: Sequence[SamplerName] = (),
         deltas: Sequence[LayerDeltas] = (),
+        control: Control | None = None,
     ) -> list[float]:
         """Return the seconds of steps of a batch of images of these sizes, one of each entry.
 
         Args:
             samplers: that the images take in turn; the model's first one unless given.
             deltas: that they have in turn; none unless given.
+            control: a ControlNet that all of them have.
         """
+        sources = StepSources()
+        if control is not None:
+            sources = StepSources(residuals=ControlResiduals(control.controls, self._clock))
         engine = StepEngine(
             self._model.executor,
             lambda rows, _now_s: [row.request.request_id for row in rows],
             self._model.tables,
             self._clock,
+            sources=sources,
         )
         requests = self._requests(sizes, guidance_scale, samplers)
         states = self._call(
             "encode", lambda: start_states(self._model, requests, now_s=self._clock())
         )
+        if control is not None:
+            states = [_with_control(state, control.name) for state in states]
         for index, state in enumerate(states):
             engine.add(state, deltas[index % len(deltas)] if deltas else None)
-        # a step has looked at its result when it is done, so it has waited for the device
-        durations_s = self._call(
-            "denoise", lambda: [engine.step().duration_s for _ in range(1 + self._repeats)]
-        )
-        return durations_s[1:]
+
+        def durations_s() -> list[float]:
+            # a step has looked at its result when it is done, so it has waited for the device
+            found_s = [engine.step().duration_s for _ in range(1 + self._repeats)]
+            for request in requests:
+                engine.abort(request.request_id)
+            return found_s[1:]
+
+        return self._call("denoise", durations_s)
 
     def encodes_s(self, batch: int, *, guidance_scale: float = 1.0) -> list[float]:
         """Return the seconds of encoding the prompts of so many images together."""
@@ -148,6 +171,14 @@ class OperationTimer:
             )
             for index, (width, height) in enumerate(sizes)
         ]
+
+
+def _with_control(state: RequestState, name: str) -> RequestState:
+    """Return a state that follows a blank map."""
+    request = state.request
+    blank = torch.zeros((request.height_px, request.width_px, 3), dtype=torch.uint8)
+    add_ons = AddOns(controls=(ControlUse(name, BlobRef("", 0)),))
+    return replace(state, request=replace(request, add_ons=add_ons), maps=(blank,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,16 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from ray_cluster.engine.adapters.random_lora import random_lora
+from ray_cluster.engine.controls.local import LocalControls
 from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.timing import OperationTimer, SizePx, StageCall, call_here
+from ray_cluster.engine.timing import Control, OperationTimer, SizePx, StageCall, call_here
 from ray_cluster.errors import ModelUnsupported
+from ray_cluster.policies.cost_learning import remote_control_share
 from ray_cluster.policies.cost_model import (
     ExtraWork,
     StepWork,
     TimedStep,
+    control_share,
     fitted_cost,
     lora_share,
 )
@@ -29,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _REPEATS = 6
 # a share needs less precision
-_LORA_REPEATS = 3
+_SHARE_REPEATS = 3
 _GUIDED = 3.0
 # enough for a table of its schedule
 _NUM_STEPS = 4
@@ -50,7 +53,12 @@ def device_name(device: torch.device) -> str:
 
 
 def warm_up(
-    model: LoadedModel, *, max_batch: int, clock: Callable[[], float], call: StageCall
+    model: LoadedModel,
+    *,
+    max_batch: int,
+    clock: Callable[[], float],
+    call: StageCall,
+    controls: LocalControls | None = None,
 ) -> StepCost:
     """Run what requests will run, in the threads that will run it; return what a step costs.
 
@@ -59,8 +67,9 @@ def warm_up(
 
     Args:
         call: does the work of a stage in that stage's thread.
+        controls: ControlNets of this process.
     """
-    cost = measure_step_cost(model, max_batch=max_batch, clock=clock, call=call)
+    cost = measure_step_cost(model, max_batch=max_batch, clock=clock, call=call, controls=controls)
     profile, tables = model.profile, model.tables
     size = (profile.default_width_px, profile.default_height_px)
     noisy = [name for name in tables.names if any(tables.table(name, _NUM_STEPS, size).takes_noise)]
@@ -78,16 +87,19 @@ def measure_step_cost(
     max_batch: int,
     clock: Callable[[], float],
     call: StageCall = call_here,
+    controls: LocalControls | None = None,
 ) -> StepCost:
     """Run a few real steps and fit the cost of a step through the fastest of each kind.
 
-    Alone and in a full batch of the default size, both with LoRAs too, and of two sizes together,
-    all without guidance; the first step of each batch is not counted, nor the first image that is
-    decoded or encoded. What else the machine does only ever makes them slower; the steps of
-    requests correct the figure later, but for the share of LoRAs.
+    Alone and in a full batch of the default size, both with LoRAs and with each ControlNet of this
+    process too, and of two sizes together, all without guidance; the first step of each batch is
+    not counted, nor the first image that is decoded or encoded. What else the machine does only
+    ever makes them slower; the steps of requests correct the figure later, but for the share of
+    LoRAs.
 
     Args:
         call: does the work of a stage; in the calling thread unless given.
+        controls: ControlNets of this process; without any, what one elsewhere costs is estimated.
     """
     profile = model.profile
     size = (profile.default_width_px, profile.default_height_px)
@@ -106,14 +118,42 @@ def measure_step_cost(
         beside=None if other == size else (other, fastest_s([size, other])),
     )
     megapixels = size[0] * size[1] / 1e6
+    batches, shares = {1, largest}, OperationTimer(model, clock, _SHARE_REPEATS, call)
+    if controls is not None and controls.names:
+        of_controls = _control_share(model, cost, batches, shares, controls)
+    else:
+        of_controls = remote_control_share(cost, size, largest)
     return replace(
         cost,
-        lora_share=_lora_share(
-            model, cost, {1, largest}, OperationTimer(model, clock, _LORA_REPEATS, call)
-        ),
+        lora_share=_lora_share(model, cost, batches, shares),
+        control_share=of_controls,
         decode_per_megapixel_s=min(timer.decodes_s(size, 1)) / megapixels,
         encode_per_megapixel_s=min(timer.image_encodes_s(size, 1)) / megapixels,
     )
+
+
+def _control_share(
+    model: LoadedModel,
+    cost: StepCost,
+    batches: Iterable[int],
+    timer: OperationTimer,
+    controls: LocalControls,
+) -> float:
+    """Return the share of a row's work that a ControlNet of this process costs in the mean.
+
+    Args:
+        cost: of steps without any.
+        batches: numbers of images of the default size that are stepped together.
+    """
+    size = (model.profile.default_width_px, model.profile.default_height_px)
+    steps = []
+    for name in controls.names:
+        for count in batches:
+            megapixels = count * size[0] * size[1] / 1e6
+            work = StepWork(megapixels, 0.0, extra=ExtraWork(control_megapixels=megapixels))
+            seconds = min(timer.steps_s([size] * count, control=Control(name, controls)))
+            steps.append(TimedStep(work, seconds))
+    return control_share(cost, steps)
 
 
 def _lora_share(

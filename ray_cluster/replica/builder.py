@@ -13,7 +13,6 @@ from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import DefaultsConfig, PoolConfig, PoolTuning
 from ray_cluster.config.settings import pool_config
 from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.controls.asks import Controls
 from ray_cluster.engine.controls.loading import load_bank
 from ray_cluster.engine.controls.local import LocalControls, SplitControls
 from ray_cluster.engine.executor import Executor
@@ -97,38 +96,31 @@ def build_agent(
     pool, storage = started_pool(arguments, settings), arguments.storage
     prepare_threads(pool.num_threads)
     model = load_model(pool)
-    tokenizers = model.encoder.tokenizers
     digest = model_digest(resolve_folder(pool.model))
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     costs = StepCosts(clock=clock)
     remote = RemoteControls(clock=clock)
+    local = _local_controls(arguments, model.executor)
     runner = build_runner(
         model,
         pool,
         clock=clock,
         costs=costs,
         sink=states.writer,
-        controls=_controls(arguments, model.executor, remote),
+        controls=SplitControls(local, remote, frozenset(local.names)) if local.names else remote,
         merges=arguments.loras.merges,
     )
-    step_cost = _measured(runner, pool, coder, clock)
+    step_cost = _measured(runner, pool, coder, clock, local)
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(
-        Registration(
+        replace(
+            _registration(arguments, pool, model, step_cost),
             replica_id=replica_id,
-            profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
-            max_in_flight=pool.max_in_flight,
-            max_batch=pool.max_batch,
-            step_cost=step_cost,
-            pool=pool.name,
-            device_type=device_name(model.executor.device),
             node=node,
             load_s=clock() - started_s,
             model_digest=digest,
-            arguments=arguments.pool.model_dump_json(),
-            prompt_tokenizers=tokenizers,
         ),
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
@@ -140,22 +132,49 @@ def build_agent(
     )
 
 
+def _registration(
+    arguments: WorkerArguments, pool: PoolConfig, model: LoadedModel, step_cost: StepCost
+) -> Registration:
+    """Return what a replica of the pool is, but for its own name, node, files and loading time."""
+    tokenizers = model.encoder.tokenizers
+    return Registration(
+        replica_id="",
+        profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
+        max_in_flight=pool.max_in_flight,
+        max_batch=pool.max_batch,
+        step_cost=step_cost,
+        pool=pool.name,
+        device_type=device_name(model.executor.device),
+        arguments=arguments.pool.model_dump_json(),
+        prompt_tokenizers=tokenizers,
+    )
+
+
 def _shelf(model: LoadedModel, given: LoraArguments) -> LoraShelf:
     return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
 
 
-def _controls(
-    arguments: WorkerArguments, base: Executor[Any, Any], remote: RemoteControls
-) -> Controls:
-    """Return the ControlNets that a pool's requests may name, those of its own process loaded."""
-    local = {one.name: load_bank(one, base.device, base.dtype) for one in arguments.controlnets}
-    return SplitControls(LocalControls(local), remote, frozenset(local)) if local else remote
+def _local_controls(arguments: WorkerArguments, base: Executor[Any, Any]) -> LocalControls:
+    """Return the ControlNets of this process, loaded."""
+    return LocalControls(
+        {one.name: load_bank(one, base.device, base.dtype) for one in arguments.controlnets}
+    )
 
 
 def _measured(
-    runner: EngineRunner, pool: PoolConfig, coder: ImageCoder, clock: Callable[[], float]
+    runner: EngineRunner,
+    pool: PoolConfig,
+    coder: ImageCoder,
+    clock: Callable[[], float],
+    controls: LocalControls,
 ) -> StepCost:
     """Return what steps of a pool's model cost here, and what comes before them."""
-    cost = warm_up(runner.model, max_batch=pool.max_batch, clock=clock, call=runner.call)
+    cost = warm_up(
+        runner.model,
+        max_batch=pool.max_batch,
+        clock=clock,
+        call=runner.call,
+        controls=controls,
+    )
     encode_s = cost.encode_per_megapixel_s + reading_per_megapixel_s(coder, clock)
     return replace(cost, encode_per_megapixel_s=encode_s)

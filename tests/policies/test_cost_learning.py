@@ -32,7 +32,7 @@ def history_of(true: StepCost, works: Iterable[StepWork], noise: float = 0.0) ->
     rng, history = random.Random(1), StepHistory()
     for work in works:
         seconds = step_s(true, work) * rng.gauss(1.0, noise)
-        history = observe_step(history, TimedStep(work, seconds))
+        history = observe_step(history, TimedStep(work, seconds), MEASURED)
     return history
 
 
@@ -88,7 +88,9 @@ def test_one_call_for_each_size_tells_of_the_fixed_part_and_not_of_further_sizes
     for _ in range(200):
         work = drawn(rng)
         seconds = 0.03 * work.num_sizes + 1.0 * work.megapixels
-        history = observe_step(history, TimedStep(work, seconds), num_calls=work.num_sizes)
+        history = observe_step(
+            history, TimedStep(work, seconds), MEASURED, num_calls=work.num_sizes
+        )
     learnt = refitted_cost(measured, history)
     assert learnt.fixed_s / learnt.per_megapixel_s == pytest.approx(0.03, rel=0.03)
     level = learnt.per_megapixel_s / measured.per_megapixel_s
@@ -107,7 +109,7 @@ def test_later_steps_count_more() -> None:
     old, new = StepCost(0.02, 1.0, per_further_size_s=0.02), StepCost(0.05, 0.6)
     history = history_of(old, works)
     for work in works:
-        history = observe_step(history, TimedStep(work, step_s(new, work)))
+        history = observe_step(history, TimedStep(work, step_s(new, work)), MEASURED)
     assert worst(refitted_cost(MEASURED, history), new) < 0.1
     assert worst(refitted_cost(MEASURED, history), old) > 0.3
 
@@ -126,13 +128,13 @@ def test_whatever_is_seen_no_term_is_negative_and_steps_take_time(
 ) -> None:
     history = StepHistory()
     for sides, seconds in seen:
-        history = observe_step(history, TimedStep(work_with(sides), seconds))
+        history = observe_step(history, TimedStep(work_with(sides), seconds), MEASURED)
     learnt = refitted_cost(MEASURED, history)
     terms = (learnt.fixed_s, learnt.per_megapixel_s, learnt.per_further_size_s)
     assert all(0 <= one < 1e6 for one in (*terms, learnt.per_squared_megapixel_s))
     assert all(step_s(learnt, work_with(sides)) > 0 for sides, _ in seen)
     # nothing is told by steps that took no time
-    assert observe_step(history, TimedStep(work_with([64]), 0.0)) == history
+    assert observe_step(history, TimedStep(work_with([64]), 0.0), MEASURED) == history
 
 
 def test_what_has_not_been_seen_for_long_is_as_it_was_measured(
@@ -150,7 +152,8 @@ def test_what_has_not_been_seen_for_long_is_as_it_was_measured(
             learnt = refitted_cost(measured, history)
             further.append(learnt.per_further_size_s / learnt.per_megapixel_s)
         work = work_with([rng.choice(SIDES)] * rng.randint(1, 8))
-        history = observe_step(history, TimedStep(work, step_s(true, work) * rng.gauss(1, 0.01)))
+        step = TimedStep(work, step_s(true, work) * rng.gauss(1, 0.01))
+        history = observe_step(history, step, MEASURED)
     # for a while what was learnt, then what was measured, and nothing else, however long it lasts
     assert all(0.015 < one < 0.035 for one in further[:2])
     assert further[-200:] == pytest.approx([0.004] * 200, rel=0.2)

@@ -22,6 +22,11 @@ class LocalControls:
     def __init__(self, banks: Mapping[str, Bank]) -> None:
         self._banks = banks
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The ControlNets that are here."""
+        return tuple(self._banks)
+
     def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
         """Compute; see :meth:`Controls.ask`."""
         futures: list[Future[RowResiduals]] = [Future() for _ in asks]
