@@ -81,15 +81,7 @@ def create_app(
         around: what it runs in; nothing of the kind unless given.
     """
     around = around or Surroundings()
-    # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
-    app = FastAPI(
-        title="ray-cluster",
-        version=_version(),
-        description=DESCRIPTION,
-        redirect_slashes=False,
-        redoc_url=None,
-        lifespan=_lifespan(around.feed),
-    )
+    app = _plain_app(around.feed)
     metrics = GatewayMetricsEndpoint(client, around.own_metrics or GatewayMetrics())
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
@@ -128,6 +120,18 @@ def create_app(
     add_routes(app, endpoints, settings)
     describe_by_settings(app, settings)
     return app
+
+
+def _plain_app(feed: SettingsFeed | None) -> FastAPI:
+    # the page at /docs takes its scripts from a CDN; /openapi.json needs no network
+    return FastAPI(
+        title="ray-cluster",
+        version=_version(),
+        description=DESCRIPTION,
+        redirect_slashes=False,
+        redoc_url=None,
+        lifespan=_lifespan(feed),
+    )
 
 
 def _add_middleware(
