@@ -42,7 +42,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Compute the residuals of one step of a request; the frame is its latents ``[C, h, w]``.
+    """One step of a request, of which residuals are to be computed.
 
     Attributes:
         call: number of the call, which its answer repeats.
@@ -55,6 +55,17 @@ class Step:
     timestep: float
     slack_s: float
     latents: FrameSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Compute residuals; a frame for each step, its request's latents ``[C, h, w]``.
+
+    All that a replica needs for a step of its own comes in one message, so that it is computed
+    together.
+    """
+
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ class Refused:
     message: str
 
 
-ToControl = Open | Step | Close
+ToControl = Open | Steps | Close
 FromControl = Residue | Unknown | Refused
 
 TO_CONTROL: Codec[ToControl] = Codec(ToControl)

@@ -102,9 +102,9 @@ class ControlBatches:
             raise_if_broken(error)
             self._refused[client, key] = self._why(error)
 
-    def step(self, row: WaitingRow) -> None:
-        """Compute a row when its turn comes."""
-        self._waiting.append(row)
+    def step(self, rows: Sequence[WaitingRow]) -> None:
+        """Compute rows when their turns come."""
+        self._waiting += rows
 
     def close(self, client: int, key: str) -> None:
         """Forget a request, and its rows that wait."""

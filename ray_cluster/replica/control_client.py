@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from ray_cluster.protocol.controls import (
     Refused,
     Residue,
     Step,
+    Steps,
     Unknown,
 )
 from ray_cluster.protocol.leases import Directory, Peer
@@ -35,7 +37,7 @@ from ray_cluster.replica.control_calls import Call, Changes, ControlCalls, Order
 from ray_cluster.replica.control_frames import framed, tensors_of
 from ray_cluster.replica.control_metrics import ControlClientMetrics
 from ray_cluster.transport.connecting import connect
-from ray_cluster.transport.links import Link, LinkClosed, LinkRefused, Message
+from ray_cluster.transport.links import Bytes, Link, LinkClosed, LinkRefused, Message
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class _Service:
     is_over: threading.Event = field(default_factory=threading.Event)
     link: Link | None = None
     peer_id: str = ""
-    outbox: SimpleQueue[Order | None] = field(default_factory=SimpleQueue)
+    outbox: SimpleQueue[Sequence[Order] | None] = field(default_factory=SimpleQueue)
 
 
 class RemoteControls:
@@ -120,7 +122,7 @@ class RemoteControls:
         """Begin to compute; see :meth:`ray_cluster.engine.controls.asks.Controls.ask`."""
         # the step goes on with its latents, perhaps in place
         copies = [replace(one, latents=one.latents.detach().cpu().clone()) for one in asks]
-        futures = []
+        futures, orders = [], list[Order]()
         with self._lock:
             for one in copies:
                 if one.name not in self._names:
@@ -128,7 +130,8 @@ class RemoteControls:
                     self._connect_listed()
                 call, changes = self._calls.ask(one)
                 futures.append(call.future)
-                self._send(changes)
+                orders += changes.orders
+            self._send(orders)
         self._has_calls.set()
         return futures
 
@@ -139,7 +142,7 @@ class RemoteControls:
     def forget(self, key: str) -> None:
         """Drop what is kept under a key."""
         with self._lock:
-            self._send(self._calls.forget(key))
+            self._send(self._calls.forget(key).orders)
 
     def usual_s(self, name: str) -> float:
         """Return the seconds that an answer usually takes."""
@@ -203,7 +206,7 @@ class RemoteControls:
 
     def _read(self, service: _Service, link: Link) -> None:
         """Serve a link until it ends."""
-        name, outbox = service.peer.name, SimpleQueue[Order | None]()
+        name, outbox = service.peer.name, SimpleQueue[Sequence[Order] | None]()
         sending = threading.Thread(target=self._send_forever, args=(link, outbox), daemon=True)
         with self._lock:
             peer_id = f"{service.peer.replica_id}#{next(self._numbers)}"
@@ -212,7 +215,7 @@ class RemoteControls:
             self._metrics.connected(name, link)
             if service.is_over.is_set():
                 link.close()
-            self._send(self._calls.peer_up(peer_id, name))
+            self._send(self._calls.peer_up(peer_id, name).orders)
         sending.start()
         try:
             while True:
@@ -233,7 +236,7 @@ class RemoteControls:
                 del self._by_peer_id[peer_id]
                 if not service.is_listed:
                     service.is_over.set()
-                self._send(self._calls.peer_down(peer_id))
+                self._send(self._calls.peer_down(peer_id).orders)
             self._metrics.closed(link)
             sending.join()
 
@@ -275,41 +278,52 @@ class RemoteControls:
     def _apply(self, change: Callable[[], Changes]) -> None:
         with self._lock:
             changes = change()
-            self._send(changes)
+            self._send(changes.orders)
         for one in changes.failures:
             self._fail(one.call, one.error)
 
-    def _send(self, changes: Changes) -> None:
+    def _send(self, orders: Sequence[Order]) -> None:
         """Hand orders to the sending threads, under the lock, so that they keep their order."""
-        for order in changes.orders:
-            self._by_peer_id[order.peer_id].outbox.put(order)
+        by_peer: defaultdict[str, list[Order]] = defaultdict(list)
+        for order in orders:
+            by_peer[order.peer_id].append(order)
+        for peer_id, own in by_peer.items():
+            self._by_peer_id[peer_id].outbox.put(own)
 
-    def _send_forever(self, link: Link, outbox: SimpleQueue[Order | None]) -> None:
-        for order in iter(outbox.get, None):
-            try:
-                self._carry_out(link, order)
-            except LinkClosed:
-                return
-            except ValueError as error:
-                self._refuse(
-                    order.call, RequestFailed(f"a step cannot be sent: {error}", "control")
-                )
+    def _send_forever(self, link: Link, outbox: SimpleQueue[Sequence[Order] | None]) -> None:
+        for orders in iter(outbox.get, None):
+            steps = [one for one in orders if one.what == "step"]
+            # what they name is opened first; what is closed comes alone
+            for part in (*([one] for one in orders if one.what != "step"), steps):
+                try:
+                    self._carry_out(link, part)
+                except LinkClosed:
+                    return
+                except ValueError as error:
+                    why = RequestFailed(f"a step cannot be sent: {error}", "control")
+                    for one in part:
+                        self._refuse(one.call, why)
 
     def _refuse(self, number: int, error: RequestFailed) -> None:
         self._apply(lambda: self._calls.refuse(number, error))
 
-    def _carry_out(self, link: Link, order: Order) -> None:
-        ask = order.ask
-        if ask is None:
-            link.send(TO_CONTROL.encode(Close(order.key)))
-        elif order.what == "open":
-            opened = framed({**ask.conditioning.tensors(), "map": ask.map})
-            link.send(TO_CONTROL.encode(Open(order.key, opened.specs)), opened.frames)
-        else:
-            sent = framed({"latents": ask.latents})
-            slack_s = ask.deadline_s - self._clock()
-            step = Step(order.call, order.key, ask.timestep, slack_s, sent.specs[0])
-            link.send(TO_CONTROL.encode(step), sent.frames)
+    def _carry_out(self, link: Link, orders: Sequence[Order]) -> None:
+        """Send one message: of steps, or of one other order."""
+        now_s, steps, frames = self._clock(), list[Step](), list[Bytes]()
+        for order in orders:
+            ask = order.ask
+            if ask is None:
+                link.send(TO_CONTROL.encode(Close(order.key)))
+            elif order.what == "open":
+                opened = framed({**ask.conditioning.tensors(), "map": ask.map})
+                link.send(TO_CONTROL.encode(Open(order.key, opened.specs)), opened.frames)
+            else:
+                sent = framed({"latents": ask.latents})
+                slack_s = ask.deadline_s - now_s
+                steps.append(Step(order.call, order.key, ask.timestep, slack_s, sent.specs[0]))
+                frames += sent.frames
+        if steps:
+            link.send(TO_CONTROL.encode(Steps(tuple(steps))), frames)
 
     def _check_forever(self) -> None:
         while not self._is_closed.is_set():

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -32,6 +32,7 @@ from ray_cluster.protocol.controls import (
     Refused,
     Residue,
     Step,
+    Steps,
     Unknown,
 )
 from ray_cluster.replica.control_batches import Answer, ControlBatches, WaitingRow
@@ -188,13 +189,23 @@ class ControlServer:
                     raise ValueError(f"no map for {key}")
                 conditioning = Conditioning(**tensors)
                 return lambda: self._batches.open(client, key, conditioning, control_map)
-            case Step(call, key, timestep, slack_s, spec):
-                (latents,) = tensors_of([spec], message.frames).values()
-                due_s = self._clock() + slack_s
-                row = WaitingRow(client, call, key, latents, timestep, due_s)
-                return lambda: self._batches.step(row)
+            case Steps(steps):
+                rows = self._rows(client, steps, message.frames)
+                return lambda: self._batches.step(rows)
             case Close(key):
                 return lambda: self._batches.close(client, key)
+
+    def _rows(
+        self, client: int, steps: Sequence[Step], frames: Sequence[Bytes]
+    ) -> list[WaitingRow]:
+        if len(steps) != len(frames):
+            raise ValueError(f"{len(frames)} latents for {len(steps)} steps")
+        now_s, found = self._clock(), []
+        for one, frame in zip(steps, frames, strict=True):
+            (latents,) = tensors_of([one.latents], [frame]).values()
+            due_s = now_s + one.slack_s
+            found.append(WaitingRow(client, one.call, one.key, latents, one.timestep, due_s))
+        return found
 
     def _compute_forever(self) -> None:
         while not self._is_stopping.is_set():

@@ -65,6 +65,11 @@ def make(service: Service, **fields: Any) -> bytes:
     return base64.b64decode(reply.json()["data"][0]["b64_json"])
 
 
+def are_equal(one: bytes, other: bytes) -> bool:
+    """Whether two images differ by rounding alone, which depends on a batch."""
+    return pixels_differ(one, other) <= 1
+
+
 def uses_of(number: int, *names: str, **fields: Any) -> list[dict[str, Any]]:
     _, maps = hinted(NUM_FOLLOWED)
     return [{"name": name, "image": base64_of(maps[name][number])} | fields for name in names]
@@ -132,9 +137,9 @@ def test_loras_and_controlnets_go_together(controlled: Service) -> None:
     uses = uses_of(0, "edges")
     both = make(controlled, prompt=texts[0], seed=1, controlnets=uses, loras=[{"name": "texture"}])
     alone = make(controlled, prompt=texts[0], seed=1, controlnets=uses)
-    assert pixels_differ(both, alone)
+    assert not are_equal(both, alone)
     again = make(controlled, prompt=texts[0], seed=1, controlnets=uses, loras=[{"name": "texture"}])
-    assert not pixels_differ(both, again)
+    assert are_equal(both, again)
 
 
 def test_the_command_line_sends_maps(controlled: Service, tmp_path: Path) -> None:
@@ -147,7 +152,7 @@ def test_the_command_line_sends_maps(controlled: Service, tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     same = make(controlled, prompt=texts[2], seed=7, controlnets=uses_of(2, "edges"))
-    assert not pixels_differ(out.read_bytes(), same)
+    assert are_equal(out.read_bytes(), same)
 
 
 def test_wrong_ones_are_refused_before_any_work(controlled: Service) -> None:
@@ -225,7 +230,7 @@ def test_a_replica_that_dies_or_stops_costs_nobody_an_image(
         victim = until_busy(processes)
         victim.send_signal(way)
         try:
-            assert all(not pixels_differ(one.result(), reference) for one in calls)
+            assert all(are_equal(one.result(), reference) for one in calls)
         finally:
             if victim.is_running():
                 victim.send_signal(signal.SIGCONT)
@@ -242,7 +247,7 @@ def test_all_replicas_go_and_come_back(controlled: Service, reference: bytes) ->
         # others are not held up meanwhile
         texts, _ = hinted(NUM_FOLLOWED)
         assert make(controlled, prompt=texts[1], seed=1)
-        assert all(not pixels_differ(one.result(), reference) for one in calls)
+        assert all(are_equal(one.result(), reference) for one in calls)
     until_there(controlled, EDGES_PROCESS, 2)
 
 
@@ -253,9 +258,9 @@ def test_a_model_s_replica_dies_with_residuals_under_way(
     with ThreadPoolExecutor(2) as pool:
         calls = long_calls(controlled, pool, 2, 120)
         until_busy(processes).kill()
-        assert all(not pixels_differ(one.result(), reference) for one in calls)
+        assert all(are_equal(one.result(), reference) for one in calls)
     until_there(controlled, BASE_PROCESS, 2)
-    assert not pixels_differ(make_reference(controlled), reference)
+    assert are_equal(make_reference(controlled), reference)
 
 
 def make_reference(service: Service) -> bytes:

@@ -27,7 +27,7 @@ class Setup:
     ) -> None:
         ask = ask_of(seed)
         row = WaitingRow(client, seed, key or ask.key, ask.latents, timestep, due_s)
-        self.batches.step(row)
+        self.batches.step([row])
 
 
 def _names(answers: list[Answer]) -> list[tuple[int, int]]:
