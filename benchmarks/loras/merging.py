@@ -60,9 +60,9 @@ class Cell:
 
         def by_set() -> None:
             for number in range(len(self._sets)):
-                self._alone[number].merge(self._made(number))
+                self._alone[number].weights.merge(self._made(number))
                 _steps(self._alone[number], num_steps)
-                self._alone[number].unmerge()
+                self._alone[number].weights.unmerge()
 
         return {_GROUPED: lambda: _steps(self._grouped, num_steps), _MERGED: by_set}
 
@@ -71,13 +71,13 @@ class Cell:
         first, weights = self._alone[0], self._made(0)
 
         def step() -> None:
-            first.merge(weights)
+            first.weights.merge(weights)
             _steps(first, _PART_STEPS)
-            first.unmerge()
+            first.weights.unmerge()
 
         def swap() -> None:
-            first.merge(weights)
-            first.unmerge()
+            first.weights.merge(weights)
+            first.weights.unmerge()
 
         return {
             _GROUPED: lambda: _steps(self._grouped, _PART_STEPS),

@@ -100,7 +100,7 @@ async def replicas(
         for agent in agents:
             await agent.drain()
             # the model is that of the next test
-            agent._runner._engine.unmerge()
+            agent._runner._engine.weights.unmerge()
         await link.service.close()
 
 
