@@ -220,7 +220,9 @@ def reference(controlled: Service) -> bytes:
         return long_calls(controlled, pool, 1, 120)[0].result()
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_replica_that_dies_or_stops_costs_nobody_an_image(
     controlled: Service, reference: bytes, way: signal.Signals
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_replica_that_dies_or_stops_costs_nobody_an_image(
     until_there(controlled, EDGES_PROCESS, 2)
 
 
+@pytest.mark.slow
 def test_all_replicas_go_and_come_back(controlled: Service, reference: bytes) -> None:
     processes = until_there(controlled, EDGES_PROCESS, 2)
     with ThreadPoolExecutor(3) as pool:
@@ -251,6 +254,7 @@ def test_all_replicas_go_and_come_back(controlled: Service, reference: bytes) ->
     until_there(controlled, EDGES_PROCESS, 2)
 
 
+@pytest.mark.slow
 def test_a_model_s_replica_dies_with_residuals_under_way(
     controlled: Service, reference: bytes
 ) -> None:
