@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,7 +15,7 @@ from PIL import Image
 from benchmarks.controlnets.services import MODELS
 from benchmarks.engine.streams import Images, by_pipeline
 from benchmarks.engine.subject import Subject, make_requests
-from benchmarks.loras.subject import file_of
+from benchmarks.loras.subject import loaded
 from ray_cluster.engine.autoencoder import Pixels
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.distances import find_edges
@@ -72,17 +71,8 @@ def by_diffusers(
     """Make images one after the other, each with its own ControlNets, and its LoRAs loaded."""
     images: Images = {}
     for one in requests:
-        choice = loras[one.request_id]
-        with warnings.catch_warnings():
-            # peft's, of the second LoRA beside the first
-            warnings.simplefilter("ignore")
-            for style in choice:
-                subject.pipeline.load_lora_weights(file_of(style), adapter_name=style)
-            if choice:
-                subject.pipeline.set_adapters(list(choice), list(choice.values()))
-        images |= _made(subject.pipeline, one)
-        if choice:
-            subject.pipeline.unload_lora_weights()
+        with loaded(subject.pipeline, loras[one.request_id]):
+            images |= _made(subject.pipeline, one)
     return images
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from benchmarks.engine.streams import BASELINE, Images, Way, by_engine, by_pipeline, compare
 from benchmarks.engine.subject import Subject, load_subject, make_requests
 from benchmarks.loras.settings import LoraSettings
-from benchmarks.loras.subject import chosen, file_of, read_styles
+from benchmarks.loras.subject import chosen, loaded, read_styles
 from benchmarks.report import Section
 from benchmarks.settings import Report
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
@@ -68,14 +67,14 @@ def ways_of(
     choices = dict(zip(names, chosen(per_request, count), strict=True))
     kept: dict[tuple[tuple[str, float], ...], AdapterSet | None] = {}
 
-    def loaded(request_id: str) -> AdapterSet | None:
+    def opened(request_id: str) -> AdapterSet | None:
         loras = [(open_factors(folder / one), scale) for one, scale in choices[request_id].items()]
         return bind_adapters(subject.model, loras) if loras else None
 
     def found(request_id: str) -> AdapterSet | None:
         key = tuple(choices[request_id].items())
         if key not in kept:
-            kept[key] = loaded(request_id)
+            kept[key] = opened(request_id)
         return kept[key]
 
     ways = {
@@ -83,7 +82,7 @@ def ways_of(
         KEPT: Way(lambda: by_engine(subject, requests, in_flight, sets_of=found), count),
     }
     if per_request:
-        ways[LOADED] = Way(lambda: by_engine(subject, requests, in_flight, sets_of=loaded), count)
+        ways[LOADED] = Way(lambda: by_engine(subject, requests, in_flight, sets_of=opened), count)
     # so that no way is slower for being first
     for way in ways.values():
         way.call()
@@ -96,15 +95,6 @@ def by_diffusers(
     """Make images one after the other, each with its own LoRAs loaded."""
     images: Images = {}
     for one in requests:
-        choice = choices[one.request_id]
-        with warnings.catch_warnings():
-            # peft's, of the second LoRA beside the first
-            warnings.simplefilter("ignore")
-            for style in choice:
-                pipeline.load_lora_weights(file_of(style), adapter_name=style)
-            if choice:
-                pipeline.set_adapters(list(choice), list(choice.values()))
-        images |= by_pipeline(pipeline, [one], 1)
-        if choice:
-            pipeline.unload_lora_weights()
+        with loaded(pipeline, choices[one.request_id]):
+            images |= by_pipeline(pipeline, [one], 1)
     return images

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +29,21 @@ def read_styles() -> dict[str, LoraFactors]:
     """Return the built-in LoRAs by name."""
     base = resolve_folder(MODEL)
     return {style: read_lora(file_of(style), base) for style in STYLES}
+
+
+@contextmanager
+def loaded(pipeline: Any, choice: Mapping[str, float]) -> Iterator[None]:
+    """Have diffusers' pipeline load LoRAs within the block, as a request of its own would."""
+    with warnings.catch_warnings():
+        # peft's, of the second LoRA beside the first
+        warnings.simplefilter("ignore")
+        for style in choice:
+            pipeline.load_lora_weights(file_of(style), adapter_name=style)
+        if choice:
+            pipeline.set_adapters(list(choice), list(choice.values()))
+    yield
+    if choice:
+        pipeline.unload_lora_weights()
 
 
 def different(first: LoraFactors, count: int) -> list[LoraFactors]:
