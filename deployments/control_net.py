@@ -30,9 +30,8 @@ class ControlNet(Worker):
         set_environment(ALLOCATOR_ENVIRONMENT)
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
-            from ray_cluster.replica.control_builder import build_control
-
             from ray_cluster.replica.builder import first_settings
+            from ray_cluster.replica.control_builder import build_control
 
             agent = build_control(
                 arguments,

@@ -70,7 +70,7 @@ class ControlNets:
             elif now_s >= self.gives_up_s(record):
                 message = (
                     f"the ControlNet {name!r} has had no replica until the image was due; send "
-                    "the call again when GET /v1/controlnets says that it is ready"
+                    "the call again when /readyz does not warn of it any more"
                 )
             else:
                 continue

@@ -110,6 +110,7 @@ class FuzzedService:
         )
         for name in LORAS:
             await self.cell.add_lora(Lora("", name, "shapes", f"builtin:{name}"))  # type: ignore[attr-defined]
+        self.cell.add_controlnets("edges")
         self._working = asyncio.create_task(replica.work())
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://gateway")

@@ -31,6 +31,7 @@ from tests.jobs.cell import JobsCell, Replica
 @pytest.fixture
 async def calls(cell: JobsCell, replica: Replica) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway over the cell with the replica, and the cell's own inputs."""
+    cell.add_controlnets("edges", "layout")
     app = create_app(
         cell,  # type: ignore[arg-type]
         settings_for(controls_config()),

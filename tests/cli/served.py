@@ -148,6 +148,7 @@ class Served:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         cell = JobsCell(self._folder, epoch=self._epoch, **cell_options)
+        cell.add_controlnets("edges")
         async with cell as self.cell, self._replica():
             self._app = create_app(
                 cell, settings_for(config), results=cell.results, images=sent_images()

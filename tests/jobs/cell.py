@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.settings import ControlNetSettings
 from ray_cluster.dispatch.candidates import Candidates
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
@@ -115,6 +116,12 @@ class JobsCell:
         for interface, service in services.items():
             for name in methods_of(interface):
                 setattr(self, name, getattr(service, name))
+
+    def add_controlnets(self, *names: str, base: str = "shapes") -> None:
+        """Let there be ControlNets of a model, which its replicas run themselves."""
+        self.core.controls.apply(
+            [ControlNetSettings(name=name, bases=(base,), is_service=False) for name in names]
+        )
 
     def _save_worker(self, registration: Registration) -> None:
         self.jobs_service.save_worker(registration)
