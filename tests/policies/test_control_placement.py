@@ -127,18 +127,27 @@ def excess(problem: PlacementProblem, placed: ControlPlacement) -> float:
 
 def by_brute_force(problem: PlacementProblem) -> tuple[float, float, float] | None:
     names = [one.name for one in problem.controlnets]
-    counts = [
-        range(round(problem.num_devices / one.device_share) + 1) for one in problem.controlnets
-    ]
+    counts = [problem.choices(one) for one in problem.controlnets]
     found = []
     for numbers in itertools.product(*counts):
         num_replicas = dict(zip(names, numbers, strict=True))
         if is_allowed(problem, num_replicas):
-            # more replicas than are of use are no better
             placed = evaluated(problem, num_replicas)
             rank = (excess(problem, placed), placed.num_devices, placed.busy)
             found.append(tuple(round(one, 4) for one in rank))
     return min(found, default=None)  # type: ignore[return-value]
+
+
+def test_no_more_replicas_are_considered_than_shorten_a_queue() -> None:
+    many = replace(PROBLEM, num_devices=100)
+    # 1.2 devices' work, so that two are the fewest
+    edges = many.choices(EDGES)
+    assert edges[:3] == [0, 2, 3]
+    assert many.queue_s(EDGES, edges[-1]) <= 0.02 * EDGES.control_s < many.queue_s(EDGES, edges[-2])
+    # what is hidden by the first half is waited for by nobody
+    assert replace(many, encode_s=0.2).choices(EDGES) == [0, 2]
+    assert replace(many, num_devices=1).choices(EDGES) == [0]
+    assert replace(many, num_devices=1).choices(replace(EDGES, device_share=0.5)) == [0, 2]
 
 
 NAMES = ("a", "b", "c")
