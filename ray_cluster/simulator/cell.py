@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.settings import ControlNetSettings
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.fidelity import Terms
 from ray_cluster.policies.mixed_batching import mixed_batches
@@ -22,7 +23,8 @@ from ray_cluster.policies.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
 from ray_cluster.protocol.leases import Registration, ReplicaEvent, Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.requests import ImageRequest, ModelProfile
+from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest, ModelProfile
+from ray_cluster.simulator.control_services import ControlServices, ServiceSpec
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Device, Hardware
@@ -33,6 +35,7 @@ from ray_cluster.simulator.workload import Arrival
 _FAR_S = 1e7
 # of the queue: only policies refuse requests here, no limit
 NUM_QUEUED = 10**7
+_NO_MAP = BlobRef("", 0)
 
 End = Literal["finished", "refused", "failed"]
 
@@ -135,6 +138,7 @@ class CellSpec:
         one_way_s: seconds that a message takes between a replica and the dispatcher.
         poll_s: longest time for which a poll is held.
         has_preemption: whether a running request may be preempted.
+        services: devices that run all ControlNets; None where replicas run their own.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -145,6 +149,7 @@ class CellSpec:
     one_way_s: float = 0.0
     poll_s: float = 1.0
     has_preemption: bool = False
+    services: ServiceSpec | None = None
 
 
 class SimulatedCell:
@@ -170,6 +175,8 @@ class SimulatedCell:
             epoch=1,
             configured={pool.model for pool in spec.pools},
         )
+        services = spec.services
+        self._services = None if services is None else ControlServices(services, self.events)
         self._dispatcher = SimulatedDispatcher(
             self.core,
             self.events,
@@ -188,6 +195,7 @@ class SimulatedCell:
 
     def run(self, workload: Sequence[Arrival]) -> CellResult:
         """Let a workload arrive, and wait until all accepted requests have ended."""
+        self.core.controls.apply(_controlnets_of(workload, self._spec))
         for pool in self._spec.pools:
             for number in range(pool.num_replicas):
                 self._bring_up(pool, f"{pool.name}-{number}")
@@ -219,6 +227,7 @@ class SimulatedCell:
             view_of=self._views.__getitem__,
             report=partial(self._report, name),
             watch=self._watch,
+            services=self._services,
         )
         self._live[name] = replica
         self._dispatcher.register(replica)
@@ -273,6 +282,8 @@ class SimulatedCell:
     def _result(self, workload: Sequence[Arrival]) -> CellResult:
         for name, replica in self._live.items():
             self._busy_s[name] += replica.busy_s
+        for device in () if self._services is None else self._services.devices:
+            self._busy_s[device.device_id] = device.busy_s
         fates = [self._fates[f"{number}"] for number in range(len(workload))]
         totals: Counter[End] = Counter(fate.end for fate in fates)
         return CellResult(fates, dict(self._busy_s), self._last_s, totals)
@@ -297,7 +308,15 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
         slo_s=arrival.slo_s if has_deadline and math.isfinite(arrival.slo_s) else _FAR_S,
         when_late=spec.when_late if has_deadline else "accept",
         terms=None if fewest is None else Terms("exact", num_steps, fewest),
+        add_ons=AddOns(controls=tuple(ControlUse(name, _NO_MAP) for name in arrival.controlnets)),
     )
+
+
+def _controlnets_of(workload: Sequence[Arrival], spec: CellSpec) -> list[ControlNetSettings]:
+    """Return the ControlNets that requests name; they are there from the beginning."""
+    names = dict.fromkeys(name for arrival in workload for name in arrival.controlnets)
+    bases = tuple(pool.model for pool in spec.pools)
+    return [ControlNetSettings(name=name, bases=bases, is_service=False) for name in names]
 
 
 def profile_of(model: str) -> ModelProfile:

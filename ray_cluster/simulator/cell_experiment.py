@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.add_ons import MixName
-from ray_cluster.simulator.cell_policies import cell_policy
+from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
 from ray_cluster.simulator.experiment import IN_TRACE, MOST_REQUESTS, Experiment, PrintedName
 
 # with fewer expected a seed may have none at all
@@ -111,6 +111,9 @@ class CellExperiment(Requests, Experiment):
     add_ons: MixName = Field("none", description="the mix of ControlNets and LoRAs")
     speeds: tuple[Positive, ...] = Field((1.0,), min_length=1, description="of the replay")
     kept_add_ons: int = Field(10, ge=0, le=10_000, description="of each sort by a replica")
+    transport_s: float = Field(
+        0.005, ge=0, le=10, description="of a row's latents to a ControlNet's device and back"
+    )
     one_way_s: float = Field(
         0.0,
         ge=0,
@@ -148,10 +151,24 @@ class CellExperiment(Requests, Experiment):
             raise ValueError("profile: given none; a latency profile is needed, or pools")
         if self.mtbf_s is None:
             self._refuse(_OF_FAILURES, "allowed only with mtbf_s: without it no replica fails")
+        self._check_services()
         self._check_sizes()
         for rate in self.rates_per_s:
             check_length(rate, self.duration_s)
         return self
+
+    def _check_services(self) -> None:
+        for name in self.policies:
+            num = check_policy(name).num_services
+            if num and self.pools:
+                raise ValueError(
+                    f"policies: given {name!r} with pools; allowed only with profile and replicas"
+                )
+            if num >= self.replicas:
+                raise ValueError(
+                    f"policies: given {name!r} with {self.replicas} replicas; at least one must be "
+                    "left for the base"
+                )
 
     def _check_sizes(self) -> None:
         seen: set[tuple[object, ...]] = set()
@@ -226,10 +243,10 @@ class CellRun(NamedTuple):
     seed: int
 
 
-def check_policy(name: str) -> None:
-    """Refuse a name that no policy has; ValueError."""
+def check_policy(name: str) -> CellPolicy:
+    """Return the policy of a name, for any costs; ValueError if no policy has it."""
     examples = [RequestView(f"{px}", "model", px, px, 1, False, 0, 0.0, 1.0) for px in (512, 768)]
-    cell_policy(name, cost=StepCost(1.0, 1.0), examples=examples, max_batch=2)
+    return cell_policy(name, cost=StepCost(1.0, 1.0), examples=examples, max_batch=2)
 
 
 def check_length(rate_per_s: float, duration_s: float) -> None:

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z-]+(/[a-z0-9.-]+)*")
 KNOWN = (
     *("deadline", "deadline/open", "deadline/one-size", "deadline/no-preemption", "fcfs"),
     *("static/CAP", "static/CAP/WAIT_S", "turns", "fewer/STEPS", "mixed-fcfs", "slack"),
-    "slack/THRESHOLD",
+    *("slack/THRESHOLD", "deadline/services/NUM", "deadline/open/services/NUM"),
 )
 
 
@@ -44,6 +44,7 @@ class CellPolicy:
         max_in_flight: requests that a replica holds; None for as many as it steps.
         most_steps: upper limit on the steps of every image; None for no limit.
         has_preemption: whether a running request may be preempted.
+        num_services: how many of the devices run ControlNets alone.
     """
 
     steps: StepPolicy
@@ -52,6 +53,7 @@ class CellPolicy:
     max_in_flight: int | None = None
     most_steps: int | None = None
     has_preemption: bool = False
+    num_services: int = 0
 
 
 def cell_policy(
@@ -72,7 +74,7 @@ def cell_policy(
         if not _NAME.fullmatch(name):
             raise ValueError(name)
         return _PLAIN.get(name) or _parametrised(name.split("/"), cost, examples, max_batch)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(KNOWN)}") from None
 
 
@@ -86,6 +88,8 @@ def _parametrised(
             return CellPolicy(FixedBatches(int(cap), float(wait_s)), max_in_flight=_OWN_QUEUE)
         case ["fewer", steps] if 0 < int(steps) <= _MOST_STEPS:
             return CellPolicy(take_turns_by_size, most_steps=int(steps))
+        case ["deadline", *more, "services", num] if 0 < int(num) < _OWN_QUEUE:
+            return replace(_SERVED["/".join(["deadline", *more])], num_services=int(num))
         case ["slack", *threshold] if len(threshold) <= 1:
             rng = np.random.default_rng(_REGRESSION_SEED)
             regression = train_regression(
@@ -108,3 +112,5 @@ _PLAIN = {
     "turns": CellPolicy(take_turns_by_size),
     "mixed-fcfs": CellPolicy(mix_as_they_come),
 }
+# those that may have ControlNets on devices of their own
+_SERVED = {name: _PLAIN[name] for name in ("deadline", "deadline/open")}

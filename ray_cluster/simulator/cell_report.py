@@ -26,6 +26,7 @@ from ray_cluster.simulator.results import Mean, Rows, mean_of
 
 # policies that refuse; of them, the one that is there without refusals, too
 _REFUSING = ("deadline", "deadline/one-size")
+_SERVICES = "deadline/services/"
 _COMPARED, _OPEN = "deadline", "deadline/open"
 # of a trace there may be any number
 _MOST_CLASSES = 8
@@ -61,7 +62,8 @@ def report_cells(setting: Setting, found: Sequence[CellRow]) -> Report:
         title = f"Points that {first} gains over others, paired by seed (simulated)"
         tables.append(grid(title, corner, loads, others, gained))
     tables.append(_by_class(experiment, rows, classes))
-    tables += [_refusals(experiment, rows, one) for one in experiment.policies if one in _REFUSING]
+    refusing = (one for one in experiment.policies if one in _REFUSING or one.startswith(_SERVICES))
+    tables += [_refusals(experiment, rows, one) for one in refusing]
     shares = _add_on_shares(setting)
     tables += [shares] if shares else []
     views = {row.load: row.view for row in found if row.view is not None}

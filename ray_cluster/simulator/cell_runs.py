@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView
-from ray_cluster.simulator.add_ons import AddOnCost, mean_step_factor
+from ray_cluster.simulator.add_ons import AddOnCost, Way, reported_share
 from ray_cluster.simulator.cell import CellResult, CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun, SizeShare
 from ray_cluster.simulator.cell_policies import CellPolicy, cell_policy
@@ -21,6 +21,7 @@ from ray_cluster.simulator.cell_workload import (
     ReplayedWorkload,
     example_of,
 )
+from ray_cluster.simulator.control_services import ServiceSpec
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.results import Row
@@ -151,18 +152,32 @@ class Setting:
             most_steps=policies[0].most_steps,
             one_way_s=self.experiment.one_way_s,
             has_preemption=policies[0].has_preemption,
+            services=self._services(policies[0]),
         )
 
+    def _services(self, policy: CellPolicy) -> ServiceSpec | None:
+        """Return the devices that run ControlNets alone; such an experiment has one pool."""
+        if not policy.num_services:
+            return None
+        (pool,) = self.pools
+        return ServiceSpec(
+            policy.num_services, pool.cost, self._add_on_cost(policy), pool.asked.max_batch
+        )
+
+    def _add_on_cost(self, policy: CellPolicy) -> AddOnCost:
+        experiment = self.experiment
+        way = Way(transport_s=experiment.transport_s) if policy.num_services else None
+        return AddOnCost(num_kept=experiment.kept_add_ons, way=way)
+
     def _pool(self, pool: PricedPool, policy: CellPolicy, workload: Sequence[Arrival]) -> PoolSpec:
-        """Return a pool; of add-ons its replicas report only what steps take on average."""
-        experiment, asked = self.experiment, pool.asked
-        add_ons = AddOnCost(num_kept=experiment.kept_add_ons)
-        factor = mean_step_factor(add_ons, [len(one.controlnets) for one in workload])
+        """Return a pool; what ControlNets add to a step its replicas report as live ones do."""
+        experiment, asked, add_ons = self.experiment, pool.asked, self._add_on_cost(policy)
+        share = reported_share(pool.cost, add_ons, self.examples, asked.max_batch)
         has_add_ons = any(one.controlnets or one.loras for one in workload)
         return PoolSpec(
             name=pool.name,
             model=MODEL,
-            num_replicas=asked.replicas,
+            num_replicas=asked.replicas - policy.num_services,
             hardware=Hardware(
                 pool.cost,
                 noise_cv=experiment.step_noise,
@@ -171,7 +186,9 @@ class Setting:
             ),
             max_batch=asked.max_batch,
             max_in_flight=policy.max_in_flight or asked.max_batch,
-            reported_cost=times(pool.cost, experiment.told_times * factor),
+            reported_cost=replace(
+                times(pool.cost, experiment.told_times), control_share=share if has_add_ons else 0.0
+            ),
             policy=policy.steps,
             mtbf_s=math.inf if experiment.mtbf_s is None else experiment.mtbf_s,
             repair_s=experiment.repair_s,

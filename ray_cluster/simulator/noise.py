@@ -77,6 +77,11 @@ class Device:
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
         return tuple((start_s + (each_s * self._noise[places]).cumsum()).tolist())
 
+    def noisy_step_s(self, requests: Sequence[RequestView]) -> float:
+        """Return the seconds of the next step if it is one of these requests, as it will be."""
+        (seconds,) = self.step_ends_s(requests, 1, start_s=0.0)
+        return seconds
+
     def step_s(self, requests: Sequence[RequestView]) -> float:
         """Return the seconds of a step of these requests without noise."""
         each_s = step_s(self.hardware.cost, work_of(requests))

@@ -1,10 +1,12 @@
 """A simulated replica: leases requests, steps their rows as its policy decides, and reports ends.
 
-It uses the lease protocol of live replicas. The device knows what a step costs.
+It uses the lease protocol of live replicas. The device knows what a step costs. A step of rows with
+ControlNets on other devices has two halves, between which it waits for their residuals.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +23,8 @@ from ray_cluster.protocol.leases import (
     Returned,
 )
 from ray_cluster.requests import Failure, ImageResult, Timing
+from ray_cluster.simulator.control_rows import ControlRows
+from ray_cluster.simulator.control_services import ControlServices
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.noise import Device
 
@@ -77,6 +81,7 @@ class SimulatedReplica:
         view_of: a request with its client's deadline.
         report: sends events to the dispatcher.
         watch: called after every run of steps.
+        services: devices that run its requests' ControlNets; None where its own does.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class SimulatedReplica:
         view_of: ViewOf,
         report: Report,
         watch: Callable[[str, StepRun], None] | None = None,
+        services: ControlServices | None = None,
     ) -> None:
         self.registration = registration
         self._device = device
@@ -103,6 +109,10 @@ class SimulatedReplica:
         self._timer: Timer | None = None
         self._alarm: Timer | None = None
         self._num_rounds = 0
+        self._controls = None if services is None else ControlRows(services, self._answered)
+        # whether the present step waits for residuals, and until when it may
+        self._is_waiting = False
+        self._waits_until_s = -math.inf
         self.busy_s = 0.0
 
     @property
@@ -134,8 +144,10 @@ class SimulatedReplica:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop rows; a running step goes on without effect on them."""
-        dropped = [self._rows.pop(request_id, None) for request_id in request_ids]
-        if any(dropped):
+        dropped = [
+            self._leave(request_id) for request_id in request_ids if request_id in self._rows
+        ]
+        if dropped:
             self._cut_short()
 
     def preempt(self, request_ids: Iterable[str]) -> None:
@@ -153,12 +165,20 @@ class SimulatedReplica:
 
     def _return(self, rows: Sequence[SimulatedRow]) -> None:
         for row in rows:
-            del self._rows[row.view.request_id]
+            self._leave(row.view.request_id)
         self._report([_returned(row) for row in rows])
+
+    def _leave(self, request_id: str) -> SimulatedRow:
+        """Let go of a row, and of what was asked for it."""
+        row = self._rows.pop(request_id)
+        if self._controls is not None:
+            self._controls.drop(row.view)
+        return row
 
     def die(self) -> None:
         """Lose everything at once."""
-        self._rows.clear()
+        for request_id in list(self._rows):
+            self._leave(request_id)
         if self._run is not None:
             self.busy_s += self._events.now_s - self._run.start_s
         if self._timer is not None:
@@ -201,8 +221,8 @@ class SimulatedReplica:
         self._call_off_alarm()
         rows = [
             row.row_view(self._num_rounds)
-            for row in self._rows.values()
-            if row.last_round is not None
+            for request_id, row in self._rows.items()
+            if row.last_round is not None and self._has_residuals(request_id)
         ]
         if not rows:
             return
@@ -222,15 +242,75 @@ class SimulatedReplica:
             self._alarm = self._events.at(decision.idle_until_s, self._decide)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
-        rows = [self._rows.pop(request_id) for request_id in request_ids]
+        rows = [self._leave(request_id) for request_id in request_ids]
         self._report([_dropped(row) for row in rows])
 
     def _begin(self, decision: StepDecision) -> None:
         views = [self._rows[one].view for one in decision.request_ids]
         start_s = self._events.now_s
+        if self._controls is not None and any(view.controls for view in views):
+            self._begin_half(self._controls, decision.request_ids, views)
+            return
         ends_s = self._device.step_ends_s(views, decision.num_rounds, start_s=start_s)
         self._run = StepRun(start_s, decision.request_ids, ends_s)
         self._timer = self._events.at(ends_s[-1], self._end_run)
+
+    def _begin_half(
+        self, controls: ControlRows, request_ids: tuple[str, ...], views: Sequence[RequestView]
+    ) -> None:
+        """Ask for residuals, and compute the first half of one step meanwhile."""
+        start_s = self._events.now_s
+        controls.ask(views)
+        self._waits_until_s = start_s + controls.patience_s(views)
+        half_s = controls.half_share * self._device.noisy_step_s(views)
+        # nobody knows when it will end
+        self._run = StepRun(start_s, request_ids, (math.inf,))
+        self._timer = self._events.after(half_s, self._go_on)
+
+    def _has_residuals(self, request_id: str) -> bool:
+        return self._controls is None or self._controls.is_ready(request_id)
+
+    def _answered(self) -> None:
+        """Go on with what has waited for residuals that are here now."""
+        if self._timer is None:
+            self._decide_soon()
+        elif self._is_waiting and self._has_all():
+            self._timer.call_off()
+            self._timer = self._events.at(self._events.now_s, self._begin_second_half)
+
+    def _has_all(self) -> bool:
+        """Whether nothing is outstanding that the present step needs; what has left needs none."""
+        assert self._run is not None
+        return all(map(self._has_residuals, self._run.request_ids))
+
+    def _go_on(self) -> None:
+        """The first half is computed: wait for residuals, for as long as is reasonable."""
+        if self._has_all() or self._events.now_s >= self._waits_until_s:
+            self._begin_second_half()
+            return
+        self._is_waiting = True
+        self._timer = self._events.at(self._waits_until_s, self._begin_second_half)
+
+    def _begin_second_half(self) -> None:
+        """Compute it for the rows whose residuals are here; the others repeat their step."""
+        run, self._is_waiting = self._run, False
+        assert run is not None
+        assert self._controls is not None
+        held = [one for one in run.request_ids if one in self._rows]
+        kept = [one for one in held if self._has_residuals(one)]
+        late = [self._rows[one] for one in held if one not in kept]
+        for row in late:
+            # as if it had been in this step: it was chosen
+            row.last_round = self._num_rounds + 1
+        half_s = 0.0
+        if kept:
+            views = [self._rows[one].view for one in kept]
+            half_s = (1 - self._controls.half_share) * self._device.noisy_step_s(views)
+        end_s = self._events.now_s + half_s
+        self._run = replace(run, request_ids=tuple(kept), ends_s=(end_s,))
+        self._timer = self._events.at(end_s, self._end_run)
+        if leaving := [row for row in late if row.is_preempted]:
+            self._return(leaving)
 
     def _end_run(self) -> None:
         """Count the steps, decode what is finished, and decide again."""
@@ -239,7 +319,10 @@ class SimulatedReplica:
         num_steps = len(run.ends_s)
         self._device.took(num_steps)
         self._num_rounds += num_steps
-        if self._watch is not None:
+        for request_id in run.request_ids:
+            if self._controls is not None and request_id in self._rows:
+                self._controls.took_step(request_id)
+        if self._watch is not None and run.request_ids:
             self._watch(self.replica_id, run)
         stepped = [self._rows[one] for one in run.request_ids if one in self._rows]
         for row in stepped:
@@ -257,7 +340,7 @@ class SimulatedReplica:
         self._timer = None
         ended = [row for row in done if self._rows.get(row.view.request_id) is row]
         for row in ended:
-            del self._rows[row.view.request_id]
+            self._leave(row.view.request_id)
         if ended:
             self._report([_finished(row) for row in ended])
         self._decide_soon()

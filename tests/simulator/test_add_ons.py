@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore, mean_step_factor
+from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore, Way, reported_share
 from ray_cluster.simulator.cell import CellSpec, PoolSpec
 from ray_cluster.simulator.cell_experiment import CellRun
 from ray_cluster.simulator.cell_runs import Setting, run_cell
@@ -31,8 +33,8 @@ def store_of(**arrivals: Arrival) -> AddOnStore:
     return AddOnStore(ADDED, arrivals.__getitem__)
 
 
-def views(*names: str) -> list[RequestView]:
-    return [request_view(name) for name in names]
+def view(*controls: str) -> RequestView:
+    return request_view("a", controls=controls)
 
 
 def test_images_with_controlnets_take_what_was_published() -> None:
@@ -40,19 +42,38 @@ def test_images_with_controlnets_take_what_was_published() -> None:
     # H800, 1024 px: without, with one, with three
     assert 2.88 * (1 + 3 * share) == pytest.approx(7.09)
     assert 2.88 * (1 + share) == pytest.approx(4.26, rel=0.01)
-    assert mean_step_factor(ADDED, [0, 1, 2, 1]) == 1.5
-    assert mean_step_factor(ADDED, []) == 1
+    # a ControlNet takes 1.1 of the first half of a step
+    assert 1.1 * Way().half_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("count", "tolerance"), [(1, 1e-9), (4, 0.05)])
+def test_replicas_report_what_steps_with_controlnets_take_more(
+    count: int, tolerance: float
+) -> None:
+    plain = [request_view("a")] * count
+    rows = [replace(one, controls=("x",)) for one in plain]
+    alone_s, beside = step_s(COST, work_of(plain)), 0.5 * step_s(COST, work_of(plain))
+
+    def told_s(cost: AddOnCost) -> float:
+        share = reported_share(COST, cost, plain[:1], count)
+        return step_s(replace(COST, control_share=share), work_of(rows))
+
+    assert told_s(ADDED) == pytest.approx(alone_s + beside, rel=tolerance)
+    away = replace(ADDED, way=Way(half_share=0.4, transport_s=0.01))
+    assert told_s(away) == pytest.approx(alone_s + beside + 0.01 - 0.4 * alone_s, rel=tolerance)
+    hidden = replace(ADDED, way=Way(half_share=0.6))
+    assert reported_share(COST, hidden, plain[:1], count) == 0
 
 
 def test_rows_with_the_same_controlnet_go_through_it_together() -> None:
-    store = store_of(
-        a=arrival(controlnets=("x",)), b=arrival(controlnets=("x", "y")), c=arrival(loras=("z",))
+    store = store_of()
+    one, two = (step_s(COST, work_of([view()] * num)) for num in (1, 2))
+    assert store.step_s(COST, [view("x"), view("x", "y"), view()]) == pytest.approx(
+        0.5 * two + 0.5 * one
     )
-    for name in "abc":
-        store.ready_s(name, 0.0)
-    one, two = (step_s(COST, work_of(views(*"ab"[:num]))) for num in (1, 2))
-    assert store.step_s(COST, views("a", "b", "c")) == pytest.approx(0.5 * two + 0.5 * one)
-    assert store.step_s(COST, views("c")) == 0
+    assert store.step_s(COST, [view()]) == 0
+    elsewhere = AddOnStore(replace(ADDED, way=Way()), {}.__getitem__)
+    assert elsewhere.step_s(COST, [view("x")]) == 0
 
 
 def test_what_is_lacking_is_fetched_one_after_the_other_and_what_is_kept_is_not() -> None:
@@ -73,6 +94,9 @@ def test_what_is_lacking_is_fetched_one_after_the_other_and_what_is_kept_is_not(
     assert store.ready_s("d", 20.0) == pytest.approx(20.4)
     assert store.ready_s("e", 20.1) == pytest.approx(23.4)
     assert store.ready_s("f", 20.1) == 20.1
+    # ControlNets elsewhere are not fetched here
+    away = AddOnStore(replace(ADDED, way=Way()), lambda _: arrival(0.0, ("n",), ("x",)))
+    assert away.ready_s("a", 1.0) == pytest.approx(1.4)
 
 
 def test_an_image_waits_for_its_add_ons_and_its_controlnets_take_part_in_each_step() -> None:
@@ -91,7 +115,7 @@ def test_others_step_while_add_ons_are_fetched() -> None:
     assert result.fates[1].end_s == pytest.approx(0.1 + 1.5)
 
 
-def test_a_service_with_add_ons_attains_less_and_its_dispatcher_knows_the_mean() -> None:
+def test_a_service_with_add_ons_attains_less_and_its_dispatcher_prices_them() -> None:
     changes = {"policies": ["deadline"], "rates_per_s": [5], "num_seeds": 1}
     plain = small(**changes)
     loaded = small(**changes, add_ons="service-a")
@@ -101,11 +125,10 @@ def test_a_service_with_add_ons_attains_less_and_its_dispatcher_knows_the_mean()
     setting = Setting.of(loaded)
     workload = setting.workload(5.0, 0)
     (pool,) = setting.spec("deadline", 0, workload).pools
-    nets = sum(len(one.controlnets) for one in workload) / len(workload)
-    assert 1.6 < nets < 1.8
     assert pool.reported_cost is not None
-    factor = pool.reported_cost.fixed_s / pool.hardware.cost.fixed_s
-    assert factor == pytest.approx(1 + nets * AddOnCost().controlnet_share)
+    assert pool.reported_cost.fixed_s == pool.hardware.cost.fixed_s
+    # small images alone have their ControlNets' fixed part too
+    assert AddOnCost().controlnet_share < pool.reported_cost.control_share < 1.5
 
 
 def test_the_report_says_who_has_add_ons_and_where_their_cost_is_from() -> None:

@@ -9,7 +9,8 @@ from typing import cast, get_args
 import pytest
 from pydantic import BaseModel
 
-from ray_cluster.simulator.add_ons import MIXES, AddOnCost, MixName
+from ray_cluster.policies.control_peers import patience_s
+from ray_cluster.simulator.add_ons import MIXES, AddOnCost, MixName, Way
 from ray_cluster.simulator.autoscaling import AutoscalingExperiment, Workload
 from ray_cluster.simulator.cascade import CascadeExperiment
 from ray_cluster.simulator.cascade_sizing import CascadeSizingTask
@@ -23,7 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding=
 EXPERIMENTS, PLANS = PAGE.split("## How many replicas")
 KINDS, PROTOCOL = EXPERIMENTS.split("## Protocol")
 FIRST, CELL, GROUPS, CASCADE, DAY = re.split(r"^## `kind: .*", KINDS, flags=re.MULTILINE)
-KEYS, TRACES, ADD_ONS = re.split(r"^### .*", CELL, flags=re.MULTILINE)
+KEYS, TRACES, ADD_ONS, SERVICES = re.split(r"^### .*", CELL, flags=re.MULTILINE)
 SCHEMAS = [
     (CellExperiment, KEYS),
     (SizeShare, KEYS),
@@ -95,6 +96,16 @@ def test_what_add_ons_cost_is_what_is_described() -> None:
         f"{cost.lora_fetch_s:.2f} s for a LoRA",
     ):
         assert figure in " ".join(ADD_ONS.split()), figure
+
+
+def test_when_rows_are_cut_is_what_is_described() -> None:
+    words = " ".join(SERVICES.split())
+    least_s, of_all_s = patience_s(0.0, all_wait=False), patience_s(0.0, all_wait=True)
+    usual = patience_s(1.0, all_wait=True)
+    assert f"later than {1e3 * least_s:g} ms and three usual answers ({1e3 * of_all_s:g}" in words
+    assert usual == 3
+    share = AddOnCost().controlnet_share / Way().half_share
+    assert f"first half (1/{share:g} of what a ControlNet takes)" in words
 
 
 def test_every_key_of_a_task_is_described() -> None:

@@ -20,12 +20,7 @@ from ray_cluster.engine.residuals import Arrived, StepPart
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.token_layout import TokenLayout
 from ray_cluster.errors import RequestFailed
-
-# longest that peers wait for a late answer, at least, and in usual times of one
-_LEAST_PATIENCE_S = 0.05
-_USUAL_TIMES = 3.0
-# of a step in which nobody could go on without an answer
-_LONGEST_PATIENCE_S = 0.25
+from ray_cluster.policies.control_peers import patience_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,10 +111,8 @@ class _Pending:
         """Return what is there for a part, waiting for some time."""
         part, asked = self.parts[index], self.asked[index]
         futures = [one.future for ones in asked for one in ones]
-        patience_s = max(_LEAST_PATIENCE_S, _USUAL_TIMES * self.usual_s)
-        if all(asked):
-            patience_s = max(_LONGEST_PATIENCE_S, patience_s)
-        wait(futures, max(0.0, self.began_s + patience_s - self.clock()))
+        until_s = self.began_s + patience_s(self.usual_s, all_wait=all(asked))
+        wait(futures, max(0.0, until_s - self.clock()))
         late, failed = set(), {}
         for request, ones in enumerate(asked):
             if any(not one.future.done() for one in ones):
