@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.control import ControlArguments
 from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
@@ -28,7 +29,7 @@ from ray_cluster.config.settings import part_of
 from ray_cluster.errors import without_password
 
 # of the front's arguments
-_COMPARED = {"http", "dispatch", "storage", "loras", "logs"}
+_COMPARED = {"http", "dispatch", "storage", "loras", "logs", "control"}
 
 
 class FrontArguments(Section):
@@ -47,6 +48,7 @@ class FrontArguments(Section):
     storage: StorageArguments = StorageArguments()
     loras: LoraArguments = LoraArguments()
     logs: LogsConfig = LogsConfig()
+    control: ControlArguments = ControlArguments()
     settings: str | None = None
     folder: str | None = None
     overridden: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ def front_arguments(
         storage=part_of(config.storage, StorageArguments),
         loras=part_of(config.loras, LoraArguments),
         logs=config.logs,
+        control=part_of(config.control, ControlArguments),
         settings=None if settings is None else str(Path(settings).absolute()),
         folder=None if folder is None else str(folder),
         overridden=overridden,
