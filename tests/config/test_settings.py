@@ -31,7 +31,7 @@ OTHER_VALUES: dict[str, Any] = {
     "max_replicas": 9,
     "defaults": {"num_inference_steps": 7},
     "fidelity": FIDELITY,
-    "min_replicas": 1,
+    "min_replicas": 0,
     "preemption": False,
     "progress_s": 0.5,
 }
@@ -176,7 +176,7 @@ def test_a_pool_is_what_its_arguments_and_settings_say() -> None:
     ("bounds", "sentence"),
     [
         ({"min_replicas": 3, "max_replicas": 2, "replicas": 3}, "min_replicas 3 is above"),
-        ({"max_replicas": 2, "replicas": 3}, "replicas 3 is not between min_replicas 0 and"),
+        ({"max_replicas": 2, "replicas": 3}, "replicas 3 is not between min_replicas 1 and"),
     ],
 )
 def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: str) -> None:
