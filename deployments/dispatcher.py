@@ -40,6 +40,7 @@ from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.policies.cascade import DeferralCurve
+from ray_cluster.protocol.control import ControlCalls
 from ray_cluster.protocol.dispatcher import (
     CellCalls,
     DispatcherLink,
@@ -99,6 +100,7 @@ class Dispatcher:
             on_register=self._save_worker,
         )
         self._jobs = await self._open_jobs(arguments, results, config)
+        self._jobs.control.is_enabled = arguments.control.enabled
         cell = CellService(
             self._service,
             self._jobs,
@@ -123,6 +125,7 @@ class Dispatcher:
                 CellCalls: cell,
                 LoraCalls: self._jobs.loras,
                 DispatcherLink: self._service,
+                ControlCalls: self._jobs.control,
             }
         )
         self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
@@ -145,7 +148,7 @@ class Dispatcher:
         )
 
     def _apply(self, settings: Settings) -> None:
-        self._service.apply(settings)
+        self._service.apply(self._jobs.control.planned(settings))
         self._jobs.apply(settings)
 
     def _save_worker(self, registration: Registration) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ray_cluster.policies.plan import Plan
+
 # batches that the table itself counts for, and after how many batches one is forgotten
 _PRIOR, _MEMORY = 10, 500
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """GPUs of one type that can be used, busy or not."""
+    """GPUs of one type that can be used, busy or not; hundredths where replicas share them."""
 
     device: str
     num_gpus: int
@@ -61,6 +63,7 @@ class ServiceState:
 
     Attributes:
         num_direct: requests that skip the cascade, of those that arrived.
+        num_alone: requests that only the cascade's light model makes, of those that arrived.
         num_missed: requests that ended late or not at all.
         confidences: of all images of the light model.
     """
@@ -70,17 +73,24 @@ class ServiceState:
     num_direct: int = 0
     num_missed: int = 0
     confidences: tuple[float, ...] = ()
+    num_alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster at one instant."""
+    """A cluster at one instant.
+
+    Attributes:
+        in_force: the plan as far as it is applied, where the cluster says so: counts that somebody
+            else has changed are seen in it.
+    """
 
     now_s: float
     devices: tuple[DeviceState, ...]
     pools: tuple[PoolState, ...]
     models: tuple[ModelState, ...]
     services: tuple[ServiceState, ...]
+    in_force: Plan | None = None
 
     def pool(self, name: str) -> PoolState:
         """Return a pool's state; an unknown one has no replicas."""

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.control import ControlArguments
 from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
@@ -29,7 +30,7 @@ from ray_cluster.config.settings import part_of
 from ray_cluster.errors import without_password
 
 # of the front's arguments
-_COMPARED = {"http", "dispatch", "storage", "loras", "preprocessors", "logs"}
+_COMPARED = {"http", "dispatch", "storage", "loras", "preprocessors", "logs", "control"}
 
 
 class FrontArguments(Section):
@@ -49,6 +50,7 @@ class FrontArguments(Section):
     loras: LoraArguments = LoraArguments()
     preprocessors: PreprocessorsConfig = PreprocessorsConfig()
     logs: LogsConfig = LogsConfig()
+    control: ControlArguments = ControlArguments()
     settings: str | None = None
     folder: str | None = None
     overridden: tuple[str, ...] = ()
@@ -74,6 +76,13 @@ class LoraStoreArguments(Section):
     """Arguments of the stores of LoRAs."""
 
     loras: LoraArguments = LoraArguments()
+    logs: LogsConfig = LogsConfig()
+    patience_s: float = Field(DispatchArguments().patience_s, gt=0)
+
+
+class ControllerArguments(Section):
+    """Arguments of the controller."""
+
     logs: LogsConfig = LogsConfig()
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
@@ -109,6 +118,7 @@ def front_arguments(
         loras=part_of(config.loras, LoraArguments),
         preprocessors=config.preprocessors,
         logs=config.logs,
+        control=part_of(config.control, ControlArguments),
         settings=None if settings is None else str(Path(settings).absolute()),
         folder=None if folder is None else str(folder),
         overridden=overridden,
@@ -140,6 +150,11 @@ def lora_store_arguments(config: ClusterConfig) -> LoraStoreArguments:
         logs=config.logs,
         patience_s=config.dispatch.patience_s,
     )
+
+
+def controller_arguments(config: ClusterConfig) -> ControllerArguments:
+    """Return the controller's part."""
+    return ControllerArguments(logs=config.logs, patience_s=config.dispatch.patience_s)
 
 
 def scorer_arguments(config: ClusterConfig, name: str) -> ScorerArguments:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import SecretStr, ValidationError
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
+from ray_cluster.config.control import ControlSettings
 from ray_cluster.config.controlnets import ControlNetConfig, ControlNetTuning
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraSettings
@@ -61,6 +62,8 @@ class Settings(Section):
 
     Attributes:
         api_key_digests: empty where anybody may call.
+        given_version: the version that is not to follow from the content, where a plan has
+            narrowed it.
     """
 
     api_key_digests: tuple[str, ...]
@@ -73,11 +76,16 @@ class Settings(Section):
     cascades: tuple[CascadeConfig, ...] = ()
     loras: LoraSettings = LoraSettings()
     controlnets: tuple[ControlNetSettings, ...] = ()
+    control: ControlSettings = ControlSettings()
+    given_version: str = ""
 
     @cached_property
     def version(self) -> str:
         """A digest, equal for equal settings however their file is written."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:_VERSION_CHARS]
+        if self.given_version:
+            return self.given_version
+        text = self.model_dump_json(exclude={"given_version"})
+        return hashlib.sha256(text.encode()).hexdigest()[:_VERSION_CHARS]
 
     def pool(self, name: str) -> PoolSettings | None:
         """Return the settings of a pool; None for one that is not in the document."""
@@ -111,6 +119,7 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
         cascades=tuple(_cascade(one, config) for one in config.cascades),
         loras=part_of(config.loras, LoraSettings),
         controlnets=tuple(_controlnet_settings(one) for one in config.controlnets),
+        control=part_of(config.control, ControlSettings),
     )
 
 

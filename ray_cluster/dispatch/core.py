@@ -195,11 +195,12 @@ class DispatchCore:
         elif any(not self._removed.isdisjoint(request.models) for request in requests):
             offer = Offer(accepted=False, reason="unknown_model")
         else:
+            self._ledger.counters.note_arrived(requests)
             views = [self._view(request, now_s) for request in requests]
-            most = self._limits.max_attached_images_per_client
-            offer = admit(views, self.queue, self._attached.view_of(client, most))
-            wait_s = self._ledger.waiting.wait_s(requests, now_s)
-            offer = replace(offer, predicted_s=offer.predicted_s + wait_s) if wait_s else offer
+            own = self._attached.view_of(client, self._limits.max_attached_images_per_client)
+            offer = admit(views, self.queue, own)
+            if wait_s := self._ledger.waiting.wait_s(requests, now_s):
+                offer = replace(offer, predicted_s=offer.predicted_s + wait_s)
             if offer.accepted:
                 slo_s = self._config.default_slo_s
                 self._ledger.accept(requests, views, offer, client=client, slo_s=slo_s, now_s=now_s)
@@ -297,8 +298,7 @@ class DispatchCore:
         return replica is not None and self._ledger.show(shown, replica)
 
     def preview(self, request_id: str) -> Preview | None:
-        record = self._ledger.get(request_id)
-        return None if record is None else record.preview
+        return None if (record := self._ledger.get(request_id)) is None else record.preview
 
     def abort(self, request_ids: Iterable[str]) -> tuple[Outcome, ...]:
         """End the requests at once; the next answer to a replica's poll says so."""
@@ -374,7 +374,7 @@ class DispatchCore:
     def models(self) -> dict[str, ModelProfile]:
         """Return the profiles of the models that a replica ever registered and are offered."""
         found = self.replicas.profiles.items()
-        return {model: profile for model, profile in found if model not in self._removed}
+        return {name: profile for name, profile in found if name not in self._removed}
 
     def num_open_by_model(self) -> Counter[str]:
         return Counter(record.view.model for record in self._ledger)
@@ -396,5 +396,5 @@ class DispatchCore:
         if request.light is None:
             return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
         # promised is a light image, and that it is scored in time
-        light_s = slo_s - self._cascades.score_s(request, now_s)
-        return request.light.view(arrival_s=now_s, deadline_s=now_s + light_s)
+        deadline_s = now_s + slo_s - self._cascades.score_s(request, now_s)
+        return request.light.view(arrival_s=now_s, deadline_s=deadline_s)

@@ -22,6 +22,7 @@ from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.control import ControlService
 from ray_cluster.jobs.loras import LoraService
 from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
 from ray_cluster.jobs.sql_engine import JobStoreError
@@ -95,6 +96,7 @@ class JobService:
             wall_clock=wall_clock,
             sources=lora_sources,
         )
+        self.control = ControlService(dispatch, store, self._threads, wall_clock)
 
     def apply(self, settings: Settings) -> None:
         """Apply other settings from now on; open jobs stay open."""
@@ -104,7 +106,9 @@ class JobService:
 
     async def start(self) -> None:
         """Restore workers, LoRAs and open jobs of an earlier dispatcher; begin to sweep."""
-        self._dispatch.remember(await self._threads.call("read", self._store.workers))
+        workers = await self._threads.call("read", self._store.workers)
+        self._dispatch.remember(workers)
+        await self.control.start(workers)
         await self.loras.start()
         for job in await self._threads.call("read", self._store.unfinished):
             done = await asyncio.to_thread(self._done, job)
@@ -159,6 +163,7 @@ class JobService:
     def save_worker(self, registration: Registration) -> None:
         """Have a worker's registration written for later dispatchers; a failure is only logged."""
         if registration.pool:
+            self.control.note_worker(registration)
             self._spawn(self._write_worker(registration))
 
     async def _write_worker(self, registration: Registration) -> None:
