@@ -15,6 +15,7 @@ from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
 from ray_cluster.cli.loras import loras
 from ray_cluster.cli.models import models
+from ray_cluster.cli.observe import observe
 from ray_cluster.cli.plan import plan
 from ray_cluster.cli.profile import profile
 from ray_cluster.cli.serve import serve
@@ -41,6 +42,7 @@ app.add_typer(settings, name="settings")
 app.command()(profile)
 app.command()(simulate)
 app.command()(plan)
+app.add_typer(observe, name="observe")
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""What Grafana and Prometheus are told of a service, made from one list of metrics."""

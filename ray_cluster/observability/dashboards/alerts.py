@@ -1,0 +1,138 @@
+"""Prometheus' alert rules: what should wake somebody, and what they should do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Severity = Literal["page", "ticket"]
+
+# share of images that may miss their deadlines over a month
+_ALLOWED_MISSES = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A rule.
+
+    Attributes:
+        expr: in PromQL; something comes of it while there is something to do.
+        holds_for: how long before it fires.
+        summary: what is wrong, in a line.
+        action: what to do.
+    """
+
+    name: str
+    expr: str
+    holds_for: str
+    severity: Severity
+    summary: str
+    action: str
+
+
+def _burn(window: str, times: float) -> str:
+    """Return where deadlines are missed so many times as fast as is allowed."""
+    missed = f'sum by (model) (rate(ray_cluster_deadlines_total{{outcome="missed"}}[{window}]))'
+    every = f"sum by (model) (rate(ray_cluster_deadlines_total[{window}]))"
+    return f"({missed} / {every}) > {times * _ALLOWED_MISSES:g}"
+
+
+ALERTS: tuple[Alert, ...] = (
+    Alert(
+        "RayClusterDeadlinesMissedFast",
+        f"{_burn('1h', 14.4)} and {_burn('5m', 14.4)}",
+        "2m",
+        "page",
+        "{{ $labels.model }} misses deadlines 14 times as fast as is allowed",
+        "Look at the queue and at the replicas: is one gone, or has demand grown? Add replicas.",
+    ),
+    Alert(
+        "RayClusterDeadlinesMissedSlowly",
+        f"{_burn('6h', 6)} and {_burn('30m', 6)}",
+        "15m",
+        "ticket",
+        "{{ $labels.model }} misses deadlines 6 times as fast as is allowed",
+        "Plan for more replicas, or let calls allow fewer steps.",
+    ),
+    Alert(
+        "RayClusterQueueOld",
+        "max(ray_cluster_oldest_waiting_seconds) > 120",
+        "5m",
+        "page",
+        "An image has waited for {{ $value | humanizeDuration }}",
+        "See /readyz for what is missing: a model's replicas, a ControlNet, a LoRA's source.",
+    ),
+    Alert(
+        "RayClusterImagesFail",
+        'sum(rate(ray_cluster_images_total{event=~"error|lost"}[10m])) '
+        '/ sum(rate(ray_cluster_images_total{event="accepted"}[10m])) > 0.01',
+        "10m",
+        "page",
+        "{{ $value | humanizePercentage }} of the accepted images fail",
+        "Look for image_failed in the logs: it has the error of each.",
+    ),
+    Alert(
+        "RayClusterServerErrors",
+        'sum(rate(ray_cluster_http_requests_total{status=~"5.."}[5m])) '
+        "/ sum(rate(ray_cluster_http_requests_total[5m])) > 0.05",
+        "10m",
+        "page",
+        "{{ $value | humanizePercentage }} of the calls get a 5xx",
+        "The codes in the replies say what does not answer (docs/api.md, Errors).",
+    ),
+    Alert(
+        "RayClusterPredictionOff",
+        "sum by (model) (rate(ray_cluster_real_over_predicted_sum[30m])) "
+        "/ sum by (model) (rate(ray_cluster_real_over_predicted_count[30m])) > 1.5",
+        "30m",
+        "ticket",
+        "Images of {{ $labels.model }} take {{ $value | humanize }} times what was predicted",
+        "Something else uses the machine, or a replica is slow: compare step times of replicas.",
+    ),
+    Alert(
+        "RayClusterControlNetsLate",
+        "sum by (model) (rate(ray_cluster_late_steps_total[10m])) "
+        "/ sum by (model) (rate(ray_cluster_image_steps_total[10m])) > 0.05",
+        "15m",
+        "ticket",
+        "{{ $value | humanizePercentage }} of the steps of {{ $labels.model }} wait for ControlNets",
+        "Give the ControlNet more replicas, or run it with mode local.",
+    ),
+    Alert(
+        "RayClusterLorasUnreachable",
+        'sum(rate(ray_cluster_lora_fetch_seconds_count{result="unreachable"}[30m])) > 0',
+        "30m",
+        "ticket",
+        "LoRAs cannot be fetched",
+        "GET /v1/loras names them, with the reason.",
+    ),
+    Alert(
+        "RayClusterCascadeDrifts",
+        "max by (cascade) (ray_cluster_cascade_drift) > 0.1",
+        "1h",
+        "ticket",
+        "The confidences of {{ $labels.cascade }} are not what they were calibrated to",
+        "Run ray-cluster models calibrate-cascade.",
+    ),
+)
+
+
+def alert_rules() -> dict[str, Any]:
+    """Return the rules as the content of Prometheus' file."""
+    return {
+        "groups": [
+            {
+                "name": "ray-cluster",
+                "rules": [
+                    {
+                        "alert": one.name,
+                        "expr": one.expr,
+                        "for": one.holds_for,
+                        "labels": {"severity": one.severity},
+                        "annotations": {"summary": one.summary, "action": one.action},
+                    }
+                    for one in ALERTS
+                ],
+            }
+        ]
+    }
