@@ -95,7 +95,7 @@ ALERTS: tuple[Alert, ...] = (
         "/ sum by (model) (rate(ray_cluster_image_steps_total[10m])) > 0.05",
         "15m",
         "ticket",
-        "{{ $value | humanizePercentage }} of the steps of {{ $labels.model }} wait for ControlNets",
+        "{{ $value | humanizePercentage }} of the steps of {{ $labels.model }} wait for residuals",
         "Give the ControlNet more replicas, or run it with mode local.",
     ),
     Alert(
