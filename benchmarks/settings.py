@@ -42,6 +42,8 @@ class Settings:
         lora_warm_s: seconds in which its capacity is measured, and twice those of a round of peers.
         lora_rounds: of peers, with and without fetching.
         lora_cold: LoRAs that are fetched in a round.
+        control_calls: with 0, 1 and 2 ControlNets, of the controlnets section.
+        control_warm_s: seconds in which its capacity is measured, and each kind of steps.
     """
 
     sizes_px: tuple[int, ...] = (64, 96, 128)
@@ -71,6 +73,8 @@ class Settings:
     lora_warm_s: float = 16.0
     lora_rounds: int = 8
     lora_cold: int = 4
+    control_calls: int = 600
+    control_warm_s: float = 12.0
 
 
 def quick_settings() -> Settings:
@@ -102,4 +106,6 @@ def quick_settings() -> Settings:
         lora_warm_s=2.0,
         lora_rounds=2,
         lora_cold=1,
+        control_calls=16,
+        control_warm_s=1.0,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -15,7 +16,11 @@ from benchmarks.serving.contenders import OwnContender
 from benchmarks.serving.service_process import running
 from benchmarks.settings import GUIDANCE
 
+T = TypeVar("T")
+
 _START_S = 300.0
+# calls under way at once
+_MOST_CALLS = 256
 
 
 class Reply(NamedTuple):
@@ -75,3 +80,24 @@ def post_image(client: httpx.Client, body: dict[str, Any]) -> Reply:
     total_s = time.perf_counter() - started_s
     reply.raise_for_status()
     return Reply(total_s, reply.json()["data"][0]["timing"])
+
+
+def open_loop(instants_s: Sequence[float], send: Callable[[int], T]) -> list[T | None]:
+    """Send a call at each instant from now, by its number, whatever became of the others.
+
+    Returns:
+        What ``send`` returned; None for a call that failed, or was refused.
+    """
+
+    def one(number: int) -> T | None:
+        try:
+            return send(number)
+        except httpx.HTTPError:
+            return None
+
+    with ThreadPoolExecutor(_MOST_CALLS) as pool:
+        calls, started_s = [], time.perf_counter()
+        for number, at_s in enumerate(instants_s):
+            time.sleep(max(0.0, started_s + at_s - time.perf_counter()))
+            calls.append(pool.submit(one, number))
+        return [call.result() for call in calls]

@@ -25,6 +25,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save
 
+from benchmarks.serving.calls import open_loop
 from benchmarks.serving.contenders import OwnContender, Site, free_port
 from benchmarks.serving.service_process import running
 from benchmarks.settings import Report, Settings
@@ -222,19 +223,10 @@ def _capacity(url: str, names: Sequence[str], duration_s: float) -> float:
 def _poisson(url: str, loras: Sequence[str | None], per_s: float) -> list[dict[str, Any] | None]:
     """Send calls at random instants; return what each took, None for one that failed."""
     gaps_s = np.random.default_rng(7).exponential(1 / per_s, len(loras))
-    with _client(url) as client, ThreadPoolExecutor(256) as pool:
-
-        def one(number: int) -> dict[str, Any] | None:
-            try:
-                return _make(client, number, loras[number])
-            except httpx.HTTPError:
-                return None
-
-        calls, started_s = [], time.perf_counter()
-        for number, at_s in enumerate(np.cumsum(gaps_s)):
-            time.sleep(max(0.0, started_s + float(at_s) - time.perf_counter()))
-            calls.append(pool.submit(one, number))
-        return [call.result() for call in calls]
+    with _client(url) as client:
+        return open_loop(
+            np.cumsum(gaps_s).tolist(), lambda number: _make(client, number, loras[number])
+        )
 
 
 def _row(

@@ -96,6 +96,9 @@ class Kept:
     def __contains__(self, name: object) -> bool:
         return name in self._there_s
 
+    def __len__(self) -> int:
+        return len(self._there_s)
+
     def there_s(self, name: str, fetch_s: float, link: FetchLink, now_s: float) -> float:
         """Return the instant at which one is there; it is the most recently used now."""
         there_s = self._there_s.pop(name, None)

@@ -77,6 +77,11 @@ class ServiceDevice:
         """Whether a ControlNet is here, or on its way."""
         return name in self._kept
 
+    @property
+    def num_kept(self) -> int:
+        """ControlNets that are here, or on their way."""
+        return len(self._kept)
+
     def arrive(self, ask: Ask) -> None:
         """Compute a row when its turn comes."""
         now_s, fetch_s = self._events.now_s, self._spec.add_ons.controlnet_fetch_s
@@ -157,10 +162,14 @@ class ControlServices:
     def _choose(self, name: str, request_id: str) -> ServiceDevice:
         """Return a device that has the ControlNet and a place in its next batch, if there is one.
 
-        A ControlNet thus has the more devices the more it is asked for.
+        A ControlNet thus has the more devices the more it is asked for. The first one that it gets
+        is one of those with the fewest.
         """
         having = [one for one in self.devices if one.has(name)]
         free = [one for one in having if one.num_outstanding < self.spec.max_batch]
+        if not having:
+            fewest = min(one.num_kept for one in self.devices)
+            free = [one for one in self.devices if one.num_kept == fewest]
         views = [
             PeerView(one.device_id, (request_id, name) in one.kept_uses, one.num_outstanding)
             for one in free or self.devices
