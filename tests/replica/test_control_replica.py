@@ -225,9 +225,7 @@ def truth(index: int) -> Any:
 
 def check(found: dict[str, Outcome]) -> None:
     for request_id, outcome in found.items():
-        assert isinstance(outcome, Completed), outcome
-        pixels = np.asarray(Image.open(io.BytesIO(outcome.result.data)))
-        gap = np.abs(pixels.astype(int) - truth(int(request_id[1:])).astype(int)).max()
+        gap = np.abs(pixels_of(outcome) - truth(int(request_id[1:])).astype(int)).max()
         assert gap <= 1, request_id
 
 
@@ -285,13 +283,14 @@ async def test_another_replica_goes_on_when_one_goes(tmp_path: Path, coder: Imag
         await here.remove(first)
         await here.add_control("edges", "second")
         found = await outcomes(here.link.service, long)
-        images = {outcome.result.data for outcome in found.values() if _is_made(outcome)}
-        assert len(images) == 1
+        first_one, *others = map(pixels_of, found.values())
+        # rounding depends on a batch
+        assert all(np.abs(one - first_one).max() <= 1 for one in others)
 
 
-def _is_made(outcome: Outcome) -> bool:
+def pixels_of(outcome: Outcome) -> Any:
     assert isinstance(outcome, Completed), outcome
-    return True
+    return np.asarray(Image.open(io.BytesIO(outcome.result.data))).astype(int)
 
 
 async def test_a_map_that_is_gone_fails_its_request_alone(
