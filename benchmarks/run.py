@@ -34,7 +34,7 @@ SECTIONS: dict[str, tuple[str, float]] = {
     "load": ("benchmarks.serving.load", 350.0),
     "cascade": ("benchmarks.serving.cascade", 700.0),
     "loras": ("benchmarks.serving.loras", 500.0),
-    "controlnets": ("benchmarks.serving.controlnets", 200.0),
+    "controlnets": ("benchmarks.serving.controlnets", 300.0),
 }
 
 

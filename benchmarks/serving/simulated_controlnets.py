@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,36 @@ class MeasuredService:
         return RequestView(
             "", MODEL, side, side, self.num_steps, True, 0, 0.0, 0.0, controls=tuple(controls)
         )
+
+    def between(self, later: MeasuredService) -> MeasuredService:
+        """Return the means of this and a later measurement."""
+
+        def mean(one: MeasuredSteps, other: MeasuredSteps) -> MeasuredSteps:
+            return MeasuredSteps(
+                (one.mean_batch + other.mean_batch) / 2, (one.step_s + other.step_s) / 2
+            )
+
+        return MeasuredService(
+            self.side_px,
+            self.num_steps,
+            {number: mean(one, later.alone[number]) for number, one in self.alone.items()},
+            {number: mean(one, later.together[number]) for number, one in self.together.items()},
+            (self.decode_s + later.decode_s) / 2,
+            (self.other_s + later.other_s) / 2,
+        )
+
+    def drift(self, later: MeasuredService) -> float:
+        """Return how many times as long steps take in a later measurement, in the geometric mean.
+
+        An image of a step is what is compared: batches are never quite as large again.
+        """
+        pairs = [(self.alone[number], later.alone[number]) for number in self.alone]
+        pairs += [(self.together[number], later.together[number]) for number in self.together]
+        each = [
+            (other.step_s / other.mean_batch) / (one.step_s / one.mean_batch)
+            for one, other in pairs
+        ]
+        return math.prod(each) ** (1 / len(each))
 
     @property
     def alone_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from benchmarks.serving.controlnets import (
     KINDS,
     NETS,
     ControlContender,
+    drift_note,
     plan,
     sections,
 )
@@ -95,6 +97,23 @@ def test_the_tables_tell_live_from_simulated() -> None:
     assert aim["interval"][0] < 10 < aim["interval"][1]
     equal = sections(SERVICE, planned, [1.0] * 40, [True] * 40, 12.5)
     assert equal["aims"][0]["verdict"] == "yes"
+
+
+def test_a_machine_that_changes_its_speed_is_noted() -> None:
+    slower = replace(
+        SERVICE,
+        alone={number: MeasuredSteps(1.0, 2 * one.step_s) for number, one in SERVICE.alone.items()},
+        decode_s=0.015,
+    )
+    assert SERVICE.drift(SERVICE) == pytest.approx(1)
+    assert SERVICE.drift(slower) == pytest.approx(2**0.5)
+    mean = SERVICE.between(slower)
+    assert mean.alone[1].step_s == pytest.approx(1.5 * SERVICE.alone[1].step_s)
+    assert mean.together == SERVICE.together
+    assert mean.decode_s == pytest.approx(0.01)
+    assert drift_note(1.1).endswith("before")
+    assert "says nothing" in drift_note(1.2)
+    assert "says nothing" in drift_note(0.8)
 
 
 def test_the_service_is_the_built_in_one(tmp_path: Path) -> None:
