@@ -77,7 +77,7 @@ class AdmissionView:
         num_requests = queue.count(model) + self._replicas.in_progress(model).num_requests
         if not 0 < len(ids) <= MOST_REPLICAS or num_requests > MOST_SIMULATED:
             return None
-        new = [one for one in group if not self._is_here(one)]
+        new = [one for one in group if not self._is_seen(one)]
         replicas = [self._replicas[one] for one in ids]
         # preempted requests wait as good as already
         preempted = [
@@ -97,10 +97,15 @@ class AdmissionView:
             rest_s=stages.rest_s,
         )
 
-    def _is_here(self, view: RequestView) -> bool:
-        """Whether it waits or is leased; one of an earlier stage of a cascade is not, yet."""
+    def _is_seen(self, view: RequestView) -> bool:
+        """Whether it is in the queue or leased.
+
+        One that waits for its add-ons, or of an earlier stage of a cascade, is not, yet.
+        """
         record = self._ledger.get(view.request_id)
-        return record is not None and record.view.model == view.model
+        if record is None or record.view.model != view.model:
+            return False
+        return record.holder is not None or view.request_id in self._ledger.queue
 
     def behind(self, request: RequestView) -> WaitingLoads:
         return WaitingLoads(*self._ledger.queue.behind(request))
@@ -113,6 +118,8 @@ class AdmissionView:
         view, predicted_s = record.view, None
         if predicts and self.pool(view.model) is not None:
             predicted_s = predict_s([view], self, now_s)
+            if record.holder is None and view.request_id not in self._ledger.queue:
+                predicted_s += self._ledger.waiting.wait_s([record.request], now_s)
         return Progress(
             position=self._ledger.queue.position(view) if record.holder is None else None,
             steps_done=view.steps_done,

@@ -156,3 +156,13 @@ def test_only_those_who_call_others_hear_who_there_is(core: DispatchCore) -> Non
     reply = core.poll(Poll("c", 1, 0), 0.0)
     assert reply.peers is None
     assert poll(core, 0.0).peers is not None
+
+
+def test_how_far_one_is_can_be_asked_while_it_is_held_back(core: DispatchCore) -> None:
+    core.offer([following("a", "edges")], 0.0)
+    core.offer([image_request("plain")], 0.0)
+    held_back, plain = core.progress(["a", "plain"], 0.0, predicts=True)
+    assert held_back is not None and plain is not None
+    assert held_back.predicted_s is not None and plain.predicted_s is not None
+    # the wait for its ControlNet is in it
+    assert held_back.predicted_s >= plain.predicted_s + 5.0
