@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.control import ControlArguments
 from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
@@ -29,7 +30,7 @@ from ray_cluster.config.settings import part_of
 from ray_cluster.errors import without_password
 
 # of the front's arguments
-_COMPARED = {"http", "dispatch", "storage", "loras", "preprocessors", "logs"}
+_COMPARED = {"http", "dispatch", "storage", "loras", "preprocessors", "logs", "control"}
 
 
 class FrontArguments(Section):
@@ -49,6 +50,7 @@ class FrontArguments(Section):
     loras: LoraArguments = LoraArguments()
     preprocessors: PreprocessorsConfig = PreprocessorsConfig()
     logs: LogsConfig = LogsConfig()
+    control: ControlArguments = ControlArguments()
     settings: str | None = None
     folder: str | None = None
     overridden: tuple[str, ...] = ()
@@ -109,6 +111,7 @@ def front_arguments(
         loras=part_of(config.loras, LoraArguments),
         preprocessors=config.preprocessors,
         logs=config.logs,
+        control=part_of(config.control, ControlArguments),
         settings=None if settings is None else str(Path(settings).absolute()),
         folder=None if folder is None else str(folder),
         overridden=overridden,

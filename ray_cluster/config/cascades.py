@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from ray_cluster.config.pools import RESERVED_NAMES
 from ray_cluster.config.sections import Section
 
 
@@ -129,7 +130,7 @@ def check_cascades(
         pools: names of pools, which are applications as discriminators are.
         models: that pools serve.
     """
-    applications = [*pools, *(one.name for one in discriminators), "front", "loras"]
+    applications = [*pools, *(one.name for one in discriminators), *RESERVED_NAMES]
     _check_differ("pools and discriminators", applications)
     _check_differ("models and cascades", [*dict.fromkeys(models), *(one.name for one in cascades)])
     known = {

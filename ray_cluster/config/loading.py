@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
+from ray_cluster.config.control import ControlConfig
 from ray_cluster.config.controlnets import ControlNetConfig, check_controlnets
 from ray_cluster.config.loras import LorasConfig
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.pools import RESERVED_NAMES, PoolConfig
 from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchConfig,
@@ -42,6 +43,7 @@ class ClusterConfig(Section):
     logs: LogsConfig = LogsConfig()
     loras: LorasConfig = LorasConfig()
     preprocessors: PreprocessorsConfig = PreprocessorsConfig()
+    control: ControlConfig = ControlConfig()
     pools: tuple[PoolConfig, ...] = Field(min_length=1)
     discriminators: tuple[DiscriminatorConfig, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()
@@ -54,8 +56,9 @@ class ClusterConfig(Section):
             raise ValueError(f"pool names must differ, given {names}")
         models = [pool.model_name for pool in self.pools]
         check_cascades(self.cascades, self.discriminators, pools=names, models=models)
-        others = ["front", "loras", *names, *(one.name for one in self.discriminators)]
+        others = [*RESERVED_NAMES, *names, *(one.name for one in self.discriminators)]
         check_controlnets(self.controlnets, models=models, applications=others)
+        self._check_control()
         grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
         if grace_s < 2 * upload_s:
             raise ValueError(
@@ -64,6 +67,26 @@ class ClusterConfig(Section):
                 "accepted; raise the one or lower the other"
             )
         return self
+
+    def _check_control(self) -> None:
+        if not self.control.enabled:
+            return
+        if not self.ray.include_dashboard:
+            raise ValueError(
+                "control.enabled is true and ray.include_dashboard is false: the controller scales "
+                "Ray Serve through the dashboard's port; set ray.include_dashboard: true, or "
+                "control.enabled: false"
+            )
+        used: dict[str, str] = {}
+        for one in self.cascades:
+            for model in (one.light, one.heavy):
+                if model in used:
+                    raise ValueError(
+                        f"control.enabled is true, and the cascades {used[model]} and {one.name} "
+                        f"share the model {model}: the controller plans a model for one cascade. "
+                        "Serve it twice under two names, or set control.enabled: false"
+                    )
+                used[model] = one.name
 
     def pool(self, name: str) -> PoolConfig:
         """Return the pool of that name; raises :class:`ConfigError` if there is none."""

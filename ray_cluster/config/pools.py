@@ -20,6 +20,9 @@ from ray_cluster.policies.number_formats import Capability, NumberFormat, defaul
 from ray_cluster.policies.reuse import ReuseSchedule
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
 
+# applications of the service itself
+RESERVED_NAMES = ("front", "loras", "controller")
+
 
 class DefaultsConfig(Section):
     """Values for requests that do not give them; null takes the model's own default."""
@@ -209,7 +212,7 @@ class PoolArguments(Section):
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
         description="name of the Serve application, and of the model at the API unless `served_as` "
-        "is given; `front` and `loras` are reserved",
+        "is given; `front`, `loras` and `controller` are reserved",
     )
     model: str = Field(description="a built-in model, a folder in diffusers' layout, or a hub id")
     served_as: str | None = Field(
@@ -291,7 +294,7 @@ class PoolArguments(Section):
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
-        if self.name in {"front", "loras"}:
+        if self.name in RESERVED_NAMES:
             raise ValueError(
                 f"pool name {self.name!r} is taken by an application of the service; choose another"
             )

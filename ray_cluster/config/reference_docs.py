@@ -10,6 +10,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from ray_cluster.config.cascades import DiscriminatorArguments
+from ray_cluster.config.control import ControlArguments
 from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraArguments
@@ -39,7 +40,8 @@ _HEAD = "| key | default | allowed | applied | what it is |\n|---|---|---|---|--
 # what processes are started with; everything else is a setting
 _ARGUMENTS = (
     *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments, DiscriminatorArguments),
-    *(LoraArguments, ControlNetArguments, PreprocessorsConfig, LogsConfig, RayConfig),
+    *(LoraArguments, ControlNetArguments, PreprocessorsConfig, ControlArguments),
+    *(LogsConfig, RayConfig),
 )
 # beside the arguments: a change of one starts or stops processes, and replaces none
 _COUNTS = {"num_gateways", "num_stores", "replicas"}

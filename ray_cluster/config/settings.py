@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import SecretStr, ValidationError
 
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
+from ray_cluster.config.control import ControlSettings
 from ray_cluster.config.controlnets import ControlNetConfig, ControlNetTuning
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraSettings
@@ -73,6 +74,7 @@ class Settings(Section):
     cascades: tuple[CascadeConfig, ...] = ()
     loras: LoraSettings = LoraSettings()
     controlnets: tuple[ControlNetSettings, ...] = ()
+    control: ControlSettings = ControlSettings()
 
     @cached_property
     def version(self) -> str:
@@ -111,6 +113,7 @@ def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> S
         cascades=tuple(_cascade(one, config) for one in config.cascades),
         loras=part_of(config.loras, LoraSettings),
         controlnets=tuple(_controlnet_settings(one) for one in config.controlnets),
+        control=part_of(config.control, ControlSettings),
     )
 
 

@@ -58,13 +58,13 @@ class _Cascade:
     Attributes:
         curve: that was calibrated.
         window: its latest confidences; None while there are none.
-        num_observed: real ones in the window, at most its size.
+        num_scored: real confidences so far, also those that the window has no more.
     """
 
     config: CascadeConfig
     curve: DeferralCurve | None
     window: ConfidenceWindow | None
-    num_observed: int = 0
+    num_scored: int = 0
 
     @property
     def plan(self) -> CascadePlan:
@@ -78,12 +78,11 @@ class _Cascade:
 
     def observe(self, confidence: float) -> None:
         """Count a confidence."""
-        size = self.config.window
         if self.window is None:
-            self.window = ConfidenceWindow((confidence,), size)
+            self.window = ConfidenceWindow((confidence,), self.config.window)
         else:
             self.window = observe(self.window, [confidence])
-        self.num_observed = min(size, self.num_observed + 1)
+        self.num_scored += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +95,8 @@ class CascadeView:
         drift: of these from what was calibrated, as the largest difference in deferral rate at one
             threshold; None while too little is known.
         unscored: whose images are published while no discriminator lives; None while one does.
+        num_scored: real confidences since the start.
+        window: the latest ones, after those of the calibration that are still in it.
     """
 
     name: str
@@ -104,6 +105,16 @@ class CascadeView:
     threshold: float
     deferral_rate: float | None
     drift: float | None
+    num_scored: int = 0
+    window: tuple[float, ...] = ()
+
+    def confidences_since(self, cursor: int) -> tuple[float, ...]:
+        """Return the real confidences after the first ``cursor`` ones, as far as they are here.
+
+        A cursor beyond them is of an earlier dispatcher: all are new.
+        """
+        num_new = self.num_scored - cursor if cursor <= self.num_scored else self.num_scored
+        return self.window[len(self.window) - min(num_new, len(self.window)) :]
 
 
 class Cascades:
@@ -149,7 +160,7 @@ class Cascades:
 
     def _view(self, cascade: _Cascade) -> CascadeView:
         config, plan, window = cascade.config, cascade.plan, cascade.window
-        is_full, curve = cascade.num_observed == config.window, cascade.curve
+        is_full, curve = cascade.num_scored >= config.window, cascade.curve
         is_scored = bool(self._replicas.ids(lane_of("score", config.discriminator)))
         return CascadeView(
             name=config.name,
@@ -158,6 +169,8 @@ class Cascades:
             threshold=plan.threshold,
             deferral_rate=None if window is None else deferral_rate(window, plan.threshold),
             drift=drift(window, curve) if window and curve and is_full else None,
+            num_scored=cascade.num_scored,
+            window=() if window is None else window.confidences,
         )
 
     def take_deferred(self) -> list[Deferred]:

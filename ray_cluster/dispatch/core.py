@@ -195,6 +195,7 @@ class DispatchCore:
         elif any(not self._removed.isdisjoint(request.models) for request in requests):
             offer = Offer(accepted=False, reason="unknown_model")
         else:
+            self._ledger.counters.note_arrived(requests)
             views = [self._view(request, now_s) for request in requests]
             most = self._limits.max_attached_images_per_client
             offer = admit(views, self.queue, self._attached.view_of(client, most))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.config.settings import Settings
@@ -13,10 +13,12 @@ from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
 from ray_cluster.dispatch.loras import Loras
+from ray_cluster.dispatch.observing import InForce, Instant, observe
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.control import Observation
 from ray_cluster.protocol.leases import (
     Finished,
     Poll,
@@ -270,6 +272,16 @@ class DispatchService:
 
     async def prompt_tokenizers(self, model: str) -> tuple[PromptTokenizer, ...]:
         return self._core.replicas.prompt_tokenizers(model)
+
+    def observe(
+        self,
+        in_force: InForce,
+        known: Mapping[str, Registration],
+        cursors: Mapping[str, int],
+        unix_s: float,
+    ) -> Observation:
+        """See :func:`ray_cluster.dispatch.observing.observe`."""
+        return observe(self._core, in_force, known, cursors, Instant(self._clock(), unix_s))
 
     async def snapshot(self) -> ClusterSnapshot:
         return self._core.snapshot(self._clock())

@@ -180,6 +180,7 @@ class ReplicaRecord:
 
     Attributes:
         heard_s: instant of its last sign of life.
+        joined_s: instant at which it registered.
         reported_s: instant at which it last reported its progress.
         peers_version: of the directory that it has.
         settings_version: of the settings that it applies.
@@ -206,6 +207,7 @@ class ReplicaRecord:
     settings_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
+    joined_s: float = field(init=False)
     _view: ReplicaView | None = None
     _load: Load | None = None
     _shared: tuple[StepCost, StepCost] | None = None
@@ -214,6 +216,7 @@ class ReplicaRecord:
         self.residents = frozenset(self.registration.residents)
         self.replica_id = self.registration.replica_id
         self.model = self.registration.lane
+        self.joined_s = self.heard_s
 
     @property
     def best_cost(self) -> StepCost:

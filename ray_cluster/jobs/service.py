@@ -22,6 +22,7 @@ from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.jobs.control import ControlService
 from ray_cluster.jobs.loras import LoraService
 from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
 from ray_cluster.jobs.sql_engine import JobStoreError
@@ -95,16 +96,20 @@ class JobService:
             wall_clock=wall_clock,
             sources=lora_sources,
         )
+        self.control = ControlService(dispatch, wall_clock)
 
     def apply(self, settings: Settings) -> None:
         """Apply other settings from now on; open jobs stay open."""
         self.loras.apply(settings)
+        self.control.apply(settings)
         self._max_open = settings.limits.max_open_jobs_per_client
         self._sweeper.config = settings.storage
 
     async def start(self) -> None:
         """Restore workers, LoRAs and open jobs of an earlier dispatcher; begin to sweep."""
-        self._dispatch.remember(await self._threads.call("read", self._store.workers))
+        workers = await self._threads.call("read", self._store.workers)
+        self._dispatch.remember(workers)
+        self.control.remember(workers)
         await self.loras.start()
         for job in await self._threads.call("read", self._store.unfinished):
             done = await asyncio.to_thread(self._done, job)
@@ -159,6 +164,7 @@ class JobService:
     def save_worker(self, registration: Registration) -> None:
         """Have a worker's registration written for later dispatchers; a failure is only logged."""
         if registration.pool:
+            self.control.note_worker(registration)
             self._spawn(self._write_worker(registration))
 
     async def _write_worker(self, registration: Registration) -> None:

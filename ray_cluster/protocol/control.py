@@ -1,0 +1,185 @@
+"""What the controller and the dispatcher say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.policies.plan import PlannedSettings
+from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.interface import raises
+from ray_cluster.protocol.leases import WorkerKind
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCount:
+    """Requests since the dispatcher started, admitted or refused.
+
+    Attributes:
+        name: a cascade, for the requests that it routes; a model, for those that it alone makes;
+            or the lane of a ControlNet, for the denoising steps that ask for it.
+        num_arrived: grows until the dispatcher restarts.
+    """
+
+    name: str
+    num_arrived: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQueue:
+    """One model's requests over all of its pools.
+
+    Attributes:
+        num_waiting: in the queue.
+        num_leased: being made.
+        safety_factor: real over predicted seconds, of the median request.
+    """
+
+    model: str
+    num_waiting: int = 0
+    num_leased: int = 0
+    safety_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedReplica:
+    """A live worker.
+
+    Attributes:
+        age_s: seconds since it registered.
+        num_held: requests that it is leased.
+        settings_version: of the settings that it has applied.
+    """
+
+    replica_id: str
+    age_s: float
+    num_held: int
+    max_batch: int
+    step_cost: StepCost
+    settings_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalRequest:
+    """A request of a model's default size and steps."""
+
+    width_px: int
+    height_px: int
+    num_steps: int
+    uses_guidance: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPool:
+    """A pool, a discriminator or a ControlNet that has had a worker.
+
+    Attributes:
+        pool: name of its application.
+        serves: name of the model, discriminator or ControlNet.
+        num_cpus, num_gpus: that Ray reserves for one replica.
+        load_s: seconds that the last worker took to load.
+        step_cost: as the last worker registered it.
+        typical: None for what makes no images.
+        max_batch: bound of the settings on a plan.
+        min_replicas, max_replicas: likewise.
+        replicas: the live ones.
+    """
+
+    pool: str
+    kind: WorkerKind
+    serves: str
+    device: Literal["cpu", "cuda"]
+    num_cpus: float
+    num_gpus: float
+    load_s: float
+    step_cost: StepCost
+    typical: TypicalRequest | None
+    max_batch: int
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    replicas: tuple[ObservedReplica, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCascade:
+    """A cascade of the settings.
+
+    Attributes:
+        curves: where its calibration is, as in the settings.
+        threshold: of the settings; None where they give a deferral rate.
+        deferral_rate: likewise; a plan defers no more than the settings say.
+        num_scored: confidences since the dispatcher started: the next call's cursor.
+        confidences: the latest since the cursor, as far as they are known.
+    """
+
+    name: str
+    light: str
+    heavy: str
+    discriminator: str
+    curves: str | None
+    threshold: float | None
+    deferral_rate: float | None
+    reserve_s: float | None
+    num_scored: int = 0
+    confidences: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLimits:
+    """Settings of the controller itself; the fields of
+    :class:`ray_cluster.config.control.ControlSettings`, and whether an operator has paused it."""
+
+    period_s: float
+    dwell_s: float
+    max_actions_per_period: int
+    apply_timeout_s: float
+    dry_run: bool
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the dispatcher knows of its cell at one instant.
+
+    Attributes:
+        now_s: Unix time.
+        started_s: Unix time at which this dispatcher's counters began.
+        default_slo_s: deadline of requests that name none.
+        warnings: what is wrong though calls are answered.
+        settings_version: of the document in force.
+        plan: what was applied last; None before any.
+    """
+
+    now_s: float
+    started_s: float
+    default_slo_s: float
+    services: tuple[ServiceCount, ...]
+    models: tuple[ModelQueue, ...]
+    pools: tuple[ObservedPool, ...]
+    cascades: tuple[ObservedCascade, ...]
+    limits: ObservedLimits
+    warnings: tuple[str, ...] = ()
+    settings_version: str = ""
+    plan: PlannedSettings | None = None
+
+    def num_arrived(self, name: str) -> int:
+        return sum(one.num_arrived for one in self.services if one.name == name)
+
+    def queue(self, model: str) -> ModelQueue:
+        """Return a model's queue; an unknown one's is empty."""
+        return next((one for one in self.models if one.model == model), ModelQueue(model))
+
+
+class ControlCalls(Protocol):
+    """The controller's way to the dispatcher; every call may raise DispatcherUnavailable."""
+
+    @raises(DispatcherUnavailable)
+    async def observe(self, cursors: Mapping[str, int]) -> Observation:
+        """Return the state of the cell.
+
+        Args:
+            cursors: by cascade, :attr:`ObservedCascade.num_scored` of the call before.
+        """
+        ...
