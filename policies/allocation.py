@@ -42,6 +42,8 @@ def allocate(problem: AllocationProblem, *, search_limit: float = SEARCH_LIMIT) 
     Args:
         search_limit: work after which the best plan so far is taken, with ``is_proven`` false.
     """
+    if (reason := _too_few(problem)) is not None:
+        return _unchanged(problem, reason)
     model = AllocationModel(problem)
     solution = None if model.late_services else model.solve(search_limit)
     if solution is not None:
@@ -50,7 +52,7 @@ def allocate(problem: AllocationProblem, *, search_limit: float = SEARCH_LIMIT) 
     model = AllocationModel(problem, allows_unserved=True)
     solution = model.solve(search_limit)
     if solution is None:
-        return _unchanged(problem)
+        return _unchanged(problem, "no plan was found in time")
     shortage = _shortage(model, solution)
     if not is_refuted and shortage is None:
         # the search for a plan without lack was cut short, and this one lacks nothing
@@ -105,9 +107,23 @@ def _shortage(model: AllocationModel, solution: Solution) -> str | None:
     return "; ".join(parts) or None
 
 
-def _unchanged(problem: AllocationProblem) -> Allocation:
+def _too_few(problem: AllocationProblem) -> str | None:
+    """Say where even the fewest replicas of all pools do not fit; None if they do."""
+    for supply in problem.supplies:
+        pools = [pool for pool in problem.pools if pool.device == supply.device]
+        needed = sum(problem.fewest_replicas(pool) * pool.gpus_per_replica for pool in pools)
+        if needed > supply.num_gpus:
+            names = ", ".join(pool.name for pool in pools if pool.min_replicas)
+            return (
+                f"the fewest replicas of {names} need {needed} units of {supply.device}, and there "
+                f"are {supply.num_gpus}: lower min_replicas"
+            )
+    return None
+
+
+def _unchanged(problem: AllocationProblem, reason: str) -> Allocation:
     sizes = [PoolSize(pool.name, pool.num_replicas, _least_batch(pool)) for pool in problem.pools]
-    return Allocation(tuple(sizes), infeasible="no plan was found in time", is_proven=False)
+    return Allocation(tuple(sizes), infeasible=reason, is_proven=False)
 
 
 def _least_batch(pool: Pool) -> int:

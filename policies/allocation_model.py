@@ -76,7 +76,6 @@ class AllocationModel:
         # units of a model beyond which nobody needs any, however much is deferred
         self._most_useful: dict[str, int] = {}
         self.units = {one.name: units_per_s(one, problem) for one in problem.services}
-        self._gpus = {one.device: one.num_gpus for one in problem.supplies}
         for service in problem.services:
             self._add_service(service)
         self._add_gpus()
@@ -95,9 +94,9 @@ class AllocationModel:
         ]
         self.choices[service.name] = choices
         self._cp.add_exactly_one(one.is_chosen for one in choices)
-        self._add_stage(
-            service, service.first, Requests(self._whole(service, service.demand_per_s))
-        )
+        alone = self._whole(service, service.alone_per_s)
+        entering = Requests(self._whole(service, service.demand_per_s) + alone)
+        self._add_stage(service, service.first, entering)
         if service.heavy is not None:
             rate = self._add_deferral(service, choices)
             # a whole number but for rounding, for units are made so
@@ -148,24 +147,21 @@ class AllocationModel:
         self, service: Service, pool: Pool, batch: BatchOption, modes: list[cp_model.IntVar]
     ) -> Term:
         """Replicas at a batch, none unless one of its modes is chosen."""
-        name, most = f"{pool.name}.{batch.batch}", self._most(pool)
+        name, most = f"{pool.name}.{batch.batch}", self.problem.most_replicas(pool)
         rate = math.floor(batch.rate_per_s * self.units[service.name] + 1e-6)
         starting_counts = pool.lost_share > 0 or self.problem.gain_per_start > 0
         most_kept = min(most, pool.num_replicas) if starting_counts else most
         kept = self._cp.new_int_var(0, most_kept, f"{name}.kept")
         started = rate_of_started(rate, pool)
         # tight bounds make the relaxation tight, and so the proof short
-        most_starts = min(most, -(-self._most_useful[pool.model] // started)) if started else 0
+        useful = -(-self._most_useful[pool.model] // started) if started else 0
+        most_starts = min(most, max(useful, self.problem.fewest_replicas(pool)))
         starts = self._cp.new_int_var(0, most_starts, f"{name}.starts") if starting_counts else None
         if len(modes) < len(self.choices[service.name]):
             self._cp.add(kept <= most_kept * sum(modes))
             if starts is not None:
                 self._cp.add(starts <= most_starts * sum(modes))
         return Term(pool, batch, rate, kept, starts)
-
-    def _most(self, pool: Pool) -> int:
-        fitting = self._gpus[pool.device] // pool.gpus_per_replica
-        return fitting if pool.max_replicas is None else min(fitting, pool.max_replicas)
 
     def _add_deferral(self, service: Service, choices: list[ModeChoice]) -> cp_model.IntVar:
         """The deferral rate, and the gain in quality that it allows."""
@@ -217,12 +213,24 @@ class AllocationModel:
                 continue
             if pool.max_replicas is not None:
                 self._cp.add(self._replicas(pool) <= pool.max_replicas)
+            if pool.min_replicas:
+                self._cp.add(self._replicas(pool) >= self.problem.fewest_replicas(pool))
             # in need even a replica that has just come may go
             if not self._allows_unserved and pool.num_young:
-                self._cp.add(self._replicas(pool) >= min(pool.num_young, self._most(pool)))
+                most = self.problem.most_replicas(pool)
+                self._cp.add(self._replicas(pool) >= min(pool.num_young, most))
 
     def _replicas(self, pool: Pool) -> Linear:
         return sum(term.replicas for term in self.terms[pool.name])
+
+    @property
+    def _most_replicas(self) -> int:
+        """Bound on the replicas of all pools together."""
+        least: dict[str, int] = {}
+        for pool in self.problem.pools:
+            least[pool.device] = min(pool.gpus_per_replica, least.get(pool.device, math.inf))
+        supplies = (one for one in self.problem.supplies if one.device in least)
+        return sum(one.num_gpus // least[one.device] for one in supplies)
 
     def _levels(self) -> list[Level]:
         """What is minimised, the most important first."""
@@ -231,7 +239,7 @@ class AllocationModel:
         starts = [one.starts for one in counted if one.starts is not None]
         kept = [one.kept for one in counted]
         penalty = self.problem.gain_per_start
-        most_penalty = penalty * sum(supply.num_gpus for supply in self.problem.supplies)
+        most_penalty = penalty * self._most_replicas
         unserved = sum(service.weight * var for service, _, var in self.unserved)
         add = cp_model.LinearExpr.sum
         worth = cp_model.LinearExpr.weighted_sum([add(starts), add(sums.quality)], [penalty, -1])

@@ -29,10 +29,11 @@ class BatchOption:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """GPUs of one type.
+    """GPUs of one type, or what else replicas reserve.
 
     Attributes:
-        num_gpus: that can be used.
+        num_gpus: that can be used; hundredths of them, or of CPUs, where replicas share one: in the
+            same units as :attr:`Pool.gpus_per_replica`.
         price: of one for a unit of time, a whole number.
     """
 
@@ -47,9 +48,11 @@ class Pool:
 
     Attributes:
         options: batches it may be capped at.
+        gpus_per_replica: in the supply's units.
         num_replicas: present ones, ready or loading.
         num_young: of these, those within their minimum lifetime.
         lost_share: part of the planning window in which a replica that is started now still loads.
+        min_replicas: fewest, whatever the demand; fewer only where no more fit.
         max_replicas: None if only GPUs bound it.
     """
 
@@ -62,6 +65,7 @@ class Pool:
     num_young: int = 0
     lost_share: float = 0.0
     max_replicas: int | None = None
+    min_replicas: int = 0
 
     def __post_init__(self) -> None:
         if not self.options or not 0 <= self.lost_share <= 1 or self.gpus_per_replica < 1:
@@ -94,6 +98,7 @@ class Service:
         quality: of the cascade, over its deferral rate; required with ``heavy``.
         overhead_s: between the two models, such as the discriminator's.
         direct_per_s: requests beside the demand that skip to the heavy model.
+        alone_per_s: requests beside the demand that only the first model makes.
         margin_s: of the deadline, reserved for noise.
         weight: of this service's quality among others'.
     """
@@ -107,6 +112,7 @@ class Service:
     quality: QualityCurve | None = None
     overhead_s: float = 0.0
     direct_per_s: float = 0.0
+    alone_per_s: float = 0.0
     margin_s: float = 0.0
     weight: int = 1
 
@@ -168,6 +174,15 @@ class AllocationProblem:
         yield "pools", [one.name for one in self.pools]
         yield "services", [one.name for one in self.services]
         yield "models of services", [model for one in self.services for model in one.models]
+
+    def most_replicas(self, pool: Pool) -> int:
+        """Return how many replicas of a pool there may be, if there were no other pools."""
+        supply = next(one.num_gpus for one in self.supplies if one.device == pool.device)
+        fitting = supply // pool.gpus_per_replica
+        return fitting if pool.max_replicas is None else min(fitting, pool.max_replicas)
+
+    def fewest_replicas(self, pool: Pool) -> int:
+        return min(pool.min_replicas, self.most_replicas(pool))
 
     def pools_of(self, model: str) -> tuple[Pool, ...]:
         return tuple(pool for pool in self.pools if pool.model == model)

@@ -62,6 +62,14 @@ class QualityCurve:
         return float(np.interp(deferral_rate, self.deferral_rates, self.scores))
 
 
+def capped(curve: QualityCurve, most_rate: float) -> QualityCurve:
+    """Return a curve that ends at a deferral rate; it has two points even where that is 0."""
+    end = min(max(most_rate, 0.001), curve.deferral_rates[-1])
+    rates = (*(one for one in curve.deferral_rates if one < end), end)
+    scores = tuple(curve.score_at(one) for one in rates)
+    return QualityCurve(rates, scores, curve.lower_is_better)
+
+
 @dataclass(frozen=True, slots=True)
 class DeferralCurve:
     """Share of images with a confidence below a threshold, linear between measured points.

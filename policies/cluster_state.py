@@ -11,7 +11,7 @@ _PRIOR, _MEMORY = 10, 500
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """GPUs of one type that can be used, busy or not."""
+    """GPUs of one type that can be used, busy or not; hundredths where replicas share them."""
 
     device: str
     num_gpus: int
@@ -61,6 +61,7 @@ class ServiceState:
 
     Attributes:
         num_direct: requests that skip the cascade, of those that arrived.
+        num_alone: requests that only the cascade's light model makes, of those that arrived.
         num_missed: requests that ended late or not at all.
         confidences: of all images of the light model.
     """
@@ -70,6 +71,7 @@ class ServiceState:
     num_direct: int = 0
     num_missed: int = 0
     confidences: tuple[float, ...] = ()
+    num_alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)

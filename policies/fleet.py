@@ -14,8 +14,10 @@ class PoolSpec:
     """A model on a type of GPU.
 
     Attributes:
+        gpus_per_replica: in the units of the device's :class:`DeviceState`.
         options: batches it may be capped at, and their seconds.
         load_s: from the decision to start a replica until it serves.
+        min_replicas, max_replicas: bounds on a plan; None for none.
     """
 
     name: str
@@ -24,6 +26,8 @@ class PoolSpec:
     options: tuple[BatchOption, ...]
     gpus_per_replica: int = 1
     load_s: float = 0.0
+    min_replicas: int = 0
+    max_replicas: int | None = None
 
     def batch_s(self, num_images: int) -> float:
         """Return the seconds of a batch, linear between those of the options."""

@@ -53,6 +53,7 @@ class ServiceMemory:
     demand: Demand
     direct: Demand
     confidences: ConfidenceWindow | None
+    alone: Demand
 
 
 Memory = tuple[ServiceMemory, ...]
@@ -74,6 +75,7 @@ class AllocationPlanner:
         reserve_s: see :class:`CascadePlan`.
         gain_per_start: see :class:`AllocationProblem`.
         window_size: confidences that count.
+        negligible_per_s: rate of requests below which none are expected.
     """
 
     fleet: Fleet
@@ -88,15 +90,28 @@ class AllocationPlanner:
     reserve_s: float = 0.3
     gain_per_start: int = 5
     window_size: int = 600
+    negligible_per_s: float = 0.0
 
     def begin(self, state: ClusterState) -> Memory:
+        return tuple(self._begin(spec, state) for spec in self.fleet.services)
+
+    def _begin(self, spec: ServiceSpec, state: ClusterState) -> ServiceMemory:
+        now_s, seen = state.now_s, state.service(spec.name)
+        return ServiceMemory(
+            spec.name,
+            Demand(now_s, seen.num_arrived),
+            Demand(now_s, seen.num_direct),
+            window_from(spec.cascade.deferral, self.window_size) if spec.cascade else None,
+            Demand(now_s, seen.num_alone),
+        )
+
+    def recalled(self, state: ClusterState, memory: Memory) -> Memory:
+        """Return a memory of this fleet's services, from one of another fleet's."""
+        known = {one.service: one for one in memory}
         return tuple(
-            ServiceMemory(
-                spec.name,
-                Demand(state.now_s, state.service(spec.name).num_arrived),
-                Demand(state.now_s, state.service(spec.name).num_direct),
-                window_from(spec.cascade.deferral, self.window_size) if spec.cascade else None,
-            )
+            known[spec.name]
+            if spec.name in known and (known[spec.name].confidences is None) != bool(spec.cascade)
+            else self._begin(spec, state)
             for spec in self.fleet.services
         )
 
@@ -127,6 +142,7 @@ class AllocationPlanner:
             count(memory.demand, state.now_s, seen.num_arrived, self.smoothing),
             count(memory.direct, state.now_s, seen.num_direct, self.smoothing),
             observe(window, seen.confidences) if window else None,
+            count(memory.alone, state.now_s, seen.num_alone, self.smoothing),
         )
 
     def problem(self, state: ClusterState, memory: Memory) -> AllocationProblem:
@@ -170,6 +186,8 @@ class AllocationPlanner:
             num_replicas=seen.num_replicas,
             # a planner that has just begun must not take nothing seen for nothing wanted
             num_young=seen.num_young if is_known else seen.num_replicas,
+            min_replicas=spec.min_replicas,
+            max_replicas=spec.max_replicas,
             lost_share=min(1.0, spec.load_s / self.window_s),
         )
 
@@ -181,8 +199,11 @@ class AllocationPlanner:
     def _service(
         self, spec: ServiceSpec, memory: ServiceMemory, state: ClusterState, *, ahead_s: float
     ) -> Service:
-        direct = forecast_per_s(memory.direct, ahead_s, self.smoothing)
-        entering = max(0.0, forecast_per_s(memory.demand, ahead_s, self.smoothing) - direct)
+        direct, alone = (
+            self._expected_per_s(one, ahead_s) for one in (memory.direct, memory.alone)
+        )
+        entering = self._expected_per_s(memory.demand, ahead_s) - direct - alone
+        entering = entering if entering > self.negligible_per_s else 0.0
         peak = max(entering, memory.demand.recent_peak_per_s)
         first, heavy = state.model(spec.model), None
         if spec.cascade:
@@ -198,9 +219,14 @@ class AllocationPlanner:
             quality=spec.cascade.quality if spec.cascade else None,
             overhead_s=spec.cascade.discriminate_s if spec.cascade else 0.0,
             direct_per_s=self._headroom(direct, memory, spec, self.demand_quantile),
+            alone_per_s=self._headroom(alone, memory, spec, self.demand_quantile),
             margin_s=self._margin_s(spec, state),
             weight=spec.weight,
         )
+
+    def _expected_per_s(self, demand: Demand, ahead_s: float) -> float:
+        expected = forecast_per_s(demand, ahead_s, self.smoothing)
+        return expected if expected > self.negligible_per_s else 0.0
 
     def _margin_s(self, spec: ServiceSpec, state: ClusterState) -> float:
         """Seconds of a deadline that expected batches must leave, for those that take longer."""
@@ -231,7 +257,14 @@ class AllocationPlanner:
         for pool in problem.pools:
             num = min(state.pool(pool.name).num_ready, wanted.size(pool.name).num_replicas)
             pools.append(
-                replace(pool, num_replicas=num, num_young=0, lost_share=0.0, max_replicas=num)
+                replace(
+                    pool,
+                    num_replicas=num,
+                    num_young=0,
+                    lost_share=0.0,
+                    max_replicas=num,
+                    min_replicas=0,
+                )
             )
         supplies = [replace(one, price=0) for one in problem.supplies]
         return replace(

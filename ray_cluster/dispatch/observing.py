@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.dispatch.cascades import CascadeView
 from ray_cluster.dispatch.core import DispatchCore
@@ -174,6 +175,12 @@ def _replica(replica: ReplicaRecord, now_s: float) -> ObservedReplica:
     )
 
 
+def _most_deferred(config: CascadeConfig, view: CascadeView) -> float | None:
+    if config.threshold is None or not view.window:
+        return config.deferral_rate
+    return sum(one < config.threshold for one in view.window) / len(view.window)
+
+
 def _cascades(
     views: Iterable[CascadeView], settings: Settings, cursors: Mapping[str, int]
 ) -> Iterator[ObservedCascade]:
@@ -189,6 +196,7 @@ def _cascades(
             threshold=config.threshold,
             deferral_rate=config.deferral_rate,
             reserve_s=config.reserve_s,
+            most_deferred=config.deferral_rate if view is None else _most_deferred(config, view),
             num_scored=0 if view is None else view.num_scored,
             confidences=() if view is None else view.confidences_since(cursors.get(config.name, 0)),
         )

@@ -109,7 +109,9 @@ class ObservedCascade:
     Attributes:
         curves: where its calibration is, as in the settings.
         threshold: of the settings; None where they give a deferral rate.
-        deferral_rate: likewise; a plan defers no more than the settings say.
+        deferral_rate: likewise.
+        most_deferred: share of the latest confidences that the settings defer, which a plan never
+            exceeds; None while none is known.
         num_scored: confidences since the dispatcher started: the next call's cursor.
         confidences: the latest since the cursor, as far as they are known.
     """
@@ -122,6 +124,7 @@ class ObservedCascade:
     threshold: float | None
     deferral_rate: float | None
     reserve_s: float | None
+    most_deferred: float | None = None
     num_scored: int = 0
     confidences: tuple[float, ...] = ()
 

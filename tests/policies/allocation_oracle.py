@@ -124,7 +124,8 @@ class Trial:
         unit = units(service, self.problem)
         demand = unit * exact(service.demand_per_s)
         factor = exact(service.surge_factor)
-        stages = [(service.first, math.ceil(demand), 0)]
+        alone = math.ceil(unit * exact(service.alone_per_s))
+        stages = [(service.first, math.ceil(demand) + alone, 0)]
         if service.heavy:
             direct = math.ceil(unit * exact(service.direct_per_s))
             stages.append((service.heavy, direct, whole(demand / 1000)))
@@ -146,6 +147,11 @@ class Trial:
             gpus = sum(self.chosen[pool.name][0] * pool.gpus_per_replica for pool in pools)
             if gpus > supply.num_gpus:
                 return False
+        if any(
+            self.chosen[pool.name][0] < min(pool.min_replicas, most_of(pool, self.problem))
+            for pool in self.problem.pools
+        ):
+            return False
         kept = all(
             self.chosen[pool.name][0] >= min(pool.num_young, most_of(pool, self.problem))
             for pool in self.problem.pools

@@ -1,0 +1,85 @@
+"""Plans a whole cell: what models call first, then the models, with what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.demand import Demand, count, forecast_per_s
+from ray_cluster.policies.helpers import HelperSpec, size_helpers, without_helpers
+from ray_cluster.policies.plan import Plan
+from ray_cluster.policies.planner import AllocationPlanner, Memory
+
+
+@dataclass(frozen=True, slots=True)
+class CallsMemory:
+    """The estimate of the arrivals of one counter."""
+
+    counter: str
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
+class CellMemory:
+    """What a planner of a cell remembers; it is saved, so that the next controller has it."""
+
+    services: Memory
+    calls: tuple[CallsMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlanner:
+    """Plans the pools of a cell.
+
+    A fleet changes while a cell runs: new pools register, costs are learnt. So there is a planner
+    for each round, and memories are of services by name.
+
+    Attributes:
+        models: plans pools of models, and cascades.
+        helpers: what they call.
+    """
+
+    models: AllocationPlanner
+    helpers: tuple[HelperSpec, ...] = ()
+
+    def begin(self, state: ClusterState) -> CellMemory:
+        return CellMemory(self.models.begin(state), self._calls(state, ()))
+
+    def plan(self, state: ClusterState, memory: CellMemory) -> tuple[Plan, CellMemory]:
+        smoothing = self.models.smoothing
+        calls = tuple(
+            replace(
+                one,
+                demand=count(
+                    one.demand, state.now_s, state.service(one.counter).num_arrived, smoothing
+                ),
+            )
+            for one in self._calls(state, memory.calls)
+        )
+        demand_per_s = {
+            one.counter: self._calls_per_s(one.demand)
+            for one in calls
+            if one.demand.level_per_s is not None
+        }
+        sizes = size_helpers(self.helpers, demand_per_s, state)
+        left = without_helpers(state, self.helpers, sizes)
+        services = self.models.recalled(state, memory.services)
+        plan, services = self.models.plan(left, services)
+        return replace(plan, pools=(*plan.pools, *sizes)), CellMemory(services, calls)
+
+    def _calls_per_s(self, demand: Demand) -> float:
+        """Calls that are to be answered: as many as are expected, or as there were lately."""
+        expected = forecast_per_s(demand, self.models.window_s / 4, self.models.smoothing)
+        busiest = max(expected, demand.recent_peak_per_s)
+        return busiest if busiest > self.models.negligible_per_s else 0.0
+
+    def _calls(
+        self, state: ClusterState, known: tuple[CallsMemory, ...]
+    ) -> tuple[CallsMemory, ...]:
+        by_name = {one.counter: one for one in known}
+        names = dict.fromkeys(name for one in self.helpers for name in one.counters)
+        return tuple(
+            by_name.get(name)
+            or CallsMemory(name, Demand(state.now_s, state.service(name).num_arrived))
+            for name in names
+        )
