@@ -1,13 +1,14 @@
 """The only place that binds deployments into applications.
 
-One Serve application per pool, discriminator and ControlNet, and one called ``front``. A pool is
+One Serve application per pool, discriminator and ControlNet, one for the controller, and one called
+``front``. A pool is
 added by adding its application; nothing else is touched. Each gets its own arguments and no
 settings, so that settings change without any of them being deployed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,11 +17,13 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from ray_cluster.config.arguments import (
+    ControllerArguments,
     ControlNetWorkerArguments,
     FrontArguments,
     LoraStoreArguments,
     ScorerArguments,
     WorkerArguments,
+    controller_arguments,
     controlnet_arguments,
     front_arguments,
     lora_store_arguments,
@@ -36,8 +39,11 @@ from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
 from ray_cluster.deployments.control_net import ControlNet
+from ray_cluster.deployments.controller import Controller
 from ray_cluster.deployments.deploy_file import (
     CONTROL,
+    CONTROLLER,
+    CONTROLLER_DEPLOYMENT,
     FRONT,
     GATEWAY,
     LORAS,
@@ -64,29 +70,21 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Application:
-    """Return one application: ``front``, a pool, a discriminator or a ControlNet.
+    """Return one application: ``front``, a pool, a discriminator, a ControlNet or the controller.
 
     Args:
         args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}``,
-            ``{"worker": ...}``, ``{"scorer": ...}``, ``{"controlnet": ...}`` or
-            ``{"lora_store": ...}`` with the application's own arguments; or a mapping
-            ``{"config": ..., "application": "front" or a name}``, of whose configuration (a mapping
-            or a YAML path) the application's part is taken; or a configuration for ``front``. A
-            path is watched for settings.
+            ``{"worker": ...}``, ``{"scorer": ...}``, ``{"controlnet": ...}``,
+            ``{"lora_store": ...}`` or ``{"controller": ...}`` with the application's own arguments;
+            or a mapping ``{"config": ..., "application": "front" or a name}``, of whose
+            configuration (a mapping or a YAML path) the application's part is taken; or a
+            configuration for ``front``. A path is watched for settings.
 
     Raises:
         ConfigError: the arguments are wrong, or the configuration has no such pool.
     """
-    if isinstance(args, Mapping) and set(args) == {"front"}:
-        return _front(_validated(FrontArguments, args["front"]), None, 1)
-    if isinstance(args, Mapping) and set(args) == {"worker"}:
-        return _pool(_validated(WorkerArguments, args["worker"]), 1)
-    if isinstance(args, Mapping) and set(args) == {"lora_store"}:
-        return _lora_store(_validated(LoraStoreArguments, args["lora_store"]), 1)
-    if isinstance(args, Mapping) and set(args) == {"scorer"}:
-        return _discriminator(_validated(ScorerArguments, args["scorer"]), 1)
-    if isinstance(args, Mapping) and set(args) == {"controlnet"}:
-        return _controlnet(_validated(ControlNetWorkerArguments, args["controlnet"]), 1)
+    if isinstance(args, Mapping) and len(args) == 1 and (kind := next(iter(args))) in _BUILDERS:
+        return _BUILDERS[kind](args[kind])
     name, source = FRONT, args
     if isinstance(args, Mapping) and "config" in args:
         unknown = set(args) - {"config", "application"}
@@ -96,13 +94,19 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
             )
         name, source = args.get("application", FRONT), args["config"]
     config = load_config(source)
-    if name == LORAS:
-        return _lora_store(lora_store_arguments(config), config.loras.num_stores)
     if name != FRONT:
-        return build_worker(config, name)
+        return _build_other(config, name)
     path = source if isinstance(source, str | Path) else None
     folder = None if path is None else Path.cwd()
     return build_front(config, front_arguments(config, path, folder=folder))
+
+
+def _build_other(config: ClusterConfig, name: str) -> Application:
+    if name == LORAS:
+        return _lora_store(lora_store_arguments(config), config.loras.num_stores)
+    if name == CONTROLLER:
+        return _controller(controller_arguments(config))
+    return build_worker(config, name)
 
 
 def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application:
@@ -125,7 +129,9 @@ def build_apps(config: ClusterConfig, arguments: FrontArguments) -> dict[str, Ap
     """Return all applications of a cell by name, ``front`` first."""
     apps = {FRONT: build_front(config, arguments)}
     if config.loras.num_stores:
-        apps[LORAS] = _lora_store(lora_store_arguments(config), config.loras.num_stores)
+        apps[LORAS] = _build_other(config, LORAS)
+    if config.control.enabled:
+        apps[CONTROLLER] = _build_other(config, CONTROLLER)
     return apps | {one.name: build_worker(config, one.name) for one in config.workers}
 
 
@@ -157,6 +163,12 @@ def _lora_store(arguments: LoraStoreArguments, num_replicas: int) -> Application
     options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
     deployment = _deployment(LoraStore, STORE, num_replicas, options, arguments.logs)
     return deployment.options(max_replicas_per_node=1).bind(arguments)
+
+
+def _controller(arguments: ControllerArguments) -> Application:
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    kind, name = Controller, CONTROLLER_DEPLOYMENT
+    return _deployment(kind, name, 1, options, arguments.logs, shutdown_s=5.0).bind(arguments)
 
 
 def _discriminator(arguments: ScorerArguments, num_replicas: int) -> Application:
@@ -198,3 +210,13 @@ def _deployment(
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=shutdown_s,
     )(kind)
+
+
+_BUILDERS: Mapping[str, Callable[[object], Application]] = {
+    "front": lambda given: _front(_validated(FrontArguments, given), None, 1),
+    "worker": lambda given: _pool(_validated(WorkerArguments, given), 1),
+    "scorer": lambda given: _discriminator(_validated(ScorerArguments, given), 1),
+    "controlnet": lambda given: _controlnet(_validated(ControlNetWorkerArguments, given), 1),
+    "lora_store": lambda given: _lora_store(_validated(LoraStoreArguments, given), 1),
+    "controller": lambda given: _controller(_validated(ControllerArguments, given)),
+}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.arguments import (
+    controller_arguments,
     controlnet_arguments,
     front_arguments,
     lora_store_arguments,
@@ -27,6 +28,8 @@ WORKER = "BaseModel"
 SCORER = "Discriminator"
 CONTROL = "ControlNet"
 LORAS = "loras"
+CONTROLLER = "controller"
+CONTROLLER_DEPLOYMENT = "Controller"
 STORE = "LoraStore"
 
 DEPLOYMENT_OF = {PoolConfig: WORKER, DiscriminatorConfig: SCORER, ControlNetConfig: CONTROL}
@@ -55,6 +58,7 @@ def serve_config(
         "applications": [
             _front(config, settings, folder),
             *([_lora_store(config)] if config.loras.num_stores else []),
+            *([_controller(config)] if config.control.enabled else []),
             *(_pool(config, pool.name) for pool in config.pools),
             *(_discriminator(config, one.name) for one in config.discriminators),
             *(_controlnet(config, one.name) for one in config.controlnets if one.is_service),
@@ -92,6 +96,17 @@ def _controlnet(config: ClusterConfig, name: str) -> dict[str, Any]:
 def _lora_store(config: ClusterConfig) -> dict[str, Any]:
     arguments = {"lora_store": lora_store_arguments(config).model_dump(mode="json")}
     return _worker(LORAS, arguments, STORE, config.loras.num_stores)
+
+
+def _controller(config: ClusterConfig) -> dict[str, Any]:
+    arguments = controller_arguments(config).model_dump(mode="json")
+    return {
+        "name": CONTROLLER,
+        "route_prefix": None,
+        "import_path": _BUILDER,
+        "args": {"controller": arguments},
+        "deployments": [{"name": CONTROLLER_DEPLOYMENT, "num_replicas": 1}],
+    }
 
 
 def _worker(

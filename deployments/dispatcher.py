@@ -100,6 +100,7 @@ class Dispatcher:
             on_register=self._save_worker,
         )
         self._jobs = await self._open_jobs(arguments, results, config)
+        self._jobs.control.is_enabled = arguments.control.enabled
         cell = CellService(
             self._service,
             self._jobs,
@@ -147,7 +148,7 @@ class Dispatcher:
         )
 
     def _apply(self, settings: Settings) -> None:
-        self._service.apply(settings)
+        self._service.apply(self._jobs.control.planned(settings))
         self._jobs.apply(settings)
 
     def _save_worker(self, registration: Registration) -> None:

@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ray_cluster.deployments.deploy_file import FRONT
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.protocol.control import ControlCalls
 from ray_cluster.protocol.dispatcher import DispatcherClient, DispatcherLink
 from ray_cluster.protocol.interface import Method, stub
 from ray_cluster.protocol.leases import Endpoint
@@ -45,6 +46,7 @@ class DispatcherHandle:
     Attributes:
         client: what a gateway calls.
         link: what a replica calls.
+        control: what the controller calls.
 
     Args:
         patience_s: longest wait for an answer beyond what a long poll is held.
@@ -53,6 +55,7 @@ class DispatcherHandle:
     def __init__(self, *, patience_s: float) -> None:
         self.client: DispatcherClient = stub(DispatcherClient, self._call)
         self.link: DispatcherLink = stub(DispatcherLink, self._call)
+        self.control: ControlCalls = stub(ControlCalls, self._call)
         self._patience_s = patience_s
         self._handle: DeploymentHandle[Any] | None = None
         self._client: RpcClient | None = None

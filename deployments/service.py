@@ -19,7 +19,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_worker
-from ray_cluster.deployments.deploy_file import FRONT, LORAS, SCORER, WORKER
+from ray_cluster.deployments.deploy_file import CONTROLLER, FRONT, LORAS, SCORER, WORKER
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
@@ -109,7 +109,7 @@ def _run(applications: Mapping[str, Application]) -> None:
             name=name,
             route_prefix="/" if name == FRONT else None,
             # the controller sets replica counts, from outside Serve
-            external_scaler_enabled=name != FRONT,
+            external_scaler_enabled=name not in (FRONT, CONTROLLER),
         )
         for name, application in applications.items()
     ]
@@ -128,8 +128,12 @@ def application_states(config: ClusterConfig) -> list[ApplicationState]:
 
 
 def _worker_names(config: ClusterConfig) -> list[str]:
-    """Return the applications beside ``front``."""
-    return [one.name for one in config.workers] + [LORAS] * bool(config.loras.num_stores)
+    """Return the applications beside ``front``; first the controller, which scales the others."""
+    return [
+        *[CONTROLLER] * config.control.enabled,
+        *(one.name for one in config.workers),
+        *[LORAS] * bool(config.loras.num_stores),
+    ]
 
 
 def _state_of(name: str, status: ApplicationStatusOverview) -> ApplicationState:

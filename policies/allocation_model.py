@@ -228,7 +228,8 @@ class AllocationModel:
         """Bound on the replicas of all pools together."""
         least: dict[str, int] = {}
         for pool in self.problem.pools:
-            least[pool.device] = min(pool.gpus_per_replica, least.get(pool.device, math.inf))
+            known = least.setdefault(pool.device, pool.gpus_per_replica)
+            least[pool.device] = min(known, pool.gpus_per_replica)
         supplies = (one for one in self.problem.supplies if one.device in least)
         return sum(one.num_gpus // least[one.device] for one in supplies)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ray_cluster.policies.plan import Plan
+
 # batches that the table itself counts for, and after how many batches one is forgotten
 _PRIOR, _MEMORY = 10, 500
 
@@ -76,13 +78,19 @@ class ServiceState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster at one instant."""
+    """A cluster at one instant.
+
+    Attributes:
+        in_force: the plan as far as it is applied, where the cluster says so: counts that somebody
+            else has changed are seen in it.
+    """
 
     now_s: float
     devices: tuple[DeviceState, ...]
     pools: tuple[PoolState, ...]
     models: tuple[ModelState, ...]
     services: tuple[ServiceState, ...]
+    in_force: Plan | None = None
 
     def pool(self, name: str) -> PoolState:
         """Return a pool's state; an unknown one has no replicas."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_cluster.policies.cluster_state import ClusterState, DeviceState
 from ray_cluster.policies.plan import PoolPlan
@@ -80,4 +80,4 @@ def without_helpers(
     devices = tuple(
         DeviceState(one.device, max(0, one.num_gpus - used[one.device])) for one in state.devices
     )
-    return ClusterState(state.now_s, devices, state.pools, state.models, state.services)
+    return replace(state, devices=devices)

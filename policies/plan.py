@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Routing = Literal["confidence", "random"]
@@ -106,6 +106,32 @@ def planned_settings_of(plan: Plan) -> PlannedSettings:
     return PlannedSettings(plan.version, batches, plan.cascades)
 
 
+def settled(old: Plan, new: Plan, *, within: float) -> Plan:
+    """Return the new plan, with the thresholds of the old one where they hardly differ.
+
+    Args:
+        within: difference of thresholds below which the old one stays.
+    """
+    return replace(new, cascades=tuple(_settled(old, one, within) for one in new.cascades))
+
+
+def _settled(old: Plan, new: CascadePlan, within: float) -> CascadePlan:
+    before = old.cascade(new.service)
+    if before is None or replace(new, threshold=0.0, deferral_rate=0.0) != replace(
+        before, threshold=0.0, deferral_rate=0.0
+    ):
+        return new
+    # infinite thresholds are equal, too
+    is_near = before.threshold == new.threshold or abs(before.threshold - new.threshold) < within
+    return before if is_near else new
+
+
+def bounded(actions: PlanDiff, most_scales: int) -> PlanDiff:
+    """Return the first actions, so that no more than so many pools change."""
+    stops = actions.stops[:most_scales]
+    return replace(actions, stops=stops, starts=actions.starts[: most_scales - len(stops)])
+
+
 def diff(old: Plan, new: Plan) -> PlanDiff:
     """Return the actions that make an old plan into a new one.
 
@@ -114,7 +140,8 @@ def diff(old: Plan, new: Plan) -> PlanDiff:
     names = dict.fromkeys(one.pool for plan in (old, new) for one in plan.pools)
     scales = [Scale(name, _num(old, name), _num(new, name)) for name in names]
     before, after = planned_settings_of(old), planned_settings_of(new)
-    is_same = (before.max_batches, before.cascades) == (after.max_batches, after.cascades)
+    is_same = dict(before.max_batches) == dict(after.max_batches)
+    is_same = is_same and set(before.cascades) == set(after.cascades)
     return PlanDiff(
         settings=None if is_same else after,
         stops=tuple(one for one in scales if one.num_after < one.num_before),

@@ -20,6 +20,7 @@ from ray_cluster.config.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.deploy_file import DEPLOYMENT_OF, FRONT, GATEWAY
 from ray_cluster.deployments.live_settings import SettingsReport
+from ray_cluster.dispatch.planned import document_version
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import discriminator_folder
@@ -67,6 +68,7 @@ class Cell(Protocol):
 def settings_text(report: SettingsReport) -> str:
     """Return the settings as YAML, with a head that names each process and its version."""
     content = report.settings.model_dump(mode="json")
+    content.pop("given_version")
     digests = content.pop("api_key_digests")
     keys = [f"sha256:{digest[:_DIGEST_CHARS]}..." for digest in digests]
     content["http"] = {"api_keys": keys, **content["http"]}
@@ -140,7 +142,8 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
     if gateways not in (None, config.http.num_gateways):
         numbers = f"({gateways} run, the file has {config.http.num_gateways})"
         yield f"not changed: http.num_gateways {numbers}; restart the service"
-    for worker in config.workers:
+    # a controller chooses the others
+    for worker in () if config.control.enabled else config.workers:
         count = cell.num_replicas(worker.name, DEPLOYMENT_OF[type(worker)])
         if count not in (None, worker.replicas):
             why = option if replicas_key(worker.name) in report.front.overridden else _SCALE
@@ -154,7 +157,10 @@ def capped(report: SettingsReport) -> Iterator[str]:
         batches = [
             one.max_batch
             for one in report.replicas
-            if one.pool == pool.name and one.max_batch < pool.max_batch
+            if one.pool == pool.name
+            and one.max_batch < pool.max_batch
+            # else a plan has lowered it
+            and one.version == report.version
         ]
         if batches:
             yield (
@@ -348,7 +354,9 @@ def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> Se
         listed = {pool.name for pool in report.settings.pools}
         replicas = {one.replica_id: one.version for one in report.replicas if one.pool in listed}
         gateways = report.version_by_gateway
-        behind = [name for name, has in (gateways | replicas).items() if has != version]
+        behind = [
+            name for name, has in (gateways | replicas).items() if document_version(has) != version
+        ]
         if gateways and not behind:
             applied = f"{len(gateways)} gateway(s) and {len(replicas)} replica(s)"
             show("settings", f"applied by {applied}", is_done=True)

@@ -80,6 +80,13 @@ class LoraStoreArguments(Section):
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
 
+class ControllerArguments(Section):
+    """Arguments of the controller."""
+
+    logs: LogsConfig = LogsConfig()
+    patience_s: float = Field(DispatchArguments().patience_s, gt=0)
+
+
 class ScorerArguments(Section):
     """Arguments of the replicas of a discriminator."""
 
@@ -143,6 +150,11 @@ def lora_store_arguments(config: ClusterConfig) -> LoraStoreArguments:
         logs=config.logs,
         patience_s=config.dispatch.patience_s,
     )
+
+
+def controller_arguments(config: ClusterConfig) -> ControllerArguments:
+    """Return the controller's part."""
+    return ControllerArguments(logs=config.logs, patience_s=config.dispatch.patience_s)
 
 
 def scorer_arguments(config: ClusterConfig, name: str) -> ScorerArguments:

@@ -115,8 +115,8 @@ class ClusterConfig(Section):
 
     def title(self, worker: str) -> str:
         """Return what a worker's application is, and its name, for messages."""
-        if worker == "loras":
-            return "store of LoRAs"
+        if worker in ("loras", "controller"):
+            return {"loras": "store of LoRAs"}.get(worker, worker)
         if any(one.name == worker for one in self.controlnets):
             return f"ControlNet {worker}"
         is_scorer = any(one.name == worker for one in self.discriminators)

@@ -176,7 +176,12 @@ class PoolTuning(Section):
         description="images that a replica holds at most, with those being encoded or decoded; at "
         "least `max_batch`",
     )
-    min_replicas: int = Field(0, ge=0, description="fewest replicas that a plan may choose")
+    min_replicas: int = Field(
+        1,
+        ge=0,
+        description="fewest replicas that a plan may choose; 0 stops the last one while nobody "
+        "calls",
+    )
     max_replicas: int | None = Field(
         None, ge=1, description="most replicas that a plan may choose; null for no limit"
     )

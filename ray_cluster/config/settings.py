@@ -62,6 +62,8 @@ class Settings(Section):
 
     Attributes:
         api_key_digests: empty where anybody may call.
+        given_version: the version that is not to follow from the content, where a plan has
+            narrowed it.
     """
 
     api_key_digests: tuple[str, ...]
@@ -75,11 +77,15 @@ class Settings(Section):
     loras: LoraSettings = LoraSettings()
     controlnets: tuple[ControlNetSettings, ...] = ()
     control: ControlSettings = ControlSettings()
+    given_version: str = ""
 
     @cached_property
     def version(self) -> str:
         """A digest, equal for equal settings however their file is written."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:_VERSION_CHARS]
+        if self.given_version:
+            return self.given_version
+        text = self.model_dump_json(exclude={"given_version"})
+        return hashlib.sha256(text.encode()).hexdigest()[:_VERSION_CHARS]
 
     def pool(self, name: str) -> PoolSettings | None:
         """Return the settings of a pool; None for one that is not in the document."""

@@ -22,6 +22,7 @@ from ray_cluster.policies.cluster_state import (
 from ray_cluster.policies.cost_model import decode_s, step_s, work_of
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.helpers import HelperSpec
+from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.protocol.control import (
     Observation,
@@ -190,15 +191,16 @@ def state_of(
     *,
     supply: Mapping[str, int],
     targets: Mapping[str, int],
-    dwell_s: float,
+    in_force: Plan | None = None,
 ) -> ClusterState:
     """Return the plan loop's view of a cell.
 
     Args:
         supply: hundredths of each device.
         targets: replicas that Serve is to keep, by pool.
-        dwell_s: age below which a replica counts as young.
+        in_force: the plan as far as it is applied.
     """
+    dwell_s = seen.limits.dwell_s
     return ClusterState(
         now_s=seen.now_s,
         devices=tuple(
@@ -211,6 +213,7 @@ def state_of(
         ),
         models=tuple(ModelState(one.model, one.num_waiting, one.num_leased) for one in seen.models),
         services=(*_service_states(seen, planned), *_counters(seen)),
+        in_force=in_force,
     )
 
 

@@ -2,23 +2,35 @@
 
 Live and simulated clusters run this code behind the protocols below; a planner decides. The loop
 owns what lives between rounds: the last state, the planner's memory and the plan as far as it was
-applied. What could not be applied is tried again in the next round.
+applied. What could not be applied is tried again in the next round; so is what somebody else has
+changed, where the cluster says what is in force.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from ray_cluster.errors import RayClusterError
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.plan import Plan, PlanDiff, PlannedSettings, PoolPlan, diff
+from ray_cluster.policies.plan import (
+    Plan,
+    PlanDiff,
+    PlannedSettings,
+    PoolPlan,
+    bounded,
+    diff,
+    settled,
+)
 from ray_cluster.policies.planner import Planner
 
 M = TypeVar("M")
 
+# of thresholds, below which a difference is not worth another plan
+_NEAR = 0.02
 # what a cluster may fail with; anything else is a bug and ends the loop
 FAILURES = (RayClusterError, OSError)
 
@@ -32,11 +44,8 @@ class Timer(Protocol):
         """Cancel it."""
 
 
-class Clock(Protocol):
-    """Time, and a way to be called later."""
-
-    def __call__(self) -> float:
-        """Return the present instant in seconds; it never goes back."""
+class Timers(Protocol):
+    """A way to be called later."""
 
     def after(self, delay_s: float, act: Callable[[], None]) -> Timer:
         """Call something once after a while."""
@@ -56,49 +65,76 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LoopLimits:
+    """What the loop may do.
+
+    Attributes:
+        acts: whether plans are applied, or only made.
+        most_scales: pools that one round scales at most.
+        apply_timeout_s: in which the replicas of a plan should be ready.
+    """
+
+    acts: bool = True
+    most_scales: int = 1_000
+    apply_timeout_s: float = math.inf
+
+
+NO_LIMITS = LoopLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class RoundReport:
     """What one round did.
 
     Attributes:
         actions: that were asked for; None without a state to plan for.
         failures: of actions, in words.
+        is_applied: whether the loop acted; else the actions are what it would have done.
+        overdue: pools whose planned replicas are not ready in time, in words.
     """
 
     at_s: float
     plan: Plan
     actions: PlanDiff | None
     failures: tuple[str, ...] = ()
+    is_applied: bool = True
+    overdue: tuple[str, ...] = ()
 
 
 class ControlLoop(Generic[M]):
     """Rounds of planning for one cluster.
 
     Args:
-        period_s: from round to round.
+        clock: seconds; it never goes back.
         on_round: called with every round's report.
         applied: the plan that the cluster has already, if any.
+        memory: of an earlier loop's planner, if any.
+        limits: asked in every round.
     """
 
     def __init__(
         self,
         planner: Planner[M],
         cluster: Cluster,
-        clock: Clock,
+        clock: Callable[[], float],
         *,
-        period_s: float,
         on_round: Callable[[RoundReport], None] = lambda _: None,
         applied: Plan | None = None,
+        memory: M | None = None,
+        limits: Callable[[], LoopLimits] = lambda: NO_LIMITS,
     ) -> None:
         self._planner = planner
         self._cluster = cluster
         self._clock = clock
-        self._period_s = period_s
         self._on_round = on_round
         self._applied = applied or Plan()
         self._wanted = self._applied
         self._state: ClusterState | None = None
-        self._memory: M | None = None
+        self._memory = memory
+        self._limits = limits
         self._timer: Timer | None = None
+        # what is planned of a pool, and since when it should have been ready
+        self._awaited: dict[str, tuple[int, float]] = {}
 
     @property
     def applied(self) -> Plan:
@@ -109,24 +145,28 @@ class ControlLoop(Generic[M]):
     def state(self) -> ClusterState | None:
         return self._state
 
-    def start(self) -> None:
-        """Run a round now, and one every period."""
-        self._run_and_go_on()
+    @property
+    def memory(self) -> M | None:
+        """The planner's; None before the first round."""
+        return self._memory
+
+    def start(self, timers: Timers, period_s: float) -> None:
+        """Run a round now, and one every period, by timers that act one after the other."""
+        # first the next one: whatever this round does, the loop goes on
+        self._timer = timers.after(period_s, lambda: self.start(timers, period_s))
+        self.run_round()
 
     def stop(self) -> None:
         """Run no more rounds; the cluster stays as it is."""
         if self._timer is not None:
             self._timer.call_off()
 
-    def _run_and_go_on(self) -> None:
-        # first the next one: whatever this round does, the loop goes on
-        self._timer = self._clock.after(self._period_s, self._run_and_go_on)
-        self.run_round()
-
     def run_round(self) -> RoundReport:
         report = self._round()
         for failure in report.failures:
             _log.warning("round at %.1f s: %s; it is tried again", report.at_s, failure)
+        for one in report.overdue:
+            _log.warning("round at %.1f s: the plan is not applied: %s", report.at_s, one)
         self._on_round(report)
         return report
 
@@ -136,16 +176,49 @@ class ControlLoop(Generic[M]):
         except FAILURES as error:
             return RoundReport(self._clock(), self._wanted, None, (f"cannot observe: {error}",))
         self._state = state
+        if state.in_force is not None:
+            self._applied = state.in_force
         memory = self._planner.begin(state) if self._memory is None else self._memory
         plan, self._memory = self._planner.plan(state, memory)
-        self._wanted = self._versioned(plan)
-        actions = diff(self._applied, self._wanted)
-        return RoundReport(self._clock(), self._wanted, actions, tuple(self._apply(actions)))
+        self._wanted = self._versioned(settled(self._applied, plan, within=_NEAR))
+        limits = self._limits()
+        actions = bounded(diff(self._applied, self._wanted), limits.most_scales)
+        failures = tuple(self._apply(actions)) if limits.acts else ()
+        return RoundReport(
+            self._clock(),
+            self._wanted,
+            actions,
+            failures,
+            is_applied=limits.acts,
+            overdue=self._overdue(state, limits) if limits.acts else (),
+        )
 
     def _versioned(self, plan: Plan) -> Plan:
         """The plan with the version of the last one, or the next if anything is different."""
-        same = replace(plan, version=self._wanted.version)
-        return same if same == self._wanted else replace(same, version=same.version + 1)
+        before, in_force = self._wanted.version, self._applied.version
+        same = replace(plan, version=before)
+        if same == self._wanted and in_force <= before:
+            return same
+        return replace(same, version=max(before, in_force) + 1)
+
+    def _overdue(self, state: ClusterState, limits: LoopLimits) -> tuple[str, ...]:
+        """Say of which pools the planned replicas have not been ready for too long."""
+        found, now_s = [], self._clock()
+        for pool in self._wanted.pools:
+            num_ready = state.pool(pool.pool).num_ready
+            if num_ready >= pool.num_replicas:
+                self._awaited.pop(pool.pool, None)
+                continue
+            number, since_s = self._awaited.get(pool.pool, (pool.num_replicas, now_s))
+            if number != pool.num_replicas:
+                since_s = now_s
+            self._awaited[pool.pool] = pool.num_replicas, since_s
+            if now_s - since_s > limits.apply_timeout_s:
+                found.append(
+                    f"{num_ready} of {pool.num_replicas} replicas of {pool.pool} are ready after "
+                    f"{now_s - since_s:.0f} s"
+                )
+        return tuple(found)
 
     def _apply(self, actions: PlanDiff) -> list[str]:
         """Do the actions, note those that worked, and return what went wrong."""

@@ -96,12 +96,11 @@ class JobService:
             wall_clock=wall_clock,
             sources=lora_sources,
         )
-        self.control = ControlService(dispatch, wall_clock)
+        self.control = ControlService(dispatch, store, self._threads, wall_clock)
 
     def apply(self, settings: Settings) -> None:
         """Apply other settings from now on; open jobs stay open."""
         self.loras.apply(settings)
-        self.control.apply(settings)
         self._max_open = settings.limits.max_open_jobs_per_client
         self._sweeper.config = settings.storage
 
@@ -109,7 +108,7 @@ class JobService:
         """Restore workers, LoRAs and open jobs of an earlier dispatcher; begin to sweep."""
         workers = await self._threads.call("read", self._store.workers)
         self._dispatch.remember(workers)
-        self.control.remember(workers)
+        await self.control.start(workers)
         await self.loras.start()
         for job in await self._threads.call("read", self._store.unfinished):
             done = await asyncio.to_thread(self._done, job)

@@ -45,6 +45,8 @@ _JOBS = sa.table("jobs", *map(sa.column, _JOB_COLUMNS))
 _LORAS = sa.table("loras", *map(sa.column, ("lora_id", "is_removed", "lora", "facts")))
 _WORKERS = sa.table("workers", *map(sa.column, ("pool", "registered_s", "registration")))
 
+_CONTROL = sa.table("control", *map(sa.column, ("name", "document")))
+
 _REQUESTS: TextCodec[tuple[ImageRequest, ...]] = TextCodec(tuple[ImageRequest, ...])
 _IMAGES: TextCodec[tuple[StoredImage | None, ...]] = TextCodec(tuple[StoredImage | None, ...])
 _DEFERRED: TextCodec[tuple[Deferred, ...]] = TextCodec(tuple[Deferred, ...])
@@ -169,6 +171,20 @@ class SqlJobStore:
                 with suppress(CodecError):
                     found.append(_REGISTRATION.decode(row.registration))
         return found
+
+    def save_control(self, name: str, document: str) -> None:
+        """Write what the controller saves under a name, in place of what there was."""
+        changes = sa.update(_CONTROL).where(_CONTROL.c.name == name).values(document=document)
+        with self._transaction(writes=True) as connection:
+            if not connection.execute(changes).rowcount:
+                row = {"name": name, "document": document}
+                connection.execute(sa.insert(_CONTROL).values(row))
+
+    def control(self) -> dict[str, str]:
+        """Return what the controller has saved, by name."""
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(_CONTROL))
+            return {row.name: row.document for row in rows}
 
     def add_lora(self, lora: Lora) -> None:
         """Write a new LoRA."""

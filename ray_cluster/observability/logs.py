@@ -48,6 +48,7 @@ LogEvent = Literal[
     "work_dropped",
     "work_returned",
     "settings_applied",
+    "plan_applied",
 ]
 
 

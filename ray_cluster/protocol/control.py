@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.policies.plan import PlannedSettings
+from ray_cluster.policies.plan import CascadePlan, PlannedSettings
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.interface import raises
 from ray_cluster.protocol.leases import WorkerKind
@@ -175,6 +175,66 @@ class Observation:
         return next((one for one in self.models if one.model == model), ModelQueue(model))
 
 
+RoundMode = Literal["applied", "paused", "dry_run"]
+"""Whether a round's plan was applied; or why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPool:
+    """A pool in a round.
+
+    Attributes:
+        num_before: replicas that Ray Serve was to keep before the round.
+        num_ready: live ones then.
+        num_planned: replicas of the plan.
+    """
+
+    pool: str
+    num_before: int
+    num_ready: int
+    num_planned: int
+    max_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDemand:
+    """Requests that come for a service, as estimated; None while nothing is known.
+
+    Attributes:
+        num_waiting: images in the queues of its models.
+    """
+
+    service: str
+    per_s: float | None
+    num_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What one round of the controller did, and why.
+
+    Attributes:
+        at_s: Unix time.
+        took_s: seconds of the whole round, its calls included.
+        actions: in words: what was done, or would have been.
+        failures: of actions; they are tried again.
+        overdue: pools whose planned replicas are not ready in time.
+        infeasible: why demand cannot be met, if it cannot.
+    """
+
+    at_s: float
+    version: int
+    took_s: float
+    mode: RoundMode
+    pools: tuple[PlannedPool, ...] = ()
+    cascades: tuple[CascadePlan, ...] = ()
+    demand: tuple[ServiceDemand, ...] = ()
+    actions: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    overdue: tuple[str, ...] = ()
+    infeasible: str | None = None
+
+
 class ControlCalls(Protocol):
     """The controller's way to the dispatcher; every call may raise DispatcherUnavailable."""
 
@@ -185,4 +245,24 @@ class ControlCalls(Protocol):
         Args:
             cursors: by cascade, :attr:`ObservedCascade.num_scored` of the call before.
         """
+        ...
+
+    @raises(DispatcherUnavailable)
+    async def apply_plan(self, plan: PlannedSettings) -> None:
+        """Apply batch caps and thresholds, within the settings, until the next plan.
+
+        One that is not later than the plan in force is ignored. Later dispatchers know it, too.
+        """
+        ...
+
+    async def note_round(self, record: RoundRecord, memory: str | None) -> None:
+        """Show operators what a round did.
+
+        Args:
+            memory: the planner's, for the next controller; None leaves what is saved.
+        """
+        ...
+
+    async def memory(self) -> str:
+        """Return the memory that was saved last; empty without one."""
         ...

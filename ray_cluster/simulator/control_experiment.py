@@ -351,10 +351,8 @@ def _run_loop(
         assert loop.state is not None
         rounds.append(Round(loop.state, report))
 
-    loop = ControlLoop(
-        planner, cluster, events, period_s=experiment.period_s, on_round=note, applied=initial
-    )
-    loop.start()
+    loop = ControlLoop(planner, cluster, events, on_round=note, applied=initial)
+    loop.start(events, experiment.period_s)
     for one in requests:
         one.arrival_s += begin_s
         one.deadline_s += begin_s

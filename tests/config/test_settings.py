@@ -32,7 +32,7 @@ OTHER_VALUES: dict[str, Any] = {
     "defaults": {"num_inference_steps": 7},
     "fidelity": FIDELITY,
     "lora_start": {"balanced": 0.1},
-    "min_replicas": 1,
+    "min_replicas": 0,
     "preemption": False,
     "progress_s": 0.5,
 }
@@ -177,7 +177,7 @@ def test_a_pool_is_what_its_arguments_and_settings_say() -> None:
     ("bounds", "sentence"),
     [
         ({"min_replicas": 3, "max_replicas": 2, "replicas": 3}, "min_replicas 3 is above"),
-        ({"max_replicas": 2, "replicas": 3}, "replicas 3 is not between min_replicas 0 and"),
+        ({"max_replicas": 2, "replicas": 3}, "replicas 3 is not between min_replicas 1 and"),
     ],
 )
 def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: str) -> None:

@@ -149,7 +149,7 @@ def test_a_discriminator_answers_what_cascades_route() -> None:
     # sixteen images in a step of a tenth of a second
     assert (helper.counters, helper.gpus_per_replica) == (("score:judge",), 25)
     assert helper.rate_per_s == pytest.approx(160.0)
-    state = state_of(given, planned, supply={"cpu": 400}, targets={}, dwell_s=60.0)
+    state = state_of(given, planned, supply={"cpu": 400}, targets={})
     auto = state.service("auto")
     assert (auto.num_arrived, auto.num_direct, auto.num_alone) == (36, 4, 2)
     assert state.service("score:judge").num_arrived == 30
@@ -162,7 +162,7 @@ def test_a_controlnet_answers_steps() -> None:
     planned = fleet_of(given, lambda _: CURVES)
     (helper,) = planned.helpers
     assert (helper.counters, helper.rate_per_s) == (("control:edges",), pytest.approx(80.0))
-    state = state_of(given, planned, supply={}, targets={}, dwell_s=60.0)
+    state = state_of(given, planned, supply={}, targets={})
     assert state.service("control:edges").num_arrived == 70
 
 
@@ -172,11 +172,11 @@ def test_replicas_load_until_they_are_as_many_as_serve_is_to_keep() -> None:
         pool("m", replicas=(old, young)), models=(ModelQueue("m", 5, 3, safety_factor=1.32),)
     )
     planned = fleet_of(given, lambda _: CURVES)
-    state = state_of(given, planned, supply={}, targets={"m": 4}, dwell_s=60.0)
+    state = state_of(given, planned, supply={}, targets={"m": 4})
     found = state.pool("m")
     assert (found.num_ready, found.num_loading, found.num_young) == (2, 2, 3)
     assert found.spread == 0.3
     assert (state.model("m").num_waiting, state.model("m").num_in_batches) == (5, 3)
     # one that Serve stops is here until it is gone
-    state = state_of(given, planned, supply={}, targets={"m": 1}, dwell_s=60.0)
+    state = state_of(given, planned, supply={}, targets={"m": 1})
     assert (state.pool("m").num_ready, state.pool("m").num_loading) == (2, 0)

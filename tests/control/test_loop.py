@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from ray_cluster.control.loop import ControlLoop, RoundReport
+from ray_cluster.control.loop import ControlLoop, LoopLimits, RoundReport
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.cluster_state import ClusterState, PoolState
 from ray_cluster.policies.plan import CascadePlan, Plan, PlanDiff, PlannedSettings, PoolPlan, diff
 from ray_cluster.simulator.events import EventQueue
 
@@ -62,7 +63,7 @@ class RecordingCluster:
 
 def loop_of(*plans: Plan) -> tuple[ControlLoop[int], RecordingCluster, EventQueue]:
     cluster, events = RecordingCluster(), EventQueue()
-    return ControlLoop(ListedPlans([*plans]), cluster, events, period_s=5.0), cluster, events
+    return ControlLoop(ListedPlans([*plans]), cluster, events), cluster, events
 
 
 def test_only_differences_are_applied_and_shrinking_comes_first() -> None:
@@ -107,8 +108,8 @@ def test_rounds_go_on_every_period_until_stopped() -> None:
     rounds: list[RoundReport] = []
     cluster, events = RecordingCluster(), EventQueue()
     cluster.failing["observe"] = 1
-    loop = ControlLoop(ListedPlans([SMALL]), cluster, events, period_s=5.0, on_round=rounds.append)
-    loop.start()
+    loop = ControlLoop(ListedPlans([SMALL]), cluster, events, on_round=rounds.append)
+    loop.start(events, 5.0)
     events.run(until_s=12.0)
     assert [one.at_s for one in rounds] == [0.0, 5.0, 10.0]
     loop.stop()
@@ -128,9 +129,9 @@ def test_a_planner_with_a_bug_is_seen_and_does_not_end_the_loop() -> None:
             return 0 if not self.plans else 1
 
     cluster, events = RecordingCluster(), EventQueue()
-    loop = ControlLoop(Broken([]), cluster, events, period_s=5.0)
+    loop = ControlLoop(Broken([]), cluster, events)
     with pytest.raises(ArithmeticError):
-        loop.start()
+        loop.start(events, 5.0)
     events.run(until_s=5.0)
     assert loop.applied.pools == SMALL.pools
     loop.stop()
@@ -138,7 +139,7 @@ def test_a_planner_with_a_bug_is_seen_and_does_not_end_the_loop() -> None:
 
 def test_a_plan_that_was_applied_before_is_not_applied_again() -> None:
     cluster, events = RecordingCluster(), EventQueue()
-    loop = ControlLoop(ListedPlans([SMALL]), cluster, events, period_s=5.0, applied=SMALL)
+    loop = ControlLoop(ListedPlans([SMALL]), cluster, events, applied=SMALL)
     loop.run_round()
     assert cluster.actions() == []
     assert loop.state == EMPTY
@@ -156,3 +157,101 @@ def test_equal_plans_differ_in_nothing() -> None:
     only_settings = replace(SMALL, cascades=(CascadePlan("s", 0.4),))
     assert diff(SMALL, only_settings).scales == ()
     assert diff(SMALL, only_settings).settings is not None
+
+
+class ShownCluster(RecordingCluster):
+    """Says what is in force: what it was asked for, and what others have changed."""
+
+    def __init__(self, ready: dict[str, int] | None = None) -> None:
+        super().__init__()
+        self.in_force = Plan()
+        self.ready = ready or {}
+
+    def observe(self) -> ClusterState:
+        pools = tuple(PoolState(name, number) for name, number in self.ready.items())
+        return replace(super().observe(), in_force=self.in_force, pools=pools)
+
+    def scale(self, pool: str, num_replicas: int) -> None:
+        super().scale(pool, num_replicas)
+        others = tuple(one for one in self.in_force.pools if one.pool != pool)
+        cap = next((one.max_batch for one in self.in_force.pools if one.pool == pool), 0)
+        self.in_force = replace(self.in_force, pools=(*others, PoolPlan(pool, num_replicas, cap)))
+
+    def apply(self, settings: PlannedSettings) -> None:
+        super().apply(settings)
+        caps = dict(settings.max_batches)
+        pools = tuple(replace(one, max_batch=caps[one.pool]) for one in self.in_force.pools)
+        self.in_force = Plan(pools, settings.cascades, settings.version)
+
+
+def shown(*plans: Plan, **given: Any) -> tuple[ControlLoop[int], ShownCluster, EventQueue]:
+    cluster, events = ShownCluster(given.pop("ready", None)), EventQueue()
+    cluster.in_force = SMALL
+    loop = ControlLoop(ListedPlans([*plans]), cluster, events, **given)
+    return loop, cluster, events
+
+
+def test_a_count_that_somebody_has_changed_is_healed_in_the_next_round() -> None:
+    loop, cluster, _ = shown(SMALL)
+    loop.run_round()
+    assert cluster.actions() == []
+    cluster.in_force = replace(SMALL, pools=(PoolPlan("a", 5, 4), PoolPlan("b", 1, 8)))
+    loop.run_round()
+    assert cluster.actions() == ["scale-a 2"]
+    loop.run_round()
+    assert cluster.actions() == []
+
+
+def test_a_dispatcher_that_has_lost_its_plan_gets_it_again_under_a_later_version() -> None:
+    loop, cluster, _ = shown(SMALL)
+    cluster.in_force = replace(SMALL, cascades=(), version=7)
+    assert loop.run_round().plan.version == 8
+    assert cluster.actions() == ["apply 8"]
+
+
+def test_a_threshold_that_hardly_moves_is_no_new_plan() -> None:
+    near = replace(SMALL, cascades=(CascadePlan("s", 0.31, deferral_rate=0.2),))
+    far = replace(SMALL, cascades=(CascadePlan("s", 0.33, deferral_rate=0.2),))
+    loop, cluster, _ = shown(near, far)
+    loop.run_round()
+    assert cluster.actions() == []
+    loop.run_round()
+    assert cluster.actions() == ["apply 2"]
+
+
+def test_a_loop_that_may_not_act_says_what_it_would_do() -> None:
+    loop, cluster, _ = shown(LARGE, limits=lambda: LoopLimits(acts=False))
+    report = loop.run_round()
+    assert cluster.actions() == []
+    assert report.actions is not None
+    assert [one.pool for one in report.actions.scales] == ["a", "b"]
+    assert not report.is_applied
+
+
+def test_a_round_scales_no_more_pools_than_it_may() -> None:
+    loop, cluster, _ = shown(LARGE, limits=lambda: LoopLimits(most_scales=1))
+    rounds = []
+    for _ in range(3):
+        loop.run_round()
+        rounds.append(cluster.actions())
+    assert rounds == [["scale-a 1"], ["scale-b 3"], []]
+
+
+def test_replicas_that_do_not_come_in_time_are_reported_until_they_come() -> None:
+    limits = LoopLimits(apply_timeout_s=10.0)
+    loop, cluster, events = shown(LARGE, limits=lambda: limits, ready={"a": 1, "b": 1})
+    found = []
+    for number in range(1, 6):
+        found.append(loop.run_round().overdue)
+        if number == 4:
+            cluster.ready["b"] = 3
+        events.run(until_s=5.0 * number)
+    assert found[:3] == [(), (), ()]
+    assert found[3] == ("1 of 3 replicas of b are ready after 15 s",)
+    assert found[4] == ()
+
+
+def test_a_loop_goes_on_from_a_saved_memory() -> None:
+    loop, _, _ = shown(SMALL, LARGE, memory=1)
+    assert loop.run_round().plan.pools == LARGE.pools
+    assert loop.memory == 2

@@ -106,6 +106,15 @@ def up_to_score(core: DispatchCore, request: ImageRequest, now_s: float = 0.0) -
     return lease(core, "s0", now_s + 1.0)
 
 
+def score_of(
+    core: DispatchCore, request: ImageRequest, confidence: float, now_s: float = 5.0
+) -> tuple[Completed, ...]:
+    """Have a request's light image made and scored; return the outcomes."""
+    score = up_to_score(core, request, now_s)
+    outcomes, _ = core.report("s0", [scored(score, confidence)], now_s + 1.5)
+    return tuple(one for one in outcomes if isinstance(one, Completed))
+
+
 def deferred(core: DispatchCore, request: ImageRequest, now_s: float = 0.0) -> None:
     """Bring a request to its heavy stage, a second and a half after its arrival."""
     score = up_to_score(core, request, now_s)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ray_cluster.codec.values import Codec
 from ray_cluster.config.arguments import worker_arguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.settings import Settings
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.protocol.control import Observation
-from ray_cluster.protocol.leases import Registration
+from ray_cluster.policies.plan import PlannedSettings
+from ray_cluster.protocol.control import Observation, RoundRecord
+from ray_cluster.protocol.leases import Poll, Registration
 from tests.fakes import registration, some_settings
 from tests.jobs.cell import JobsCell, until
 
 CONFIG = ClusterConfig.model_validate({"pools": [{"name": "shapes", "model": "shapes-sd"}]})
+
+
+def settings(**pool: Any) -> Settings:
+    """Settings of that pool."""
+    return some_settings(pools=[{"name": "shapes", "model": "shapes-sd", **pool}])
 
 
 def worker() -> Registration:
@@ -33,7 +41,7 @@ async def test_a_dispatcher_without_settings_cannot_be_observed(tmp_path: Path) 
 
 async def test_a_pool_without_replicas_is_known_after_a_restart(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
-        cell.jobs_service.apply(some_settings())
+        cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
         control = cell.jobs_service.control
         assert (await control.observe({})).pools == ()
         await cell.dispatch.register(worker())
@@ -41,15 +49,92 @@ async def test_a_pool_without_replicas_is_known_after_a_restart(tmp_path: Path) 
         assert [one.replica_id for one in pool.replicas] == ["r"]
         await until(cell.store.workers)
     async with JobsCell(tmp_path, epoch=2) as cell:
-        cell.jobs_service.apply(some_settings())
+        cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
         (pool,) = (await cell.jobs_service.control.observe({})).pools
         assert (pool.pool, pool.load_s, pool.replicas) == ("shapes", 9.0, ())
 
 
 async def test_an_observation_travels_as_it_is(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
-        cell.jobs_service.apply(some_settings())
+        cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
         await cell.dispatch.register(worker())
         seen = await cell.jobs_service.control.observe({})
     codec: Codec[Observation] = Codec(Observation)
     assert codec.decode(codec.encode(seen)) == seen
+
+
+PLAN = PlannedSettings(4, (("shapes", 3),), ())
+
+
+def cap_of(cell: JobsCell) -> int:
+    """What a replica of the pool would be told."""
+    given = cell.core.worker_settings("shapes")
+    assert given is not None
+    return given.max_batch
+
+
+async def test_a_plan_is_in_force_until_a_later_one_and_after_a_restart(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        control = cell.jobs_service.control
+        cell.dispatch.apply(control.planned(settings(max_batch=6)))
+        assert cap_of(cell) == 6
+        await control.apply_plan(PLAN)
+        assert cap_of(cell) == 3
+        assert (await control.observe({})).plan == PLAN
+        await control.apply_plan(replace(PLAN, max_batches=(("shapes", 1),)))
+        assert cap_of(cell) == 3
+        # other settings: the plan stays within them
+        cell.dispatch.apply(control.planned(settings(max_batch=2)))
+        assert cap_of(cell) == 2
+    async with JobsCell(tmp_path, epoch=2) as cell:
+        cell.dispatch.apply(cell.jobs_service.control.planned(settings(max_batch=6)))
+        assert cap_of(cell) == 3
+
+
+async def test_a_saved_plan_is_in_force_where_settings_come_first(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        cell.dispatch.apply(cell.jobs_service.control.planned(settings(max_batch=6)))
+        await cell.jobs_service.control.apply_plan(PLAN)
+    cell = JobsCell(tmp_path, epoch=2)
+    cell.dispatch.apply(cell.jobs_service.control.planned(settings(max_batch=6)))
+    async with cell:
+        assert cap_of(cell) == 3
+
+
+async def test_without_a_controller_a_saved_plan_is_not_in_force(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        control = cell.jobs_service.control
+        cell.dispatch.apply(control.planned(settings(max_batch=6)))
+        await control.apply_plan(PLAN)
+        control.is_enabled = False
+        cell.dispatch.apply(control.planned(settings(max_batch=6)))
+        assert cap_of(cell) == 6
+
+
+async def test_a_replica_hears_of_a_lower_cap_with_its_next_poll(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        control = cell.jobs_service.control
+        document = settings(max_batch=6)
+        cell.dispatch.apply(control.planned(document))
+        epoch = await cell.dispatch.register(worker())
+        poll = Poll("r", epoch, 4, settings_version=document.version)
+        assert (await cell.dispatch.poll(poll, 0.0)).settings is None
+        await control.apply_plan(PLAN)
+        given = (await cell.dispatch.poll(poll, 0.0)).settings
+        assert given is not None
+        assert given.max_batch == 3
+
+
+async def test_the_next_controller_gets_the_memory_and_operators_what_changed(
+    tmp_path: Path,
+) -> None:
+    quiet = RoundRecord(1.0, 1, 0.1, "applied")
+    loud = replace(quiet, at_s=2.0, actions=("shapes: 1 to 2 replicas",))
+    async with JobsCell(tmp_path) as cell:
+        control = cell.jobs_service.control
+        assert await control.memory() == ""
+        await control.note_round(quiet, "what it knows")
+        await control.note_round(loud, None)
+    async with JobsCell(tmp_path, epoch=2) as cell:
+        assert await cell.jobs_service.control.memory() == "what it knows"
+        assert list(cell.store.control()) == ["memory", "history"]

@@ -276,6 +276,16 @@ def test_rows_of_versions_before_the_codec_can_be_read(store_url: str, store: Sq
     assert store.get("job_a") == found
 
 
+def test_what_the_controller_saves_is_kept_by_name(store_url: str, store: SqlJobStore) -> None:
+    assert store.control() == {}
+    store.save_control("plan", '{"version": 1}')
+    store.save_control("memory", "☃")
+    store.save_control("plan", '{"version": 2}')
+    again = SqlJobStore.open(store_url)
+    assert again.control() == {"plan": '{"version": 2}', "memory": "☃"}
+    again.close()
+
+
 def test_workers_are_kept_by_pool_without_their_secrets(store_url: str, store: SqlJobStore) -> None:
     first = replace(registration("r1"), pool="sd", endpoint=Endpoint("h:1", "s3cret"), load_s=3.0)
     store.save_worker(first, 1.0)

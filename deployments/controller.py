@@ -1,0 +1,113 @@
+"""The Controller deployment: exactly one per cell, an application of its own.
+
+Duties: run the plan loop, in a thread; plan again every period; save the planner's memory through
+the dispatcher, and go on from it; report its health. Without it, serving goes on with the last
+plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextvars import Context
+from functools import cache
+
+from ray_cluster.codec.values import CodecError, TextCodec
+from ray_cluster.config.arguments import ControllerArguments
+from ray_cluster.control.fleet import Curves
+from ray_cluster.control.live import LiveCluster, LivePlanner, record_of
+from ray_cluster.control.loop import ControlLoop
+from ray_cluster.deployments.actors import set_up_actor_logs
+from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.serve_scaler import ServeScaler, dashboard_url
+from ray_cluster.errors import ConfigError, DispatcherUnavailable
+from ray_cluster.models.cascade_curves import load_curves
+from ray_cluster.policies.cell_planner import CellMemory
+
+logger = logging.getLogger(__name__)
+
+# between two tries while the dispatcher does not answer
+_RETRY_S = 1.0
+_PERIOD_S = 5.0
+# a death costs no more of the memory
+_SAVE_EVERY_S = 30.0
+_MEMORY: TextCodec[CellMemory] = TextCodec(CellMemory)
+
+
+class Controller:
+    """Plans the cell for as long as it lives."""
+
+    # Serve awaits the constructor: it runs on the event loop
+    async def __init__(self, arguments: ControllerArguments) -> None:  # type: ignore[misc]
+        set_up_actor_logs(arguments.logs)
+        self._calls = DispatcherHandle(patience_s=arguments.patience_s).control
+        scaler = ServeScaler(dashboard_url)
+        self._cluster = LiveCluster(
+            self._calls, asyncio.get_running_loop(), scaler, cache(_curves_of)
+        )
+        # in a context of its own: Serve cancels what a cancelled request has called
+        self._task = asyncio.create_task(self._run(), context=Context())
+
+    async def _run(self) -> None:
+        cluster = self._cluster
+        loop = ControlLoop(
+            LivePlanner(lambda: cluster.glance),
+            cluster,
+            time.monotonic,
+            memory=await self._saved_memory(),
+            limits=cluster.limits,
+        )
+        saved_s = time.monotonic()
+        while True:
+            began_s = time.monotonic()
+            report = await asyncio.to_thread(loop.run_round)
+            now_s = time.monotonic()
+            is_due = now_s - saved_s >= _SAVE_EVERY_S or bool(
+                report.actions and report.actions.scales
+            )
+            memory = _MEMORY.encode(loop.memory) if is_due and loop.memory is not None else None
+            record = record_of(report, cluster.glance, loop.memory, time.time(), now_s - began_s)
+            try:
+                await self._calls.note_round(record, memory)
+                saved_s = now_s if memory is not None else saved_s
+            except DispatcherUnavailable as error:
+                logger.warning("a round is not noted: %s", error)
+            seen = cluster.glance
+            period_s = _PERIOD_S if seen is None else seen.seen.limits.period_s
+            await asyncio.sleep(max(0.0, began_s + period_s - time.monotonic()))
+
+    async def _saved_memory(self) -> CellMemory | None:
+        """Return what the last controller has saved; None if it is of no use."""
+        while True:
+            try:
+                text = await self._calls.memory()
+            except DispatcherUnavailable as error:
+                logger.info("the controller waits for the dispatcher: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            try:
+                return _MEMORY.decode(text) if text else None
+            except CodecError as error:
+                logger.warning("the saved memory is not used: %s", error)
+                return None
+
+    async def check_health(self) -> None:
+        """Raise when the loop has ended, so that Serve starts another controller."""
+        if self._task.done():
+            raise RuntimeError(f"the plan loop has ended: {self._task.exception()!r}")
+
+    async def __del__(self) -> None:
+        """Plan no more; the cell stays as it is."""
+        if hasattr(self, "_task"):
+            self._task.cancel()
+
+
+def _curves_of(source: str) -> Curves:
+    """Return the calibrated curves of a cascade; next to nothing where they cannot be read."""
+    try:
+        found = load_curves(source)
+    except ConfigError as error:
+        logger.warning("quality is taken to rise evenly with the deferral rate: %s", error)
+        return Curves()
+    return Curves(found.quality, found.deferral)

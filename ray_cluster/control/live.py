@@ -1,0 +1,220 @@
+"""A running cell behind the plan loop: its dispatcher shows and applies, its scaler starts
+replicas.
+
+Rounds run in a thread of their own: no plan, however long it takes, holds up an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ray_cluster.control.fleet import CellFleet, CurvesOf, fleet_of, state_of
+from ray_cluster.control.loop import LoopLimits, RoundReport
+from ray_cluster.policies.cell_planner import CellMemory, CellPlanner
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.demand import DemandSmoothing, forecast_per_s
+from ray_cluster.policies.plan import Plan, PlannedSettings, PoolPlan
+from ray_cluster.policies.planner import AllocationPlanner
+from ray_cluster.protocol.control import (
+    ControlCalls,
+    Observation,
+    PlannedPool,
+    RoundMode,
+    RoundRecord,
+    ServiceDemand,
+)
+
+T = TypeVar("T")
+
+# of a demand that is not worth a replica: less than one request in so many dwell times
+_NEGLIGIBLE_DWELLS = 2.0
+# for which a plan is made at least: replicas that load must yet be worth it
+_LEAST_WINDOW_S = 120.0
+_LEAST_DWELL_S = 10.0
+
+
+class Scaler(Protocol):
+    """Who starts and stops replicas; every method may raise what a cluster may fail with."""
+
+    def targets(self) -> Mapping[str, int]:
+        """Return how many replicas are to be kept, by pool."""
+
+    def scale(self, pool: str, num_replicas: int) -> None:
+        """Have so many replicas, soon."""
+
+    def supply(self) -> Mapping[str, int]:
+        """Return the hundredths of each device that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What one round has seen."""
+
+    seen: Observation
+    planned: CellFleet
+    state: ClusterState
+
+
+class LiveCluster:
+    """The cluster of a plan loop; its methods are called in the loop's thread.
+
+    Args:
+        calls: the dispatcher's.
+        loop: on which they run.
+        curves_of: see :data:`ray_cluster.control.fleet.CurvesOf`.
+    """
+
+    def __init__(
+        self,
+        calls: ControlCalls,
+        loop: asyncio.AbstractEventLoop,
+        scaler: Scaler,
+        curves_of: CurvesOf,
+    ) -> None:
+        self._calls = calls
+        self._loop = loop
+        self._scaler = scaler
+        self._curves_of = curves_of
+        self._cursors: dict[str, int] = {}
+        self.glance: Glance | None = None
+
+    def observe(self) -> ClusterState:
+        """Return the state, with the confidences since the last call."""
+        seen = self.ask(self._calls.observe(self._cursors))
+        targets = self._scaler.targets()
+        planned = fleet_of(seen, self._curves_of)
+        state = state_of(
+            seen,
+            planned,
+            supply=self._scaler.supply(),
+            targets=targets,
+            in_force=_in_force(seen, planned, targets),
+        )
+        # not before: what failed is seen again
+        self._cursors = {one.name: one.num_scored for one in seen.cascades}
+        self.glance = Glance(seen, planned, state)
+        return state
+
+    def scale(self, pool: str, num_replicas: int) -> None:
+        self._scaler.scale(pool, num_replicas)
+
+    def apply(self, settings: PlannedSettings) -> None:
+        self.ask(self._calls.apply_plan(settings))
+
+    def ask(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return what a call of the dispatcher returns."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    def limits(self) -> LoopLimits:
+        """Return what the settings allow the loop to do."""
+        if self.glance is None:
+            return LoopLimits(acts=False)
+        given = self.glance.seen.limits
+        return LoopLimits(
+            acts=not (given.is_paused or given.dry_run),
+            most_scales=given.max_actions_per_period,
+            apply_timeout_s=given.apply_timeout_s,
+        )
+
+
+def _in_force(seen: Observation, planned: CellFleet, targets: Mapping[str, int]) -> Plan:
+    """Return what is applied, of the pools that are planned."""
+    plan = seen.plan or PlannedSettings(0, (), ())
+    caps = dict(plan.max_batches)
+    pools = tuple(
+        # without an application there is nothing to scale
+        PoolPlan(name, targets.get(name, 0), caps.get(name, 0))
+        for name in planned.pools
+    )
+    return Plan(pools, plan.cascades, plan.version)
+
+
+class LivePlanner:
+    """Plans with the fleet of the latest observation.
+
+    Args:
+        glance: returns it.
+    """
+
+    def __init__(self, glance: Callable[[], Glance | None]) -> None:
+        self._glance = glance
+
+    def begin(self, state: ClusterState) -> CellMemory:
+        return self._planner().begin(state)
+
+    def plan(self, state: ClusterState, memory: CellMemory) -> tuple[Plan, CellMemory]:
+        return self._planner().plan(state, memory)
+
+    def _planner(self) -> CellPlanner:
+        glance = self._glance()
+        assert glance is not None, "nothing was observed yet"
+        dwell_s = max(_LEAST_DWELL_S, glance.seen.limits.dwell_s)
+        models = AllocationPlanner(
+            glance.planned.fleet,
+            DemandSmoothing(peak_s=dwell_s),
+            window_s=max(_LEAST_WINDOW_S, 2 * dwell_s),
+            negligible_per_s=1 / (_NEGLIGIBLE_DWELLS * dwell_s),
+        )
+        return CellPlanner(models, glance.planned.helpers)
+
+
+def record_of(
+    report: RoundReport,
+    glance: Glance | None,
+    memory: CellMemory | None,
+    now_s: float,
+    took_s: float,
+) -> RoundRecord:
+    """Return what operators are shown of a round."""
+    limits = None if glance is None else glance.seen.limits
+    mode: RoundMode = "applied"
+    if limits is not None and not report.is_applied:
+        mode = "paused" if limits.is_paused else "dry_run"
+    actions = () if report.actions is None else report.actions.scales
+    words = [f"{one.pool}: {one.num_before} to {one.num_after} replicas" for one in actions]
+    if report.actions is not None and report.actions.settings is not None:
+        words.append("batch caps and thresholds")
+    return RoundRecord(
+        at_s=now_s,
+        version=report.plan.version,
+        took_s=took_s,
+        mode=mode,
+        pools=() if glance is None else _pools(report.plan, glance),
+        cascades=report.plan.cascades,
+        demand=() if glance is None or memory is None else _demand(glance, memory),
+        actions=tuple(words),
+        failures=report.failures,
+        overdue=report.overdue,
+        infeasible=report.plan.infeasible,
+    )
+
+
+def _pools(plan: Plan, glance: Glance) -> tuple[PlannedPool, ...]:
+    before = glance.state.in_force or Plan()
+    counts = {one.pool: one.num_replicas for one in before.pools}
+    return tuple(
+        PlannedPool(
+            one.pool,
+            counts.get(one.pool, 0),
+            glance.state.pool(one.pool).num_ready,
+            one.num_replicas,
+            one.max_batch,
+        )
+        for one in plan.pools
+    )
+
+
+def _demand(glance: Glance, memory: CellMemory) -> tuple[ServiceDemand, ...]:
+    specs = {one.name: one for one in glance.planned.fleet.services}
+    found = []
+    for one in memory.services:
+        spec, level = specs.get(one.service), one.demand.level_per_s
+        models = [] if spec is None else [spec.model]
+        models += [spec.cascade.heavy_model] if spec is not None and spec.cascade else []
+        waiting = sum(glance.state.model(model).num_waiting for model in models)
+        per_s = None if level is None else forecast_per_s(one.demand, 0.0, DemandSmoothing())
+        found.append(ServiceDemand(one.service, per_s, waiting))
+    return tuple(found)

@@ -1,0 +1,159 @@
+"""A running cell behind the plan loop, with a dispatcher and a scaler that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ray_cluster.control.fleet import Curves
+from ray_cluster.control.live import LiveCluster, LivePlanner, record_of
+from ray_cluster.control.loop import ControlLoop, RoundReport
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.policies.cell_planner import CellMemory
+from ray_cluster.policies.plan import PlannedSettings
+from ray_cluster.protocol.control import Observation, RoundRecord, ServiceCount
+from tests.control.test_fleet import LIMITS, pool, replica, seen
+from tests.fakes import FakeClock
+
+PERIOD_S = 5.0
+
+
+class MadeUpCell:
+    """A dispatcher and a scaler: one model, whose replicas come within a period."""
+
+    def __init__(self) -> None:
+        self.now_s = 1e9
+        self.num_arrived = 0
+        self.target = 1
+        self.others = 0
+        self.plan: PlannedSettings | None = None
+        self.limits = LIMITS
+        self.is_away = False
+
+    def targets(self) -> Mapping[str, int]:
+        return {"m": self.target, "somebody-elses": 3}
+
+    def scale(self, pool: str, num_replicas: int) -> None:
+        assert pool == "m"
+        self.target = num_replicas
+
+    def supply(self) -> Mapping[str, int]:
+        return {"cpu": 400}
+
+    async def observe(self, cursors: Mapping[str, int]) -> Observation:
+        if self.is_away:
+            raise DispatcherUnavailable("away")
+        # a replica makes an image per second, eight at most in the same time
+        replicas = tuple(replica(f"r{n}", age_s=1e4) for n in range(self.target))
+        return replace(
+            seen(
+                pool("m", replicas=replicas, max_batch=1, min_replicas=1, num_cpus=1.0),
+                services=(ServiceCount("m", self.num_arrived),),
+            ),
+            now_s=self.now_s,
+            plan=self.plan,
+            limits=self.limits,
+        )
+
+    async def apply_plan(self, plan: PlannedSettings) -> None:
+        self.plan = plan
+
+    async def note_round(self, record: RoundRecord, memory: str | None) -> None:
+        raise AssertionError("the controller does that")
+
+    async def memory(self) -> str:
+        return ""
+
+
+class Rounds:
+    """Rounds of the loop of a made-up cell, a period apart."""
+
+    def __init__(self, cell: MadeUpCell, memory: CellMemory | None = None) -> None:
+        self.cell = cell
+        loop = asyncio.get_running_loop()
+        self.cluster = LiveCluster(cell, loop, cell, lambda _: Curves())
+        self.loop = ControlLoop(
+            LivePlanner(lambda: self.cluster.glance),
+            self.cluster,
+            FakeClock(),
+            limits=self.cluster.limits,
+            memory=memory,
+        )
+
+    async def run(self, count: int, per_s: float = 0.0) -> RoundReport:
+        for _ in range(count):
+            self.cell.now_s += PERIOD_S
+            self.cell.num_arrived += round(per_s * PERIOD_S)
+            report = await asyncio.to_thread(self.loop.run_round)
+        return report
+
+
+async def test_demand_makes_replicas_come_and_silence_makes_them_go() -> None:
+    cell = MadeUpCell()
+    rounds = Rounds(cell)
+    report = await rounds.run(8, per_s=2.0)
+    assert report.plan.infeasible is None
+    assert cell.target == 3
+    assert dict(cell.plan.max_batches) == {"m": 1} if cell.plan else False
+    await rounds.run(40)
+    assert cell.target == 1
+
+
+async def test_a_count_changed_by_hand_is_healed_in_the_next_round() -> None:
+    cell = MadeUpCell()
+    rounds = Rounds(cell)
+    await rounds.run(8, per_s=2.0)
+    cell.target = 1
+    await rounds.run(1, per_s=2.0)
+    assert cell.target == 3
+
+
+async def test_a_dispatcher_without_a_plan_gets_it_again() -> None:
+    cell = MadeUpCell()
+    rounds = Rounds(cell)
+    await rounds.run(2)
+    assert cell.plan is not None
+    version, cell.plan = cell.plan.version, None
+    await rounds.run(1)
+    assert cell.plan is not None
+    assert cell.plan.version >= version
+
+
+async def test_a_paused_loop_changes_nothing_and_says_what_it_would() -> None:
+    cell = MadeUpCell()
+    cell.limits = replace(LIMITS, is_paused=True)
+    rounds = Rounds(cell)
+    report = await rounds.run(8, per_s=2.0)
+    assert (cell.target, cell.plan) == (1, None)
+    record = record_of(report, rounds.cluster.glance, rounds.loop.memory, 0.0, 0.1)
+    assert record.mode == "paused"
+    assert "m: 1 to 3 replicas" in record.actions
+    (demand,) = record.demand
+    assert demand.service == "m"
+    assert demand.per_s is not None
+    assert 1.5 < demand.per_s < 2.5
+    (planned,) = record.pools
+    assert (planned.num_before, planned.num_ready, planned.num_planned) == (1, 1, 3)
+
+
+async def test_a_dispatcher_that_is_away_is_waited_for() -> None:
+    cell = MadeUpCell()
+    rounds = Rounds(cell)
+    cell.is_away = True
+    report = await rounds.run(1)
+    assert report.actions is None
+    assert "away" in report.failures[0]
+    cell.is_away = False
+    assert (await rounds.run(1)).failures == ()
+
+
+async def test_the_next_controller_goes_on_from_the_memory_of_the_last() -> None:
+    cell = MadeUpCell()
+    first = Rounds(cell)
+    await first.run(8, per_s=2.0)
+    # without it, the next one would not know of any demand
+    later = Rounds(cell, first.loop.memory)
+    cell.target = 1
+    await later.run(1, per_s=2.0)
+    assert cell.target == 3

@@ -1,0 +1,99 @@
+"""The controller of a running service: replicas come with load, go with silence, and nothing is
+lost, whoever dies or meddles meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.service import HEADERS, Service, image_request, running
+
+CONTROLLER = "ray::ServeReplica:controller:Controller"
+REPLICA = "ray::ServeReplica:draft:BaseModel"
+# of images, more than one replica makes soon
+NUM_IMAGES = 40
+NUM_STEPS = 30
+PATIENCE_S = 90.0
+
+POOL = {
+    "name": "draft",
+    "model": "shapes-sd",
+    "num_cpus": 0.5,
+    "max_batch": 1,
+    "max_in_flight": 4,
+    "min_px": 32,
+    "max_px": 128,
+    "min_replicas": 1,
+    "max_replicas": 2,
+    "defaults": {"size": "128x128", "num_inference_steps": NUM_STEPS, "guidance_scale": 2.0},
+}
+SECTIONS: dict[str, Any] = {
+    "pools": [POOL],
+    "discriminators": [],
+    "cascades": [],
+    "loras": {"num_stores": 0},
+    "limits": {"max_queued_images": 2 * NUM_IMAGES},
+    "control": {"enabled": True, "period_s": 1.0, "dwell_s": 10.0},
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("controller"), **SECTIONS) as one:
+        yield one
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, f"waited in vain until {what}"
+        time.sleep(0.2)
+
+
+def num_ready(service: Service) -> int:
+    """Return how many replicas the gateway knows of."""
+    text = httpx.get(f"{service.url}/metrics", headers=HEADERS, timeout=10).text
+    rows = [line for line in text.splitlines() if line.startswith("ray_cluster_free_places{")]
+    return len(rows)
+
+
+def target(service: Service) -> int:
+    """Return how many replicas Serve is to keep."""
+    found = httpx.get(f"{service.dashboard_url}/api/serve/applications/", timeout=10).json()
+    deployment = found["applications"]["draft"]["deployments"]["BaseModel"]
+    return int(deployment["target_num_replicas"])
+
+
+def generate(service: Service, seed: int) -> int:
+    body = image_request(model="draft", seed=seed)
+    url = f"{service.url}/v1/images/generations"
+    return httpx.post(url, json=body, headers=HEADERS, timeout=150).status_code
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_replicas_follow_demand_whoever_dies_or_meddles(service: Service) -> None:
+    assert num_ready(service) == target(service) == 1
+    with ThreadPoolExecutor(NUM_IMAGES) as threads:
+        made: list[Future[int]] = [
+            threads.submit(generate, service, seed) for seed in range(NUM_IMAGES)
+        ]
+        until(lambda: target(service) == 2, "a second replica is planned")
+        # serving goes on without a controller, and with the next one
+        (first,) = service.processes(CONTROLLER)
+        first.kill()
+        until(lambda: num_ready(service) == 2, "the second replica has come")
+        assert [one.result() for one in made] == [200] * NUM_IMAGES
+    until(lambda: service.processes(CONTROLLER), "another controller has come")
+    until(lambda: target(service) == 1, "silence has stopped a replica")
+    scale = f"{service.dashboard_url}/api/v1/applications/draft/deployments/BaseModel/scale"
+    assert httpx.post(scale, json={"target_num_replicas": 2}, timeout=10).status_code == 200
+    assert target(service) == 2
+    until(lambda: target(service) == 1, "a count changed by hand is healed")
+    until(lambda: num_ready(service) == 1, "one replica is left")
+    assert generate(service, seed=99) == 200
