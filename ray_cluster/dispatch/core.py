@@ -383,7 +383,7 @@ class DispatchCore:
         return ClusterSnapshot.of(
             self._ledger,
             self.replicas,
-            configured=self.queue.configured,
+            queue=self.queue,
             num_loras=len(self.loras),
             missing_controls=self.controls.missing,
             cascades=self._cascades.views(),
