@@ -1,6 +1,7 @@
 """The Controller deployment: exactly one per cell, an application of its own.
 
-Duties: run the plan loop, in a thread; plan again every period; save the planner's memory through
+Duties: run the plan loop, in a thread; plan again every period, and at once
+when a model without a replica is called or a replica has gone; save the planner's memory through
 the dispatcher, and go on from it; report its health. Without it, serving goes on with the last
 plan.
 """
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 # between two tries while the dispatcher does not answer
 _RETRY_S = 1.0
 _PERIOD_S = 5.0
+# between two rounds, however much happens
+_LEAST_GAP_S = 0.5
 # a death costs no more of the memory
 _SAVE_EVERY_S = 30.0
 _MEMORY: TextCodec[CellMemory] = TextCodec(CellMemory)
@@ -58,7 +61,7 @@ class Controller:
             memory=await self._saved_memory(),
             limits=cluster.limits,
         )
-        saved_s = time.monotonic()
+        saved_s, events = time.monotonic(), 0
         while True:
             began_s = time.monotonic()
             report = await asyncio.to_thread(loop.run_round)
@@ -75,7 +78,16 @@ class Controller:
                 logger.warning("a round is not noted: %s", error)
             seen = cluster.glance
             period_s = _PERIOD_S if seen is None else seen.seen.limits.period_s
-            await asyncio.sleep(max(0.0, began_s + period_s - time.monotonic()))
+            await asyncio.sleep(_LEAST_GAP_S)
+            events = await self._next_event(events, began_s + period_s - time.monotonic())
+
+    async def _next_event(self, seen: int, wait_s: float) -> int:
+        """Wait until something calls for a plan at once, or the period is over."""
+        try:
+            return await self._calls.wake(seen, max(0.0, wait_s))
+        except DispatcherUnavailable:
+            await asyncio.sleep(max(0.0, wait_s))
+            return seen
 
     async def _saved_memory(self) -> CellMemory | None:
         """Return what the last controller has saved; None if it is of no use."""

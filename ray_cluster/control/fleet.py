@@ -6,9 +6,11 @@ reserves them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
@@ -25,6 +27,7 @@ from ray_cluster.policies.helpers import HelperSpec
 from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.protocol.control import (
+    ModelQueue,
     Observation,
     ObservedCascade,
     ObservedPool,
@@ -51,6 +54,21 @@ class Curves:
 
     quality: QualityCurve = QualityCurve((0.0, 1.0), (1.0, 0.0))  # noqa: RUF009 - frozen
     deferral: DeferralCurve = DeferralCurve((0.0, 1.0), (0.0, 1.0))  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the plan loop has asked for last of a pool.
+
+    Attributes:
+        at_s: Unix time; long ago for what was there before the loop.
+    """
+
+    num_replicas: int
+    at_s: float = -math.inf
+
+
+NOTHING_ASKED: Mapping[str, Asked] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,8 @@ def _pool(pool: ObservedPool) -> PoolSpec:
         options=options_of(pool),
         gpus_per_replica=share_of(pool),
         load_s=START_S + pool.load_s,
-        min_replicas=pool.min_replicas,
+        # who is working is not stopped for want of demand
+        min_replicas=max(pool.min_replicas, int(any(one.num_held for one in pool.replicas))),
         max_replicas=pool.max_replicas,
     )
 
@@ -191,6 +210,7 @@ def state_of(
     *,
     supply: Mapping[str, int],
     targets: Mapping[str, int],
+    asked: Mapping[str, Asked] = NOTHING_ASKED,
     in_force: Plan | None = None,
 ) -> ClusterState:
     """Return the plan loop's view of a cell.
@@ -198,37 +218,50 @@ def state_of(
     Args:
         supply: hundredths of each device.
         targets: replicas that Serve is to keep, by pool.
+        asked: replicas that the plan loop has asked for, by pool.
         in_force: the plan as far as it is applied.
     """
-    dwell_s = seen.limits.dwell_s
     return ClusterState(
         now_s=seen.now_s,
         devices=tuple(
             DeviceState(one.device, supply.get(one.device, 0)) for one in planned.fleet.devices
         ),
         pools=tuple(
-            _pool_state(one, seen, targets.get(one.pool), dwell_s)
+            _pool_state(one, seen, targets.get(one.pool), asked.get(one.pool))
             for one in seen.pools
             if one.pool in planned.pools
         ),
-        models=tuple(ModelState(one.model, one.num_waiting, one.num_leased) for one in seen.models),
+        models=tuple(_model_state(one, seen) for one in seen.models),
         services=(*_service_states(seen, planned), *_counters(seen)),
         in_force=in_force,
     )
 
 
+def _model_state(queue: ModelQueue, seen: Observation) -> ModelState:
+    """Return a model's queue: leases that are in no batch wait, too, though in a replica."""
+    replicas = [one for pool in seen.pools if pool.serves == queue.model for one in pool.replicas]
+    num_in_batches = min(queue.num_leased, sum(one.max_batch for one in replicas))
+    num_waiting = queue.num_waiting + queue.num_leased - num_in_batches
+    return ModelState(queue.model, num_waiting, num_in_batches)
+
+
 def _pool_state(
-    pool: ObservedPool, seen: Observation, target: int | None, dwell_s: float
+    pool: ObservedPool, seen: Observation, target: int | None, asked: Asked | None
 ) -> PoolState:
-    num_ready = len(pool.replicas)
+    num_ready, dwell_s = len(pool.replicas), seen.limits.dwell_s
     num_loading = 0 if target is None else max(0, target - num_ready)
-    num_young = sum(one.age_s < dwell_s for one in pool.replicas)
+    num_young = num_loading + sum(one.age_s < dwell_s for one in pool.replicas)
+    if asked is not None:
+        # what has just been asked for stays; what somebody else has started need not
+        is_new = seen.now_s - asked.at_s < dwell_s
+        num_young = asked.num_replicas if is_new else min(num_young, asked.num_replicas)
+        num_young = min(num_young, num_ready + num_loading)
     spread = seen.queue(pool.serves).safety_factor - 1 if pool.kind == "denoise" else 0.0
     return PoolState(
         pool.pool,
         num_ready,
         num_loading,
-        num_young + num_loading,
+        num_young,
         spread=round(min(_MOST_SPREAD, max(0.0, spread)), 1),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ray_cluster.control.fleet import CellFleet, CurvesOf, fleet_of, state_of
+from ray_cluster.control.fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
 from ray_cluster.control.loop import LoopLimits, RoundReport
 from ray_cluster.policies.cell_planner import CellMemory, CellPlanner
 from ray_cluster.policies.cluster_state import ClusterState
@@ -34,6 +34,8 @@ _NEGLIGIBLE_DWELLS = 2.0
 # for which a plan is made at least: replicas that load must yet be worth it
 _LEAST_WINDOW_S = 120.0
 _LEAST_DWELL_S = 10.0
+# in which queues are to be worked off: a quarter of the deadline
+_LEAST_DRAIN_S, _MOST_DRAIN_S = 10.0, 60.0
 
 
 class Scaler(Protocol):
@@ -79,6 +81,7 @@ class LiveCluster:
         self._scaler = scaler
         self._curves_of = curves_of
         self._cursors: dict[str, int] = {}
+        self._asked: dict[str, Asked] = {}
         self.glance: Glance | None = None
 
     def observe(self) -> ClusterState:
@@ -86,11 +89,14 @@ class LiveCluster:
         seen = self.ask(self._calls.observe(self._cursors))
         targets = self._scaler.targets()
         planned = fleet_of(seen, self._curves_of)
+        for pool in planned.pools:
+            self._asked.setdefault(pool, Asked(targets.get(pool, 0)))
         state = state_of(
             seen,
             planned,
             supply=self._scaler.supply(),
             targets=targets,
+            asked=self._asked,
             in_force=_in_force(seen, planned, targets),
         )
         # not before: what failed is seen again
@@ -100,6 +106,9 @@ class LiveCluster:
 
     def scale(self, pool: str, num_replicas: int) -> None:
         self._scaler.scale(pool, num_replicas)
+        assert self.glance is not None, "nothing was observed yet"
+        if num_replicas != self._asked[pool].num_replicas:
+            self._asked[pool] = Asked(num_replicas, self.glance.seen.now_s)
 
     def apply(self, settings: PlannedSettings) -> None:
         self.ask(self._calls.apply_plan(settings))
@@ -156,6 +165,7 @@ class LivePlanner:
             glance.planned.fleet,
             DemandSmoothing(peak_s=dwell_s),
             window_s=max(_LEAST_WINDOW_S, 2 * dwell_s),
+            drain_s=min(_MOST_DRAIN_S, max(_LEAST_DRAIN_S, glance.seen.default_slo_s / 4)),
             negligible_per_s=1 / (_NEGLIGIBLE_DWELLS * dwell_s),
         )
         return CellPlanner(models, glance.planned.helpers)

@@ -23,7 +23,12 @@ MOST_REPLICAS = 16
 
 
 class AdmissionView:
-    """A :class:`ray_cluster.policies.queue_view.QueueView`, which documents most methods."""
+    """A :class:`ray_cluster.policies.queue_view.QueueView`, which documents most methods.
+
+    Attributes:
+        asleep: models that a plan has stopped the last replica of.
+        is_woken: whether a controller would start a replica of these for a request.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,8 @@ class AdmissionView:
         self.max_waiting = max_waiting
         self.configured = configured
         self.has_preemption = has_preemption
+        self.asleep: frozenset[str] = frozenset()
+        self.is_woken = True
 
     @property
     def num_waiting(self) -> int:
@@ -49,7 +56,9 @@ class AdmissionView:
         return self._ledger.queue.models
 
     def pool(self, model: str) -> PoolView | None:
-        return self._replicas.pool(model)
+        """As documented there; None as well for a model that nobody would wake."""
+        is_lost = not self.is_woken and model in self.asleep and not self._replicas.ids(model)
+        return None if is_lost else self._replicas.pool(model)
 
     def best_pool(self, model: str) -> PoolView | None:
         return self._replicas.best_pool(model)

@@ -207,8 +207,7 @@ class DispatchCore:
                 self._exchanges.plan(offer.exchanges)
                 self.advance_held_back(now_s)
         if not offer.accepted:
-            views = [self._view(request, now_s) for request in requests]
-            self._ledger.counters.note_refused(views, offer)
+            self._ledger.counters.note_refused([self._view(one, now_s) for one in requests], offer)
             log_refused(requests, str(offer.reason))
         return offer
 
@@ -383,7 +382,7 @@ class DispatchCore:
         return ClusterSnapshot.of(
             self._ledger,
             self.replicas,
-            configured=self.queue.configured,
+            queue=self.queue,
             num_loras=len(self.loras),
             missing_controls=self.controls.missing,
             cascades=self._cascades.views(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.config.settings import Settings
@@ -57,6 +57,9 @@ class DispatchService:
             asks for storing.
         on_metrics: called with a replica's id and the metrics that come with its polls.
         on_register: called with every registration.
+
+    Attributes:
+        on_wanted: called when a model without a replica is wanted, or a replica has gone.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class DispatchService:
         self._clients = WaitingClients(self._knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
         self._housekeeping: asyncio.Task[None] | None = None
+        self.on_wanted: Callable[[], None] = lambda: None
 
     def apply(self, settings: Settings) -> None:
         """Apply other settings, and answer all held calls: they come again with the new times."""
@@ -123,6 +127,7 @@ class DispatchService:
         self._settle(self._core.take_outcomes())
         self._polls.end(replica_id)
         self._polls.wake()
+        self.on_wanted()
 
     async def poll(self, poll: Poll, wait_s: float = math.inf) -> PollReply:
         """Return leases and aborts for a replica; held while there are none, for at most ``wait_s``
@@ -182,6 +187,7 @@ class DispatchService:
             return Offer(accepted=False, reason="duplicate_id")
         offer = self._core.offer(requests, self._clock(), client=client)
         if offer.accepted:
+            self._note_wanted(requests)
             self._polls.wake()
         return offer
 
@@ -191,6 +197,7 @@ class DispatchService:
         offer = self._core.offer(requests, self._clock(), client=None)
         if offer.accepted:
             self._keepers.update(dict.fromkeys((one.request_id for one in requests), keeper))
+            self._note_wanted(requests)
             self._polls.wake()
         return offer
 
@@ -302,8 +309,18 @@ class DispatchService:
 
     @property
     def starting(self) -> tuple[str, ...]:
-        """Restored models of which no replica has registered yet."""
-        return self._core.replicas.starting
+        """Restored models of which no replica has registered yet, and one is to come."""
+        asleep = self._core.queue.asleep
+        return tuple(one for one in self._core.replicas.starting if one not in asleep)
+
+    def note_asleep(self, models: Collection[str], *, is_woken: bool) -> None:
+        """Know which models have no replicas by a plan, and whether calls for them wake one."""
+        self._core.queue.asleep, self._core.queue.is_woken = frozenset(models), is_woken
+
+    def _note_wanted(self, requests: Sequence[ImageRequest]) -> None:
+        """Say so if accepted requests are for a model without a replica."""
+        if any(not self._core.replicas.ids(name) for one in requests for name in one.models):
+            self.on_wanted()
 
     @property
     def is_healthy(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.cascades import CascadeView
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
@@ -26,6 +27,7 @@ class ClusterSnapshot:
         num_held_back: of those that wait, for add-ons that are not there yet.
         num_loras: that are registered.
         missing_controls: ControlNets that nobody serves.
+        asleep: models without replicas that a controller starts some of when they are called.
     """
 
     num_waiting: int
@@ -38,6 +40,7 @@ class ClusterSnapshot:
     num_held_back: int = 0
     num_loras: int = 0
     missing_controls: tuple[str, ...] = ()
+    asleep: frozenset[str] = frozenset()
 
     @property
     def totals(self) -> Mapping[str, int]:
@@ -51,7 +54,7 @@ class ClusterSnapshot:
         models = (
             f"no replica of {model} lives; {count} images wait for one"
             for model, count in self.num_waiting_by_model.items()
-            if model not in alive
+            if model not in alive and model not in self.asleep
         )
         cascades = (
             f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
@@ -70,7 +73,7 @@ class ClusterSnapshot:
         ledger: Ledger,
         replicas: Replicas,
         *,
-        configured: Collection[str],
+        queue: AdmissionView,
         num_loras: int,
         missing_controls: tuple[str, ...],
         cascades: tuple[CascadeView, ...],
@@ -79,14 +82,14 @@ class ClusterSnapshot:
         """Return the present state.
 
         Args:
-            configured: models of the settings; of another one, what waits is counted only while it
-                has replicas or waiting requests.
+            queue: has the models of the settings; of another one, what waits is counted only while
+                it has replicas or waiting requests.
         """
         waiting, counts = tuple(ledger.waiting.views), ledger.waiting.count_by_model()
         models = [
             model
             for model in replicas.profiles
-            if model in configured or replicas.ids(model) or counts[model]
+            if model in queue.configured or replicas.ids(model) or counts[model]
         ]
         return ClusterSnapshot(
             num_waiting=len(waiting),
@@ -100,4 +103,5 @@ class ClusterSnapshot:
             num_held_back=len(waiting) - len(ledger.queue),
             num_loras=num_loras,
             missing_controls=missing_controls,
+            asleep=queue.asleep if queue.is_woken else frozenset(),
         )

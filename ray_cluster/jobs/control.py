@@ -6,6 +6,8 @@ and a later controller goes on from the memory of this one.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -29,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# silence after which a controller is not counted on, and periods of it
+_SILENT_S, _SILENT_PERIODS = 20.0, 4
+_MAX_HELD_S = 30.0
 # rounds that changed something, which operators may look at
 MAX_HISTORY = 100
 _PLAN: TextCodec[PlannedSettings | None] = TextCodec(PlannedSettings | None)
@@ -67,6 +72,10 @@ class ControlService:
         self._history: tuple[RoundRecord, ...] = ()
         # the last registration of each pool's workers
         self._known: dict[str, Registration] = {}
+        self._num_events = 0
+        self._event = asyncio.Event()
+        self._silence: asyncio.TimerHandle | None = None
+        dispatch.on_wanted = self._note_event
 
     async def start(self, workers: Iterable[Registration]) -> None:
         """Read what an earlier dispatcher has saved, and keep to its plan.
@@ -80,6 +89,8 @@ class ControlService:
         self._plan = _read(_PLAN, saved, "plan", None)
         self._history = _read(_HISTORY, saved, "history", self._history)
         self._memory = saved.get("memory", "")
+        self._latest = self._history[-1] if self._history else None
+        self._note_asleep(is_woken=False)
         if self._plan is not None and self._settings is not None:
             self._dispatch.apply(self.planned(self._settings))
 
@@ -115,12 +126,47 @@ class ControlService:
     async def note_round(self, record: RoundRecord, memory: str | None) -> None:
         """Keep what a round did; see :class:`ControlCalls`."""
         self._latest = record
+        self._note_heard()
         if record.actions or record.failures or record.overdue:
             self._history = (*self._history, record)[-MAX_HISTORY:]
             await self._save("history", _HISTORY.encode(self._history))
         if memory is not None:
             self._memory = memory
             await self._save("memory", memory)
+
+    async def wake(self, seen: int, wait_s: float) -> int:
+        """Return the number of events once it is not ``seen``; see :class:`ControlCalls`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_s, _MAX_HELD_S)):
+                while seen == self._num_events:
+                    await self._event.wait()
+        return self._num_events
+
+    def _note_event(self) -> None:
+        self._num_events += 1
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def _note_heard(self) -> None:
+        """Count on the controller until it has been silent for a while."""
+        if self._silence is not None:
+            self._silence.cancel()
+        self._note_asleep(is_woken=True)
+        period_s = 0.0 if self._settings is None else self._settings.control.period_s
+        silent_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
+        lose = partial(self._note_asleep, is_woken=False)
+        self._silence = asyncio.get_running_loop().call_later(silent_s, lose)
+
+    def _note_asleep(self, *, is_woken: bool) -> None:
+        """Tell the dispatch service which models have no replica by the latest plan."""
+        planned = () if self._latest is None or not self.is_enabled else self._latest.pools
+        counts: dict[str, int] = {}
+        for one in planned:
+            worker = self._known.get(one.pool)
+            if worker is not None and worker.kind == "denoise":
+                counts[worker.model] = counts.get(worker.model, 0) + one.num_planned
+        asleep = [model for model, number in counts.items() if number == 0]
+        self._dispatch.note_asleep(asleep, is_woken=is_woken)
 
     async def memory(self) -> str:
         """Return what a controller has saved last; empty without one."""

@@ -255,6 +255,13 @@ class ControlCalls(Protocol):
         """
         ...
 
+    async def wake(self, seen: int, wait_s: float) -> int:
+        """Return the number of events that call for a plan at once, once it is not ``seen``.
+
+        A request for a model without a replica is one, and a replica that has gone.
+        """
+        ...
+
     async def note_round(self, record: RoundRecord, memory: str | None) -> None:
         """Show operators what a round did.
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.control.fleet import (
+    Asked,
     Curves,
     fleet_of,
     images_s,
@@ -180,3 +181,40 @@ def test_replicas_load_until_they_are_as_many_as_serve_is_to_keep() -> None:
     # one that Serve stops is here until it is gone
     state = state_of(given, planned, supply={}, targets={"m": 1})
     assert (state.pool("m").num_ready, state.pool("m").num_loading) == (2, 0)
+
+
+def young(given: Observation, target: int, asked: Asked) -> int:
+    planned = fleet_of(given, lambda _: CURVES)
+    state = state_of(given, planned, supply={}, targets={"m": target}, asked={"m": asked})
+    return state.pool("m").num_young
+
+
+def test_what_a_plan_has_asked_for_stays_a_while_and_what_others_did_does_not() -> None:
+    one, two = (
+        seen(pool("m", replicas=tuple(replica(f"r{n}") for n in range(number))))
+        for number in (1, 2)
+    )
+    # two were asked for just now, of which one is loading
+    assert young(one, 2, Asked(2, at_s=1e9 - 10)) == 2
+    # one was stopped just now: the other one stays
+    assert young(one, 1, Asked(1, at_s=1e9 - 10)) == 1
+    assert young(one, 1, Asked(1, at_s=1e9 - 70)) == 0
+    # somebody else has asked for a second one, which loads
+    assert young(one, 2, Asked(1)) == 1
+    assert young(one, 2, Asked(0)) == 0
+    assert young(two, 2, Asked(2)) == 0
+
+
+def test_leases_that_are_in_no_batch_wait() -> None:
+    given = seen(pool("m", replicas=(replica("a"), replica("b"))), models=(ModelQueue("m", 5, 20),))
+    planned = fleet_of(given, lambda _: CURVES)
+    model = state_of(given, planned, supply={}, targets={}).model("m")
+    # each of the two makes six at once
+    assert (model.num_waiting, model.num_in_batches) == (13, 12)
+
+
+def test_a_pool_that_works_is_not_stopped_for_want_of_demand() -> None:
+    idle, busy = replica("a"), replace(replica("b"), num_held=1)
+    for replicas, fewest in (((idle,), 0), ((idle, busy), 1)):
+        planned = fleet_of(seen(pool("m", replicas=replicas, min_replicas=0)), lambda _: CURVES)
+        assert planned.fleet.pools[0].min_replicas == fewest

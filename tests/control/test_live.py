@@ -62,6 +62,9 @@ class MadeUpCell:
     async def note_round(self, record: RoundRecord, memory: str | None) -> None:
         raise AssertionError("the controller does that")
 
+    async def wake(self, seen: int, wait_s: float) -> int:
+        raise AssertionError("the controller does that")
+
     async def memory(self) -> str:
         return ""
 

@@ -162,7 +162,9 @@ def test_how_far_one_is_can_be_asked_while_it_is_held_back(core: DispatchCore) -
     core.offer([following("a", "edges")], 0.0)
     core.offer([image_request("plain")], 0.0)
     held_back, plain = core.progress(["a", "plain"], 0.0, predicts=True)
-    assert held_back is not None and plain is not None
-    assert held_back.predicted_s is not None and plain.predicted_s is not None
+    assert held_back is not None
+    assert plain is not None
+    assert held_back.predicted_s is not None
+    assert plain.predicted_s is not None
     # the wait for its ControlNet is in it
     assert held_back.predicted_s >= plain.predicted_s + 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from ray_cluster.config.arguments import worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.jobs import control
 from ray_cluster.policies.plan import PlannedSettings
-from ray_cluster.protocol.control import Observation, RoundRecord
+from ray_cluster.protocol.control import Observation, PlannedPool, RoundRecord
 from ray_cluster.protocol.leases import Poll, Registration
-from tests.fakes import registration, some_settings
+from tests.fakes import image_request, registration, some_settings
 from tests.jobs.cell import JobsCell, until
 
 CONFIG = ClusterConfig.model_validate({"pools": [{"name": "shapes", "model": "shapes-sd"}]})
@@ -42,10 +44,10 @@ async def test_a_dispatcher_without_settings_cannot_be_observed(tmp_path: Path) 
 async def test_a_pool_without_replicas_is_known_after_a_restart(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
         cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
-        control = cell.jobs_service.control
-        assert (await control.observe({})).pools == ()
+        service = cell.jobs_service.control
+        assert (await service.observe({})).pools == ()
         await cell.dispatch.register(worker())
-        (pool,) = (await control.observe({})).pools
+        (pool,) = (await service.observe({})).pools
         assert [one.replica_id for one in pool.replicas] == ["r"]
         await until(cell.store.workers)
     async with JobsCell(tmp_path, epoch=2) as cell:
@@ -75,16 +77,16 @@ def cap_of(cell: JobsCell) -> int:
 
 async def test_a_plan_is_in_force_until_a_later_one_and_after_a_restart(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
-        control = cell.jobs_service.control
-        cell.dispatch.apply(control.planned(settings(max_batch=6)))
+        service = cell.jobs_service.control
+        cell.dispatch.apply(service.planned(settings(max_batch=6)))
         assert cap_of(cell) == 6
-        await control.apply_plan(PLAN)
+        await service.apply_plan(PLAN)
         assert cap_of(cell) == 3
-        assert (await control.observe({})).plan == PLAN
-        await control.apply_plan(replace(PLAN, max_batches=(("shapes", 1),)))
+        assert (await service.observe({})).plan == PLAN
+        await service.apply_plan(replace(PLAN, max_batches=(("shapes", 1),)))
         assert cap_of(cell) == 3
         # other settings: the plan stays within them
-        cell.dispatch.apply(control.planned(settings(max_batch=2)))
+        cell.dispatch.apply(service.planned(settings(max_batch=2)))
         assert cap_of(cell) == 2
     async with JobsCell(tmp_path, epoch=2) as cell:
         cell.dispatch.apply(cell.jobs_service.control.planned(settings(max_batch=6)))
@@ -103,23 +105,23 @@ async def test_a_saved_plan_is_in_force_where_settings_come_first(tmp_path: Path
 
 async def test_without_a_controller_a_saved_plan_is_not_in_force(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
-        control = cell.jobs_service.control
-        cell.dispatch.apply(control.planned(settings(max_batch=6)))
-        await control.apply_plan(PLAN)
-        control.is_enabled = False
-        cell.dispatch.apply(control.planned(settings(max_batch=6)))
+        service = cell.jobs_service.control
+        cell.dispatch.apply(service.planned(settings(max_batch=6)))
+        await service.apply_plan(PLAN)
+        service.is_enabled = False
+        cell.dispatch.apply(service.planned(settings(max_batch=6)))
         assert cap_of(cell) == 6
 
 
 async def test_a_replica_hears_of_a_lower_cap_with_its_next_poll(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
-        control = cell.jobs_service.control
+        service = cell.jobs_service.control
         document = settings(max_batch=6)
-        cell.dispatch.apply(control.planned(document))
+        cell.dispatch.apply(service.planned(document))
         epoch = await cell.dispatch.register(worker())
         poll = Poll("r", epoch, 4, settings_version=document.version)
         assert (await cell.dispatch.poll(poll, 0.0)).settings is None
-        await control.apply_plan(PLAN)
+        await service.apply_plan(PLAN)
         given = (await cell.dispatch.poll(poll, 0.0)).settings
         assert given is not None
         assert given.max_batch == 3
@@ -131,10 +133,82 @@ async def test_the_next_controller_gets_the_memory_and_operators_what_changed(
     quiet = RoundRecord(1.0, 1, 0.1, "applied")
     loud = replace(quiet, at_s=2.0, actions=("shapes: 1 to 2 replicas",))
     async with JobsCell(tmp_path) as cell:
-        control = cell.jobs_service.control
-        assert await control.memory() == ""
-        await control.note_round(quiet, "what it knows")
-        await control.note_round(loud, None)
+        service = cell.jobs_service.control
+        assert await service.memory() == ""
+        await service.note_round(quiet, "what it knows")
+        await service.note_round(loud, None)
     async with JobsCell(tmp_path, epoch=2) as cell:
         assert await cell.jobs_service.control.memory() == "what it knows"
         assert list(cell.store.control()) == ["memory", "history"]
+
+
+def planned(num_replicas: int) -> RoundRecord:
+    """A round that has planned so many replicas of the pool."""
+    pool = PlannedPool("shapes", 1, 0, num_replicas, 4)
+    return RoundRecord(1.0, 2, 0.1, "applied", (pool,), actions=("shapes: 1 to 0 replicas",))
+
+
+async def asleep(cell: JobsCell) -> None:
+    """Have the pool's only replica stopped by a plan, after it has loaded for 9 s."""
+    cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
+    await cell.dispatch.register(worker())
+    await cell.dispatch.unregister("r")
+    await cell.jobs_service.control.note_round(planned(0), None)
+
+
+async def test_a_call_for_a_model_at_zero_replicas_is_accepted_and_wakes_the_controller(
+    tmp_path: Path,
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        await asleep(cell)
+        service = cell.jobs_service.control
+        seen = await service.wake(-1, 0.0)
+        assert (await cell.dispatch.snapshot()).warnings == ()
+        waking = asyncio.create_task(service.wake(seen, 30.0))
+        await asyncio.sleep(0)
+        assert not waking.done()
+        offer = await cell.dispatch.offer([image_request("a", "shapes")])
+        assert offer.accepted
+        # its model has to be loaded first
+        assert offer.predicted_s > 9.0
+        assert await waking > seen
+        # one of a model with a replica wakes nobody
+        await cell.dispatch.register(worker())
+        seen = await service.wake(-1, 0.0)
+        assert (await cell.dispatch.offer([image_request("b", "shapes")])).accepted
+        assert await service.wake(seen, 0.0) == seen
+
+
+async def test_a_model_at_zero_replicas_is_not_ready_while_nobody_would_wake_it(
+    tmp_path: Path,
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        await asleep(cell)
+        await until(cell.store.control)
+    cell = JobsCell(tmp_path, epoch=2)
+    cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
+    async with cell:
+        # no controller has been heard of by this dispatcher yet
+        offer = await cell.dispatch.offer([image_request("a", "shapes")])
+        assert offer.reason == "model_not_ready"
+        # the others are ready to be served
+        assert cell.dispatch.starting == ()
+        await cell.jobs_service.control.note_round(planned(0), None)
+        assert (await cell.dispatch.offer([image_request("a", "shapes")])).accepted
+
+
+async def test_a_controller_that_falls_silent_is_not_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_SILENT_S", 0.01)
+    monkeypatch.setattr(control, "_SILENT_PERIODS", 0)
+    async with JobsCell(tmp_path) as cell:
+        await asleep(cell)
+        await until(lambda: not cell.core.queue.is_woken)
+        offer = await cell.dispatch.offer([image_request("a", "shapes")])
+        assert offer.reason == "model_not_ready"
+        (warning,) = (await cell.dispatch.snapshot()).warnings
+        assert "no replica of shapes lives" in warning
+        # a replica that lives all the same is used
+        await cell.dispatch.register(worker())
+        assert (await cell.dispatch.offer([image_request("a", "shapes")])).accepted
