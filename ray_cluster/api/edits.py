@@ -93,6 +93,7 @@ class WantedImages:
             one.check_model(profile)
         if self.controls:
             check_unmeasured(self.fields, "without ControlNets", "an image with them")
+            profile = replace(profile, fewer_steps=None)
         profile = start_profile(self.fields, self.loras, profile)
         requests = with_loras(self._plain(profile, limits), self.loras, profile)
         return with_start(self.fields, requests, profile)
@@ -294,11 +295,11 @@ def _no_step(request: ImageRequest, edit: Edit, profile: ModelProfile) -> Invali
 
 
 def _terms(terms: Terms | None, edit: Edit, is_flow: bool) -> Terms | None:
-    """Return terms in steps that are computed."""
+    """Return terms in steps that are computed; nothing was measured of edits."""
     if terms is None:
         return None
     most, fewest = (
         computed_steps(steps, edit.strength, is_flow=is_flow)
         for steps in (terms.num_steps, terms.fewest_steps)
     )
-    return replace(terms, num_steps=most, fewest_steps=max(1, fewest))
+    return replace(terms, num_steps=most, fewest_steps=max(1, fewest), known=None)

@@ -32,7 +32,7 @@ def start_profile(
     mode = fields.fidelity or "exact"
     if profile.lora_start is None or profile.lora_start.share(mode) is None:
         check_unmeasured(fields, "without LoRAs", "an image with them")
-        return profile
+        return replace(profile, fewer_steps=None)
     # under load, fewer steps yet: what images lose by that is not known at all
     without = fields.model_copy(update={"fidelity": None})
     check_unmeasured(without, "without LoRAs", "an image with them")

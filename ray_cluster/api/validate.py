@@ -152,7 +152,8 @@ def _problem(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
         )
     allowed = _FORMS.get(name) or must_be(item) or item["msg"]
     # only lists have places in them
-    allowed = allowed if len(item["loc"]) == 1 else f"a list of {allowed}"
+    if len(item["loc"]) > 1:
+        allowed = "a list of objects" if allowed == "a mapping" else f"a list of {allowed}"
     # a whole number is a number, though it may be larger than any float
     is_number = kind == "float_type" and type(item["input"]) is int
     type_is_wrong = kind.endswith("_type") and not is_number

@@ -24,6 +24,7 @@ _MUST_BE = {
     "string_too_long": "at most {max_length} characters",
     "string_unicode": "text without half characters (lone surrogates)",
     "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "greater_than": "greater than {gt}",

@@ -308,7 +308,7 @@ class ControlCalls:
         return RequestFailed(
             f"ControlNet {name!r} has computed no step for {now_s - call.asked_s:.1f} s; "
             f"{count} of its replicas are connected. See whether those of the application "
-            f"controlnet-{name} run, and how busy they are: more `replicas`, or `mode: local`",
+            f"{name!r} run, and how busy they are: more `replicas`, or `mode: local`",
             "control",
         )
 

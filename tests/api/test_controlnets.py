@@ -40,7 +40,7 @@ from tests.api.edit_calls import (
     picture,
     ref_of,
 )
-from tests.fakes import FakeDispatcherClient
+from tests.fakes import FakeDispatcherClient, completed
 from tests.imaging.hostile import bombs
 from tests.imaging.pictures import file_of, gradient
 
@@ -180,8 +180,8 @@ def cases() -> list[tuple[object, str, str, str]]:
         ([entry(), entry(start=0.5, end=0.2)], "[1].start", "invalid_value", "below 'end'"),
         (one(weight=1), "[0].weight", "unknown_parameter", "Did you mean 'scale'?"),
         (one(x=1), "[0].x", "unknown_parameter", "name, preprocess, scale, start, end, image"),
-        ([entry()] * 4, "", "invalid_value", "at most 3"),
-        (["edges"], "", "invalid_type", "a list of"),
+        ([entry()] * 4, "", "invalid_value", "must be a list of at most 3; given"),
+        (["edges"], "", "invalid_type", "a list of objects"),
         (entry(), "", "invalid_type", "a list"),
         ("edges", "", "invalid_type", "a list"),
     ]
@@ -256,6 +256,11 @@ async def test_a_fidelity_that_was_not_measured_with_them_is_refused(
         check_error(reply, 400, code="fidelity_not_offered", param=name)
     exact = {**body, "fidelity": "exact", "controlnets": [entry()]}
     assert (await http.post(URL, json=exact)).status_code == 200
+    # what fewer steps lose is not known, either
+    fake.outcome = lambda request: replace(completed(request), num_steps=5)
+    reply = await http.post(URL, json={**exact, "min_inference_steps": 5})
+    told = reply.json()["data"][0]["fidelity"]
+    assert (told["steps_computed"], told["got"], told["budget_spent"]) == (5, None, None)
 
 
 # edits

@@ -15,6 +15,7 @@ import pytest
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.edits import Box
+from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import Edit, ImageRequest, SamplerName
 from ray_cluster.storage.blob_store import BlobStore
@@ -247,6 +248,8 @@ async def test_a_reply_says_what_an_edit_was_made_with(
     def with_fewer(request: ImageRequest) -> Completed:
         return replace(completed(request), num_steps=6)
 
+    table = StepTable("ddim", 9.0, (FewerSteps(20, 8, 3),))
+    fake.profiles["shapes"] = replace(fake.profiles["shapes"], fewer_steps=table)
     fields = {"strength": 0.5, "num_inference_steps": 20, "min_inference_steps": 10}
     reply = (await post_form(http, IMAGE, MASK, **fields)).json()
     [image] = reply["data"]
@@ -258,6 +261,8 @@ async def test_a_reply_says_what_an_edit_was_made_with(
     fake.outcome = with_fewer
     [image] = (await post_form(http, IMAGE, MASK, **fields)).json()["data"]
     assert (image["num_inference_steps"], image["fidelity"]["steps_computed"]) == (12, 6)
+    # what the table says was measured without edits
+    assert (image["fidelity"]["asked"], image["fidelity"]["got"]) == ("exact", None)
 
 
 async def test_a_variation_needs_no_text_and_is_marked_as_deprecated(

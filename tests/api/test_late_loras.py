@@ -103,6 +103,10 @@ def test_a_reply_says_the_mode_that_was_asked_for_and_no_budget() -> None:
         card = fidelity_of(request_of(profile, PASTEL, fidelity="balanced"))
         assert (card.asked, card.got) == ("balanced", "balanced")
         assert (card.max_ssim_loss, card.budget_spent) == (None, None)
+    # nor is it known of the fewer steps that a call allows
+    card = fidelity_of(as_made(request_of(MEASURED, PASTEL, min_inference_steps=5), 5, None))
+    assert (card.asked, card.got) == ("exact", None)
+    assert (card.max_ssim_loss, card.budget_spent) == (None, None)
     # without LoRAs the budget is what it was
     card = fidelity_of(request_of(BOTH, fidelity="balanced"))
     assert (card.got, card.max_ssim_loss) == ("balanced", 0.05)

@@ -107,7 +107,8 @@ def test_it_fails_at_its_deadline_and_after_five_seconds_at_least(setup: Setup) 
     assert late.call.ask.key == ask_of(2).key
     assert (late.error.stage, late.call.number) == ("control", 1)
     assert "ControlNet 'edges'" in str(late.error)
-    assert "controlnet-edges" in str(late.error)
+    # applications have the names of their ControlNets
+    assert "of the application 'edges' run" in str(late.error)
     # whoever has lost its peer just now gets that time too
     setup.calls.peer_up("a", NAME)
     other = setup.ask(3)
