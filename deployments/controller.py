@@ -17,8 +17,9 @@ from functools import cache
 from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.config.arguments import ControllerArguments
 from ray_cluster.control.fleet import Curves
-from ray_cluster.control.live import LiveCluster, LivePlanner, record_of
+from ray_cluster.control.live import LiveCluster, LivePlanner, drain_s_of
 from ray_cluster.control.loop import ControlLoop
+from ray_cluster.control.records import Times, record_of
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.serve_scaler import ServeScaler, dashboard_url
@@ -70,7 +71,9 @@ class Controller:
                 report.actions and report.actions.scales
             )
             memory = _MEMORY.encode(loop.memory) if is_due and loop.memory is not None else None
-            record = record_of(report, cluster.glance, loop.memory, time.time(), now_s - began_s)
+            drain_s = 1.0 if cluster.glance is None else drain_s_of(cluster.glance.seen)
+            times = Times(time.time(), now_s - began_s, drain_s)
+            record = record_of(report, cluster.glance, loop.memory, times)
             try:
                 await self._calls.note_round(record, memory)
                 saved_s = now_s if memory is not None else saved_s

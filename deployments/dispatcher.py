@@ -40,7 +40,7 @@ from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.policies.cascade import DeferralCurve
-from ray_cluster.protocol.control import ControlCalls
+from ray_cluster.protocol.control import ControlCalls, PlanCalls
 from ray_cluster.protocol.dispatcher import (
     CellCalls,
     DispatcherLink,
@@ -126,6 +126,7 @@ class Dispatcher:
                 LoraCalls: self._jobs.loras,
                 DispatcherLink: self._service,
                 ControlCalls: self._jobs.control,
+                PlanCalls: self._jobs.control,
             }
         )
         self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)

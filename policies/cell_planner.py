@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.demand import Demand, count, forecast_per_s
 from ray_cluster.policies.helpers import HelperSpec, size_helpers, without_helpers
-from ray_cluster.policies.plan import Plan
+from ray_cluster.policies.plan import CascadePlan, Plan
 from ray_cluster.policies.planner import AllocationPlanner, Memory
+
+# of deferral rates, which are planned in thousandths
+_ROUNDED = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,22 @@ class CellPlanner:
         left = without_helpers(state, self.helpers, sizes)
         services = self.models.recalled(state, memory.services)
         plan, services = self.models.plan(left, services)
-        return replace(plan, pools=(*plan.pools, *sizes)), CellMemory(services, calls)
+        cascades = tuple(self._freed(one) for one in plan.cascades)
+        plan = replace(plan, pools=(*plan.pools, *sizes), cascades=cascades)
+        return plan, CellMemory(services, calls)
+
+    def _freed(self, cascade: CascadePlan) -> CascadePlan:
+        """A cascade's plan without a threshold of its own where as much is deferred as may be.
+
+        The settings' threshold then holds: one that follows from a planner's confidences would
+        differ from it by chance, and so move without need.
+        """
+        spec = next(one for one in self.models.fleet.services if one.name == cascade.service)
+        assert spec.cascade is not None, f"{cascade.service} is no cascade"
+        most = spec.cascade.quality.deferral_rates[-1]
+        if cascade.deferral_rate < most - _ROUNDED:
+            return cascade
+        return replace(cascade, threshold=math.inf)
 
     def _calls_per_s(self, demand: Demand) -> float:
         """Calls that are to be answered: as many as are expected, or as there were lately."""

@@ -6,6 +6,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ray_cluster.api.sent_images import SentImages
@@ -17,6 +18,7 @@ from ray_cluster.imaging.control_maps import ControlMap, MapOrder, control_map
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.protocol.control import PlanReport
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
@@ -235,6 +237,7 @@ class FakeDispatcherClient:
         max_wait_s: seconds that a wait without outcomes takes at most.
         undeployed_models: models in the settings that nobody has deployed.
         registry: of LoRAs.
+        plan: the controller's.
     """
 
     def __init__(self, *profiles: ModelProfile) -> None:
@@ -247,6 +250,7 @@ class FakeDispatcherClient:
         self.max_wait_s = 60.0
         self.undeployed_models: tuple[str, ...] = ()
         self.registry = FakeLoras()
+        self.plan = PlanReport(is_enabled=False)
         self.offered: list[tuple[ImageRequest, ...]] = []
         self.aborted: list[str] = []
         self.num_waits = 0
@@ -333,6 +337,15 @@ class FakeDispatcherClient:
         self._check()
         self.num_tokenizer_calls += 1
         return self.tokenizers
+
+    async def plan_report(self) -> PlanReport:
+        self._check()
+        return self.plan
+
+    async def pause_plan(self, is_paused: bool) -> PlanReport:
+        self._check()
+        self.plan = replace(self.plan, is_paused=is_paused)
+        return self.plan
 
     async def add_lora(self, lora: Lora) -> LoraAdded:
         self._check()

@@ -27,6 +27,7 @@ from ray_cluster.api.loras import LorasEndpoint
 from ray_cluster.api.metrics import CallMiddleware, GatewayMetrics, GatewayMetricsEndpoint
 from ray_cluster.api.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
 from ray_cluster.api.openapi import describe_by_settings
+from ray_cluster.api.plan import PlanEndpoint
 from ray_cluster.api.prompts import PromptCheck
 from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.routes import Endpoints, add_routes
@@ -116,6 +117,7 @@ def create_app(
         controlnets=ControlNetsEndpoint(controls, images, settings, memory, clock),
         uploads=UploadedFilesEndpoint(images, settings, clock),
         jobs=JobsEndpoint(client, reader, creator, settings, clock),
+        plan=PlanEndpoint(client, clock),
     )
     add_routes(app, endpoints, settings)
     describe_by_settings(app, settings)

@@ -31,6 +31,8 @@ from ray_cluster.api.openapi import (
     preprocess_body,
     upload_body,
 )
+from ray_cluster.api.plan import PlanEndpoint
+from ray_cluster.api.plan_schema import PlanResponse
 from ray_cluster.api.replies import (
     ErrorResponse,
     JobList,
@@ -87,6 +89,7 @@ class Endpoints:
     controlnets: ControlNetsEndpoint
     uploads: UploadedFilesEndpoint
     jobs: JobsEndpoint
+    plan: PlanEndpoint
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) -> None:
@@ -101,6 +104,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     _add_controlnets(guarded, endpoints.controlnets)
     _add_uploads(guarded, endpoints.uploads)
     _add_jobs(guarded, endpoints.jobs)
+    _add_plan(guarded, endpoints.plan)
     # an uploaded file's id, which needs a key, is not taken for that of a public image
     app.include_router(guarded)
     app.include_router(public)
@@ -295,6 +299,14 @@ def _add_controlnets(router: APIRouter, controlnets: ControlNetsEndpoint) -> Non
         },
         openapi_extra={"requestBody": preprocess_body()},
     )
+
+
+def _add_plan(router: APIRouter, plan: PlanEndpoint) -> None:
+    options: dict[str, Any] = {"tags": ["plan"], "response_model": PlanResponse}
+    errors = _errors(401, 404, 503)
+    _add(router, "GET /plan", plan.show, "Show the plan", responses=errors, **options)
+    _add(router, "POST /plan/pause", plan.pause, "Pause planning", responses=errors, **options)
+    _add(router, "POST /plan/resume", plan.resume, "Resume planning", responses=errors, **options)
 
 
 def _add_uploads(router: APIRouter, uploads: UploadedFilesEndpoint) -> None:

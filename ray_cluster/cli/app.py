@@ -41,7 +41,7 @@ app.command()(config)
 app.add_typer(settings, name="settings")
 app.command()(profile)
 app.command()(simulate)
-app.command()(plan)
+app.add_typer(plan, name="plan")
 app.add_typer(observe, name="observe")
 
 

@@ -1,4 +1,4 @@
-"""``ray-cluster plan``: how many devices a workload needs."""
+"""``ray-cluster plan``: how many devices a workload needs, and what a controller does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ from typing import Annotated
 
 import typer
 
-from ray_cluster.cli.output import plain_errors
+from ray_cluster.cli.output import DEFAULT_URL, plain_errors
 from ray_cluster.cli.workers import MOST_PROCESSES
 
+plan = typer.Typer(
+    help="Replicas: how many a workload needs (simulated), and what the controller of a running "
+    "service plans.",
+    no_args_is_help=True,
+)
 
-def plan(
+_Url = Annotated[str, typer.Option(help="Address of the service.")]
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option(help="Configuration file with the key. Default: the built-in configs/local.yaml."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")]
+
+
+@plan.command()
+def size(
     task: Annotated[
         Path, typer.Argument(help="Workload, deadline and devices (YAML).", show_default=False)
     ],
@@ -35,11 +53,101 @@ def plan(
 
     [bold]Example[/bold]
 
-      ray-cluster plan benchmarks/policies/plans/sdxl-or-sd3.yaml
+      ray-cluster plan size benchmarks/policies/plans/sdxl-or-sd3.yaml
 
-      ray-cluster plan benchmarks/policies/plans/cascade.yaml --out cascade.json
+      ray-cluster plan size benchmarks/policies/plans/cascade.yaml --out cascade.json
     """
     with plain_errors():
-        from ray_cluster.cli.plan_run import run_plan
+        from ray_cluster.cli.sizing_run import run_sizing
 
-        run_plan(task, num_seeds=seeds, num_processes=processes, out=out)
+        run_sizing(task, num_seeds=seeds, num_processes=processes, out=out)
+
+
+@plan.command()
+def show(
+    as_json: _Json = False,
+    url: _Url = DEFAULT_URL,
+    api_key: _ApiKey = None,
+    config: _Config = None,
+) -> None:
+    """Show what the controller plans now: a line for each pool, cascade and service.
+
+    [bold]Examples[/bold]
+
+      ray-cluster plan show
+
+      ray-cluster plan show --json
+    """
+    from ray_cluster.cli.jobs_run import service_at
+    from ray_cluster.cli.plan_view import show_plan
+
+    with plain_errors(), service_at(url, api_key, config) as service:
+        show_plan(service.plan(), as_json=as_json)
+
+
+@plan.command()
+def history(
+    limit: Annotated[int, typer.Option(min=1, help="How many rounds at most.")] = 20,
+    as_json: _Json = False,
+    url: _Url = DEFAULT_URL,
+    api_key: _ApiKey = None,
+    config: _Config = None,
+) -> None:
+    """List the rounds that changed something, the newest first: a line each.
+
+    [bold]Example[/bold]
+
+      ray-cluster plan history --limit 5
+    """
+    from ray_cluster.cli.jobs_run import service_at
+    from ray_cluster.cli.plan_view import list_rounds
+
+    with plain_errors(), service_at(url, api_key, config) as service:
+        list_rounds(service.plan(), limit, as_json=as_json)
+
+
+@plan.command()
+def explain(
+    version: Annotated[
+        int | None,
+        typer.Argument(help="Version of a plan that 'history' lists. Default: the last round."),
+    ] = None,
+    url: _Url = DEFAULT_URL,
+    api_key: _ApiKey = None,
+    config: _Config = None,
+) -> None:
+    """Say why a plan is as it is: the demand, what a replica makes, what binds, what it cost.
+
+    [bold]Examples[/bold]
+
+      ray-cluster plan explain
+
+      ray-cluster plan explain 12
+    """
+    from ray_cluster.cli.jobs_run import service_at
+    from ray_cluster.cli.plan_view import explain_plan
+
+    with plain_errors(), service_at(url, api_key, config) as service:
+        explain_plan(service.plan(), version)
+
+
+@plan.command()
+def pause(url: _Url = DEFAULT_URL, api_key: _ApiKey = None, config: _Config = None) -> None:
+    """Pause the controller: it plans and changes nothing. The last plan stays in force."""
+    from ray_cluster.cli.jobs_run import service_at
+    from ray_cluster.cli.output import stdout
+
+    with plain_errors(), service_at(url, api_key, config) as service:
+        service.pause_plan(is_paused=True)
+        stdout().print("paused: 'plan resume' lets the controller act again")
+
+
+@plan.command()
+def resume(url: _Url = DEFAULT_URL, api_key: _ApiKey = None, config: _Config = None) -> None:
+    """Let the controller apply its plans again."""
+    from ray_cluster.cli.jobs_run import service_at
+    from ray_cluster.cli.output import stdout
+
+    with plain_errors(), service_at(url, api_key, config) as service:
+        service.pause_plan(is_paused=False)
+        stdout().print("resumed")

@@ -16,6 +16,7 @@ from rich.console import Console
 from ray_cluster.api.call import IDEMPOTENCY_KEY
 from ray_cluster.api.control_schema import ControlNetList
 from ray_cluster.api.lora_schema import LoraList, LoraResponse
+from ray_cluster.api.plan_schema import PlanResponse
 from ray_cluster.api.replies import (
     ErrorDetail,
     ErrorResponse,
@@ -147,6 +148,14 @@ class RemoteService:
     def controlnets(self) -> ControlNetList:
         """Return the ControlNets and the detectors."""
         return self._ask(ControlNetList, "GET", "/v1/controlnets")
+
+    def plan(self) -> PlanResponse:
+        """Return the controller's plan."""
+        return self._ask(PlanResponse, "GET", "/v1/plan")
+
+    def pause_plan(self, *, is_paused: bool) -> PlanResponse:
+        """Pause the controller, or let it act again."""
+        return self._ask(PlanResponse, "POST", f"/v1/plan/{'pause' if is_paused else 'resume'}")
 
     def file(self, url: str) -> bytes:
         """Return the coded image that a reply links to."""

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ray_cluster.control.fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
-from ray_cluster.control.loop import LoopLimits, RoundReport
+from ray_cluster.control.loop import LoopLimits
+from ray_cluster.control.records import Glance
 from ray_cluster.policies.cell_planner import CellMemory, CellPlanner
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.demand import DemandSmoothing, forecast_per_s
+from ray_cluster.policies.demand import DemandSmoothing
 from ray_cluster.policies.plan import Plan, PlannedSettings, PoolPlan
 from ray_cluster.policies.planner import AllocationPlanner
-from ray_cluster.protocol.control import (
-    ControlCalls,
-    Observation,
-    PlannedPool,
-    RoundMode,
-    RoundRecord,
-    ServiceDemand,
-)
+from ray_cluster.protocol.control import ControlCalls, Observation
 
 T = TypeVar("T")
 
@@ -49,15 +42,6 @@ class Scaler(Protocol):
 
     def supply(self) -> Mapping[str, int]:
         """Return the hundredths of each device that there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """What one round has seen."""
-
-    seen: Observation
-    planned: CellFleet
-    state: ClusterState
 
 
 class LiveCluster:
@@ -165,66 +149,12 @@ class LivePlanner:
             glance.planned.fleet,
             DemandSmoothing(peak_s=dwell_s),
             window_s=max(_LEAST_WINDOW_S, 2 * dwell_s),
-            drain_s=min(_MOST_DRAIN_S, max(_LEAST_DRAIN_S, glance.seen.default_slo_s / 4)),
+            drain_s=drain_s_of(glance.seen),
             negligible_per_s=1 / (_NEGLIGIBLE_DWELLS * dwell_s),
         )
         return CellPlanner(models, glance.planned.helpers)
 
 
-def record_of(
-    report: RoundReport,
-    glance: Glance | None,
-    memory: CellMemory | None,
-    now_s: float,
-    took_s: float,
-) -> RoundRecord:
-    """Return what operators are shown of a round."""
-    limits = None if glance is None else glance.seen.limits
-    mode: RoundMode = "applied"
-    if limits is not None and not report.is_applied:
-        mode = "paused" if limits.is_paused else "dry_run"
-    actions = () if report.actions is None else report.actions.scales
-    words = [f"{one.pool}: {one.num_before} to {one.num_after} replicas" for one in actions]
-    if report.actions is not None and report.actions.settings is not None:
-        words.append("batch caps and thresholds")
-    return RoundRecord(
-        at_s=now_s,
-        version=report.plan.version,
-        took_s=took_s,
-        mode=mode,
-        pools=() if glance is None else _pools(report.plan, glance),
-        cascades=report.plan.cascades,
-        demand=() if glance is None or memory is None else _demand(glance, memory),
-        actions=tuple(words),
-        failures=report.failures,
-        overdue=report.overdue,
-        infeasible=report.plan.infeasible,
-    )
-
-
-def _pools(plan: Plan, glance: Glance) -> tuple[PlannedPool, ...]:
-    before = glance.state.in_force or Plan()
-    counts = {one.pool: one.num_replicas for one in before.pools}
-    return tuple(
-        PlannedPool(
-            one.pool,
-            counts.get(one.pool, 0),
-            glance.state.pool(one.pool).num_ready,
-            one.num_replicas,
-            one.max_batch,
-        )
-        for one in plan.pools
-    )
-
-
-def _demand(glance: Glance, memory: CellMemory) -> tuple[ServiceDemand, ...]:
-    specs = {one.name: one for one in glance.planned.fleet.services}
-    found = []
-    for one in memory.services:
-        spec, level = specs.get(one.service), one.demand.level_per_s
-        models = [] if spec is None else [spec.model]
-        models += [spec.cascade.heavy_model] if spec is not None and spec.cascade else []
-        waiting = sum(glance.state.model(model).num_waiting for model in models)
-        per_s = None if level is None else forecast_per_s(one.demand, 0.0, DemandSmoothing())
-        found.append(ServiceDemand(one.service, per_s, waiting))
-    return tuple(found)
+def drain_s_of(seen: Observation) -> float:
+    """Return the seconds in which a plan wants queues worked off."""
+    return min(_MOST_DRAIN_S, max(_LEAST_DRAIN_S, seen.default_slo_s / 4))

@@ -55,7 +55,8 @@ class CellService:
 
     async def own_metrics(self) -> Snapshot:
         """Return the dispatcher's own metrics."""
-        return cell_snapshot(await self._dispatch.snapshot(), self._jobs.num_open)
+        own = cell_snapshot(await self._dispatch.snapshot(), self._jobs.num_open)
+        return (*own, *self._jobs.control.metrics())
 
     async def starting(self) -> tuple[str, ...]:
         """Return the models that are known from before and of which no replica has come yet."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,12 +20,14 @@ from ray_cluster.dispatch.observing import InForce
 from ray_cluster.dispatch.planned import within
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.jobs.control_metrics import plan_snapshot
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.observability.logs import log_event
+from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.plan import PlannedSettings
-from ray_cluster.protocol.control import Observation, RoundRecord
+from ray_cluster.protocol.control import Observation, PlanReport, RoundRecord
 from ray_cluster.protocol.leases import Registration
 
 logger = logging.getLogger(__name__)
@@ -43,7 +46,8 @@ _HISTORY: TextCodec[tuple[RoundRecord, ...]] = TextCodec(tuple[RoundRecord, ...]
 class ControlService:
     """Answers the controller, and keeps its plan in force.
 
-    Implements :class:`~ray_cluster.protocol.control.ControlCalls`.
+    Implements :class:`~ray_cluster.protocol.control.ControlCalls` and
+    :class:`~ray_cluster.protocol.control.PlanCalls`.
 
     Args:
         wall_clock: Unix time in seconds.
@@ -69,7 +73,7 @@ class ControlService:
         self._plan: PlannedSettings | None = None
         self._memory = ""
         self._latest: RoundRecord | None = None
-        self._history: tuple[RoundRecord, ...] = ()
+        self._report = PlanReport(is_enabled=True)
         # the last registration of each pool's workers
         self._known: dict[str, Registration] = {}
         self._num_events = 0
@@ -87,9 +91,11 @@ class ControlService:
             self._known.setdefault(one.pool, one)
         saved = await self._threads.call("read", self._store.control)
         self._plan = _read(_PLAN, saved, "plan", None)
-        self._history = _read(_HISTORY, saved, "history", self._history)
+        history = _read(_HISTORY, saved, "history", ())
+        is_paused = saved.get("mode") == "paused"
+        self._report = replace(self._report, history=history, is_paused=is_paused)
         self._memory = saved.get("memory", "")
-        self._latest = self._history[-1] if self._history else None
+        self._latest = history[-1] if history else None
         self._note_asleep(is_woken=False)
         if self._plan is not None and self._settings is not None:
             self._dispatch.apply(self.planned(self._settings))
@@ -105,7 +111,8 @@ class ControlService:
 
     async def observe(self, cursors: Mapping[str, int]) -> Observation:
         """Return the state of the cell; see :class:`ControlCalls`."""
-        in_force = InForce(self._known_settings(), self._started_s, self._plan)
+        is_paused = self._report.is_paused
+        in_force = InForce(self._known_settings(), self._started_s, self._plan, is_paused)
         return self._dispatch.observe(in_force, self._known, cursors, self._wall_clock())
 
     def _known_settings(self) -> Settings:
@@ -127,12 +134,41 @@ class ControlService:
         """Keep what a round did; see :class:`ControlCalls`."""
         self._latest = record
         self._note_heard()
-        if record.actions or record.failures or record.overdue:
-            self._history = (*self._history, record)[-MAX_HISTORY:]
-            await self._save("history", _HISTORY.encode(self._history))
+        is_new = bool(record.actions or record.failures or record.overdue)
+        last = self._report
+        history = (*last.history, record)[-MAX_HISTORY:] if is_new else last.history
+        self._report = replace(
+            last,
+            heard_s=self._wall_clock(),
+            latest=record,
+            history=history,
+            num_rounds=last.num_rounds + 1,
+            num_actions=last.num_actions + len(record.actions) * (record.mode == "applied"),
+            num_failures=last.num_failures + len(record.failures),
+            round_s=last.round_s + record.took_s,
+        )
+        if is_new:
+            await self._save("history", _HISTORY.encode(history))
         if memory is not None:
             self._memory = memory
             await self._save("memory", memory)
+
+    async def plan_report(self) -> PlanReport:
+        """Return the plan, and what was planned before."""
+        return replace(self._report, is_enabled=self.is_enabled)
+
+    def metrics(self) -> Snapshot:
+        """Return the metrics of the rounds."""
+        report = replace(self._report, is_enabled=self.is_enabled)
+        return plan_snapshot(report, self._wall_clock())
+
+    async def pause_plan(self, is_paused: bool) -> PlanReport:
+        """Have plans made and not applied, or applied again."""
+        self._report = replace(self._report, is_paused=is_paused)
+        log_event(logger, "plan_paused" if is_paused else "plan_resumed")
+        await self._save("mode", "paused" if is_paused else "applied")
+        self._note_event()
+        return await self.plan_report()
 
     async def wake(self, seen: int, wait_s: float) -> int:
         """Return the number of events once it is not ``seen``; see :class:`ControlCalls`."""

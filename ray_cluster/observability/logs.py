@@ -49,6 +49,8 @@ LogEvent = Literal[
     "work_returned",
     "settings_applied",
     "plan_applied",
+    "plan_paused",
+    "plan_resumed",
 ]
 
 

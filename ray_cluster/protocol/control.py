@@ -187,6 +187,11 @@ class PlannedPool:
         num_before: replicas that Ray Serve was to keep before the round.
         num_ready: live ones then.
         num_planned: replicas of the plan.
+        load_per_s: images (of a ControlNet, steps) per second that it is to make, the queue
+            among them.
+        replica_per_s: what one replica makes at the planned cap.
+        load_s: seconds until a started replica serves.
+        reason: what the number follows from, in words.
     """
 
     pool: str
@@ -194,6 +199,10 @@ class PlannedPool:
     num_ready: int
     num_planned: int
     max_batch: int
+    load_per_s: float = 0.0
+    replica_per_s: float = 0.0
+    load_s: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +242,42 @@ class RoundRecord:
     failures: tuple[str, ...] = ()
     overdue: tuple[str, ...] = ()
     infeasible: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What operators are shown of the controller.
+
+    Attributes:
+        is_enabled: whether the cell has one.
+        heard_s: Unix time at which it was heard of last; None if not by this dispatcher.
+        latest: its last round.
+        history: rounds that changed something, the oldest first.
+        num_rounds, num_actions, num_failures: since the dispatcher started.
+        round_s: seconds of all these rounds.
+    """
+
+    is_enabled: bool
+    is_paused: bool = False
+    heard_s: float | None = None
+    latest: RoundRecord | None = None
+    history: tuple[RoundRecord, ...] = ()
+    num_rounds: int = 0
+    num_actions: int = 0
+    num_failures: int = 0
+    round_s: float = 0.0
+
+
+class PlanCalls(Protocol):
+    """Operators' way to the plan."""
+
+    async def plan_report(self) -> PlanReport:
+        """Return the plan, and what was planned before."""
+        ...
+
+    async def pause_plan(self, is_paused: bool) -> PlanReport:
+        """Have plans made and not applied, or applied again; a later dispatcher knows it, too."""
+        ...
 
 
 class ControlCalls(Protocol):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.protocol.control import PlanCalls
 from ray_cluster.protocol.interface import raises
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
@@ -145,7 +146,7 @@ class LoraCalls(Protocol):
         ...
 
 
-class DispatcherClient(ImageCalls, JobCalls, CellCalls, LoraCalls, Protocol):
+class DispatcherClient(ImageCalls, JobCalls, CellCalls, LoraCalls, PlanCalls, Protocol):
     """A gateway's way to the one dispatcher of its cell.
 
     Every method raises :class:`~ray_cluster.errors.DispatcherUnavailable` when the dispatcher is

@@ -137,7 +137,7 @@ def routes(app: FastAPI) -> list[tuple[str, str]]:
 async def test_head_answers_as_get_without_a_body(app: FastAPI, http: httpx.AsyncClient) -> None:
     known = {"{model}": "shapes", "{job_id}": "x", "{file_id}": "x", "{name}": "x", "{digest}": "x"}
     getting = [path for path, method in routes(app) if method == "get"]
-    assert len(getting) == 13
+    assert len(getting) == 14
     for pattern in getting:
         path = pattern
         for name, value in known.items():
@@ -170,6 +170,8 @@ async def test_a_wrong_method_is_told_every_right_one(
         "/v1/files": "POST",
         "/v1/preprocess": "POST",
         "/v1/controlnets": "GET, HEAD",
+        "/v1/plan": "GET, HEAD",
+        "/v1/plan/pause": "POST",
         "/v1/loras/x": "GET, HEAD, DELETE",
         "/healthz": "GET, HEAD",
         "/docs": "GET, HEAD",

@@ -1,4 +1,4 @@
-"""``ray-cluster plan`` says how many replicas a workload needs."""
+"""``ray-cluster plan size`` says how many replicas a workload needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK = {
 def test_it_names_the_fewest_replicas_their_price_and_what_binds(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
     path.write_text(yaml.safe_dump(TASK))
-    result = cli("plan", path, "--processes", 1)
+    result = cli("plan", "size", path, "--processes", 1)
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "(simulated)" in text
@@ -43,7 +43,7 @@ def test_a_trace_is_replayed_on_replicas_that_fail_and_the_figures_are_written(
     found = []
     for content in (task, failing):
         path.write_text(yaml.safe_dump(content))
-        result = cli("plan", path, "--processes", 1, "--out", out)
+        result = cli("plan", "size", path, "--processes", 1, "--out", out)
         assert result.exit_code == 0, result.output
         (device,) = json.loads(out.read_text())["devices"]
         assert str(device["replicas"]) in result.stdout
@@ -63,27 +63,27 @@ def test_a_trace_is_replayed_on_replicas_that_fail_and_the_figures_are_written(
         ({"trace": None}, "sizes, rate_per_s and slo_s are needed, or a trace"),
     ):
         path.write_text(yaml.safe_dump({**task, **changes}))
-        refused = cli("plan", path)
+        refused = cli("plan", "size", path)
         assert refused.exit_code == 1
         assert said in " ".join(refused.stderr.split())
-    assert "a file in an existing folder" in cli("plan", path, "--out", tmp_path).stderr
+    assert "a file in an existing folder" in cli("plan", "size", path, "--out", tmp_path).stderr
 
 
 def test_a_task_that_is_wrong_is_refused_in_a_sentence(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
     path.write_text(yaml.safe_dump({**TASK, "attainment": 1.5}))
-    result = cli("plan", path)
+    result = cli("plan", "size", path)
     assert result.exit_code == 1
     assert "attainment" in result.stderr
     path.write_text(yaml.safe_dump({**TASK, "policy": "best"}))
-    refused = cli("plan", path).stderr
+    refused = cli("plan", "size", path).stderr
     assert "there is no policy 'best'" in refused
     assert "pydantic" not in refused
     path.write_text(yaml.safe_dump({**TASK, "rate_per_s": 1e6}))
-    assert "10,000,000 a run" in cli("plan", path).stderr
+    assert "10,000,000 a run" in cli("plan", "size", path).stderr
     path.write_text("[]")
-    assert "keys and values" in cli("plan", path).stderr
-    assert "cannot read the task" in cli("plan", tmp_path / "none.yaml").stderr
+    assert "keys and values" in cli("plan", "size", path).stderr
+    assert "cannot read the task" in cli("plan", "size", tmp_path / "none.yaml").stderr
 
 
 CASCADE = {
@@ -98,7 +98,7 @@ CASCADE = {
 def test_a_cascade_is_sized_for_deadlines_and_quality(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "cascade.yaml"
     path.write_text(yaml.safe_dump({**CASCADE, "worst_quality": 18.5}))
-    result = cli("plan", path, "--processes", 1)
+    result = cli("plan", "size", path, "--processes", 1)
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "(simulated, published times)" in text
@@ -111,6 +111,6 @@ def test_a_cascade_is_sized_for_deadlines_and_quality(cli: Cli, tmp_path: Path) 
         ({"most_violations": 2}, "most_violations"),
     ):
         path.write_text(yaml.safe_dump({**CASCADE, **changes}))
-        refused = cli("plan", path)
+        refused = cli("plan", "size", path)
         assert refused.exit_code == 1
         assert said in refused.stderr

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from ray_cluster.control.fleet import Curves
-from ray_cluster.control.live import LiveCluster, LivePlanner, record_of
+from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop, RoundReport
+from ray_cluster.control.records import Counts, Times, reason_of, record_of
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.cell_planner import CellMemory
 from ray_cluster.policies.plan import PlannedSettings
@@ -129,7 +132,7 @@ async def test_a_paused_loop_changes_nothing_and_says_what_it_would() -> None:
     rounds = Rounds(cell)
     report = await rounds.run(8, per_s=2.0)
     assert (cell.target, cell.plan) == (1, None)
-    record = record_of(report, rounds.cluster.glance, rounds.loop.memory, 0.0, 0.1)
+    record = record_of(report, rounds.cluster.glance, rounds.loop.memory, Times(0.0, 0.1, 15.0))
     assert record.mode == "paused"
     assert "m: 1 to 3 replicas" in record.actions
     (demand,) = record.demand
@@ -138,6 +141,24 @@ async def test_a_paused_loop_changes_nothing_and_says_what_it_would() -> None:
     assert 1.5 < demand.per_s < 2.5
     (planned,) = record.pools
     assert (planned.num_before, planned.num_ready, planned.num_planned) == (1, 1, 3)
+    assert planned.replica_per_s == pytest.approx(1.0)
+    assert 1.5 < planned.load_per_s < 2.5
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_short", "said"),
+    [
+        (Counts(2, 2, 1, 4, 0), False, "the load"),
+        (Counts(0, 0, 0, 4, 0), False, "the load"),
+        (Counts(4, 6, 1, 4, 0), True, "max_replicas: the load would take 6"),
+        (Counts(3, 6, 1, 4, 0), True, "the load would take 6, and there are no more devices"),
+        (Counts(1, 0, 1, 4, 0), False, "min_replicas, or it works"),
+        (Counts(2, 0, 1, 4, 2), False, "dwell_s: it has changed lately"),
+        (Counts(3, 2, 1, 4, 0), False, "headroom: bursts, deadlines, batches that are not full"),
+    ],
+)
+def test_a_number_of_replicas_has_a_reason(counts: Counts, is_short: bool, said: str) -> None:
+    assert reason_of(counts, is_short=is_short) == said
 
 
 async def test_a_dispatcher_that_is_away_is_waited_for() -> None:

@@ -98,3 +98,7 @@ def test_replicas_follow_demand_whoever_dies_or_meddles(service: Service) -> Non
     assert service.is_ready()
     # a call for a model at zero waits until a replica has come
     assert generate(service, seed=99) == 200
+    plan = httpx.get(f"{service.url}/v1/plan", headers=HEADERS, timeout=10).json()
+    assert plan["state"] == "applied"
+    changes = [change for one in plan["history"] for change in one["actions"]]
+    assert {"draft: 1 to 2 replicas", "draft: 2 to 0 replicas"} <= set(changes)

@@ -212,3 +212,43 @@ async def test_a_controller_that_falls_silent_is_not_counted_on(
         # a replica that lives all the same is used
         await cell.dispatch.register(worker())
         assert (await cell.dispatch.offer([image_request("a", "shapes")])).accepted
+
+
+async def test_a_pause_is_seen_by_the_controller_and_by_a_later_dispatcher(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        service = cell.jobs_service.control
+        cell.dispatch.apply(service.planned(settings()))
+        seen = await service.wake(-1, 0.0)
+        assert (await service.pause_plan(True)).is_paused
+        # it plans at once, to say so
+        assert await service.wake(seen, 0.0) > seen
+        assert (await service.observe({})).limits.is_paused
+    cell = JobsCell(tmp_path, epoch=2)
+    cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
+    async with cell:
+        service = cell.jobs_service.control
+        assert (await service.observe({})).limits.is_paused
+        assert not (await service.pause_plan(False)).is_paused
+
+
+async def test_rounds_are_counted_and_those_that_changed_something_are_listed(
+    tmp_path: Path,
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        service = cell.jobs_service.control
+        quiet = replace(planned(1), actions=())
+        await service.note_round(quiet, None)
+        await service.note_round(planned(0), None)
+        await service.note_round(replace(planned(2), mode="paused"), None)
+        await service.note_round(replace(quiet, failures=("it is away",)), None)
+        report = await service.plan_report()
+        assert [len(report.history), report.num_rounds] == [3, 4]
+        # what a paused round would have done is no action
+        assert (report.num_actions, report.num_failures) == (1, 1)
+        (family,) = (
+            one for one in await cell.cell.own_metrics() if one.name == "ray_cluster_plan_replicas"
+        )
+        assert sorted(dict(family.samples).values()) == [0, 1]
+        service.is_enabled = False
+        names = {one.name for one in await cell.cell.own_metrics()}
+        assert not any(name.startswith("ray_cluster_plan") for name in names)

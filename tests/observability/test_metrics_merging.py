@@ -16,7 +16,9 @@ from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.engine.step_engine import StepReport
+from ray_cluster.jobs.control_metrics import plan_snapshot
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge, render, take
+from ray_cluster.protocol.control import PlanReport, RoundRecord
 from ray_cluster.replica.control_metrics import ControlClientMetrics, ControlServerMetrics
 from ray_cluster.replica.lora_metrics import LoraMetrics
 from ray_cluster.replica.metrics import ReplicaMetrics, ScorerMetrics
@@ -123,6 +125,7 @@ def test_the_documentation_names_every_metric() -> None:
         replicas=(),
         counters=OutcomeCounters(),
     )
+    report = PlanReport(is_enabled=True, heard_s=0.0, latest=RoundRecord(0.0, 1, 0.1, "applied"))
     snapshots = [
         GatewayMetrics().snapshot(),
         ReplicaMetrics("m", "r").snapshot(),
@@ -131,6 +134,7 @@ def test_the_documentation_names_every_metric() -> None:
         ControlServerMetrics("edges").snapshot(),
         ControlClientMetrics().snapshot(),
         cell_snapshot(cluster, num_open_jobs=0),
+        plan_snapshot(report, 0.0),
     ]
     names = {
         family.name + ("_total" if family.kind == "counter" else "") for family in merge(snapshots)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.protocol.control import ControlCalls, PlanCalls
 from ray_cluster.protocol.dispatcher import (
     CellCalls,
     DispatcherClient,
@@ -20,13 +21,13 @@ from tests.codec.made import leaves, made
 
 METHODS = {
     f"{interface.__name__}.{name}": method
-    for interface in (DispatcherClient, DispatcherLink)
+    for interface in (DispatcherClient, DispatcherLink, ControlCalls)
     for name, method in methods_of(interface).items()
 }
 
 
-def test_a_gateway_calls_images_jobs_loras_and_the_cell() -> None:
-    parts = [methods_of(one) for one in (ImageCalls, JobCalls, CellCalls, LoraCalls)]
+def test_a_gateway_calls_images_jobs_loras_the_cell_and_its_plan() -> None:
+    parts = [methods_of(one) for one in (ImageCalls, JobCalls, CellCalls, LoraCalls, PlanCalls)]
     assert set(methods_of(DispatcherClient)) == set().union(*parts)
 
 

@@ -14,7 +14,7 @@ from ray_cluster.simulator.cascade_sizing import plan_cascade
 from ray_cluster.simulator.sizing import plan_cell
 
 
-def run_plan(
+def run_sizing(
     path: Path, *, num_seeds: int | None, num_processes: int | None, out: Path | None = None
 ) -> None:
     """Size the task of a file.

@@ -1,0 +1,194 @@
+"""What operators are shown of a round of the plan loop: what is planned, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ray_cluster.control.fleet import CellFleet
+from ray_cluster.control.loop import RoundReport
+from ray_cluster.policies.cell_planner import CellMemory
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.demand import Demand, DemandSmoothing, forecast_per_s
+from ray_cluster.policies.fleet import PoolSpec
+from ray_cluster.policies.plan import Plan, PoolPlan
+from ray_cluster.protocol.control import (
+    Observation,
+    PlannedPool,
+    RoundMode,
+    RoundRecord,
+    ServiceDemand,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What one round has seen."""
+
+    seen: Observation
+    planned: CellFleet
+    state: ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a round was, and how long it took.
+
+    Attributes:
+        at_s: Unix time.
+        drain_s: in which its plan wants queues worked off.
+    """
+
+    at_s: float
+    took_s: float
+    drain_s: float
+
+
+def record_of(
+    report: RoundReport, glance: Glance | None, memory: CellMemory | None, times: Times
+) -> RoundRecord:
+    """Return the record of a round.
+
+    Args:
+        glance: None where nothing could be observed so far.
+    """
+    limits = None if glance is None else glance.seen.limits
+    mode: RoundMode = "applied"
+    if limits is not None and not report.is_applied:
+        mode = "paused" if limits.is_paused else "dry_run"
+    pools: tuple[PlannedPool, ...] = ()
+    demand: tuple[ServiceDemand, ...] = ()
+    if glance is not None and memory is not None:
+        pools = tuple(_pools(report.plan, glance, memory, times))
+        demand = tuple(_demand(glance, memory))
+    return RoundRecord(
+        at_s=times.at_s,
+        version=report.plan.version,
+        took_s=times.took_s,
+        mode=mode,
+        pools=pools,
+        cascades=report.plan.cascades,
+        demand=demand,
+        actions=tuple(_actions(report)),
+        failures=report.failures,
+        overdue=report.overdue,
+        infeasible=report.plan.infeasible,
+    )
+
+
+def _actions(report: RoundReport) -> Iterator[str]:
+    if report.actions is None:
+        return
+    for one in report.actions.scales:
+        yield f"{one.pool}: {one.num_before} to {one.num_after} replicas"
+    if report.actions.settings is not None:
+        yield "batch caps and thresholds"
+
+
+def _demand(glance: Glance, memory: CellMemory) -> Iterator[ServiceDemand]:
+    specs = {one.name: one for one in glance.planned.fleet.services}
+    for one in memory.services:
+        spec = specs.get(one.service)
+        models = [] if spec is None else [spec.model]
+        models += [spec.cascade.heavy_model] if spec is not None and spec.cascade else []
+        waiting = sum(glance.state.model(model).num_waiting for model in models)
+        yield ServiceDemand(one.service, _per_s(one.demand), waiting)
+
+
+def _per_s(demand: Demand) -> float | None:
+    if demand.level_per_s is None:
+        return None
+    return forecast_per_s(demand, 0.0, DemandSmoothing())
+
+
+def _pools(plan: Plan, glance: Glance, memory: CellMemory, times: Times) -> Iterator[PlannedPool]:
+    before = glance.state.in_force or Plan()
+    counts = {one.pool: one.num_replicas for one in before.pools}
+    loads = loads_of(plan, glance, memory, times.drain_s)
+    specs = {one.name: one for one in glance.planned.fleet.pools}
+    helpers = {one.name: one for one in glance.planned.helpers}
+    calls = {one.counter: _per_s(one.demand) or 0.0 for one in memory.calls}
+    for one in plan.pools:
+        load_s, load = 0.0, 0.0
+        if (spec := specs.get(one.pool)) is not None:
+            load, rate = loads.get(spec.model, 0.0), _rate(spec, one)
+            load_s, fewest, most = spec.load_s, spec.min_replicas, spec.max_replicas
+        else:
+            helper = helpers[one.pool]
+            load = sum(calls.get(name, 0.0) for name in helper.counters)
+            rate, fewest, most = helper.rate_per_s, helper.min_replicas, None
+        needed = math.ceil(load / rate - 1e-9)
+        state = glance.state.pool(one.pool)
+        yield PlannedPool(
+            pool=one.pool,
+            num_before=counts.get(one.pool, 0),
+            num_ready=state.num_ready,
+            num_planned=one.num_replicas,
+            max_batch=one.max_batch,
+            load_per_s=load,
+            replica_per_s=rate,
+            load_s=load_s,
+            reason=reason_of(
+                Counts(one.num_replicas, needed, fewest, most, state.num_young),
+                is_short=plan.infeasible is not None,
+            ),
+        )
+
+
+def _rate(spec: PoolSpec, plan: PoolPlan) -> float:
+    """Images per second of a replica at the planned cap."""
+    found = [one for one in spec.options if one.batch <= max(1, plan.max_batch)]
+    return max(one.rate_per_s for one in found or spec.options)
+
+
+def loads_of(plan: Plan, glance: Glance, memory: CellMemory, drain_s: float) -> dict[str, float]:
+    """Return the images per second that each model is to make, its queue among them."""
+    known = {one.service: one for one in memory.services}
+    found: dict[str, float] = {}
+    for spec in glance.planned.fleet.services:
+        if (one := known.get(spec.name)) is None:
+            continue
+        total, direct, alone = (_per_s(part) or 0.0 for part in (one.demand, one.direct, one.alone))
+        entering = max(0.0, total - direct - alone)
+        found[spec.model] = entering + alone
+        if spec.cascade is not None:
+            cascade = plan.cascade(spec.name)
+            rate = 0.0 if cascade is None else cascade.deferral_rate
+            found[spec.cascade.heavy_model] = rate * entering + direct
+    return {
+        model: load + glance.state.model(model).num_waiting / drain_s
+        for model, load in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of a pool's replicas: planned, needed by the load alone, and bounds."""
+
+    planned: int
+    needed: int
+    fewest: int
+    most: int | None
+    young: int
+
+
+def reason_of(counts: Counts, *, is_short: bool) -> str:
+    """Say what a pool's number of replicas follows from.
+
+    Args:
+        is_short: whether some demand cannot be met.
+    """
+    planned = counts.planned
+    if planned < counts.needed:
+        if planned == counts.most:
+            return f"max_replicas: the load would take {counts.needed}"
+        more = "there are no more devices" if is_short else "the queue empties before one loads"
+        return f"the load would take {counts.needed}, and {more}"
+    if planned <= max(counts.needed, 0) or not planned:
+        return "the load"
+    if planned <= counts.fewest:
+        return "min_replicas, or it works"
+    if planned <= counts.young:
+        return "dwell_s: it has changed lately"
+    return "headroom: bursts, deadlines, batches that are not full"

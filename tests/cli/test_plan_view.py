@@ -1,0 +1,62 @@
+"""``ray-cluster plan show``, ``history`` and ``explain``, on what a service might answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ray_cluster.api.plan_schema import PlanResponse, plan_reply
+from ray_cluster.cli.plan_view import explain_plan, list_rounds, show_plan
+from ray_cluster.errors import ConfigError
+from ray_cluster.protocol.control import PlanReport
+from tests.api.test_plan import a_round
+
+FIRST = a_round(1e9, "sd: 1 to 2 replicas")
+LAST = replace(a_round(1e9 + 5), version=8, infeasible="sd lacks capacity for 2/s")
+PLAN = plan_reply(PlanReport(True, heard_s=1e9 + 5, latest=LAST, history=(FIRST,)), 1e9 + 6)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_plan_is_shown_a_line_per_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(PLAN, as_json=False)
+    text = said(capsys)
+    assert "plans are applied" in text
+    assert "sd 2 1 4 1.5 0.8 the load" in text
+    assert "the demand cannot be met: sd lacks capacity for 2/s" in text
+    show_plan(PLAN, as_json=True)
+    assert PlanResponse.model_validate_json(capsys.readouterr().out) == PLAN
+
+
+def test_history_lists_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    list_rounds(PLAN, 20, as_json=False)
+    assert "7 applied sd: 1 to 2 replicas" in said(capsys)
+    list_rounds(plan_reply(PlanReport(True), 0.0), 20, as_json=False)
+    assert "no plan has changed anything yet" in capsys.readouterr().err
+
+
+def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    explain_plan(PLAN, 7)
+    text = said(capsys)
+    assert "sd: 1.25 images/s are called for, 3 wait" in text
+    assert "sd: 2 replicas instead of 1, of which 1 were ready, because of the load" in text
+    assert "a started one serves after some 12 s" in text
+    assert "auto: defers confidences below 0.4, some 30 % of images" in text
+    assert "other: defers what the settings allow" in text
+    assert "changes: sd: 1 to 2 replicas" in text
+    explain_plan(PLAN, None)
+    assert "plan 8 of" in said(capsys)
+
+
+def test_a_version_that_changed_nothing_is_not_known() -> None:
+    with pytest.raises(ConfigError, match="no plan of version 3; those that changed: 7"):
+        explain_plan(PLAN, 3)
+
+
+def test_a_controller_that_starts_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    for show in (lambda one: show_plan(one, as_json=False), lambda one: explain_plan(one, None)):
+        show(plan_reply(PlanReport(True), 0.0))
+        assert "it has made no plan yet" in said(capsys)

@@ -1,0 +1,71 @@
+"""A cell's planner leaves a cascade as the settings have it, unless the load is too much."""
+
+from __future__ import annotations
+
+import math
+
+from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
+from ray_cluster.policies.cell_planner import CellPlanner
+from ray_cluster.policies.cluster_state import (
+    ClusterState,
+    DeviceState,
+    PoolState,
+    ServiceState,
+)
+from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.plan import CascadePlan
+from ray_cluster.policies.planner import AllocationPlanner
+
+CURVE = QualityCurve((0.0, 0.5, 1.0), (9.0, 5.0, 4.0))
+
+
+def planned(curve: QualityCurve, per_s: int) -> CascadePlan:
+    """The plan of a cascade that is called so often, with one replica of each model."""
+    pools = (
+        PoolSpec("light", "l", "gpu", (BatchOption(1, 0.1),), max_replicas=1),
+        PoolSpec("heavy", "h", "gpu", (BatchOption(1, 1.0),), max_replicas=1),
+    )
+    cascade = CascadeSpec("h", curve, DeferralCurve((0.0, 1.0), (0.0, 1.0)))
+    fleet = Fleet((DeviceSpec("gpu"),), pools, (ServiceSpec("s", "l", 20.0, cascade),))
+    planner = CellPlanner(AllocationPlanner(fleet))
+
+    def state(now_s: float) -> ClusterState:
+        return ClusterState(
+            now_s,
+            (DeviceState("gpu", 2),),
+            (PoolState("light", 1), PoolState("heavy", 1)),
+            (),
+            (ServiceState("s", round(per_s * now_s)),),
+        )
+
+    memory = planner.begin(state(0.0))
+    for number in range(1, 20):
+        plan, memory = planner.plan(state(2.0 * number), memory)
+    (found,) = plan.cascades
+    return found
+
+
+def test_the_settings_threshold_holds_while_as_much_is_deferred_as_they_allow() -> None:
+    found = planned(capped(CURVE, 0.3), per_s=1)
+    assert (found.threshold, found.deferral_rate) == (math.inf, 0.3)
+
+
+def test_a_threshold_is_planned_where_the_load_is_too_much() -> None:
+    found = planned(capped(CURVE, 0.3), per_s=6)
+    assert 0 < found.deferral_rate < 0.2
+    assert 0 < found.threshold < 0.2
+
+
+def test_a_threshold_is_planned_where_more_would_make_images_worse() -> None:
+    found = planned(QualityCurve((0.0, 0.4, 1.0), (9.0, 5.0, 6.0)), per_s=1)
+    assert found.deferral_rate == 0.4
+    assert abs(found.threshold - 0.4) < 0.01
+
+
+def test_a_curve_is_capped_between_its_points() -> None:
+    curve = capped(CURVE, 0.25)
+    assert curve.deferral_rates == (0.0, 0.25)
+    assert curve.scores == (9.0, 7.0)
+    assert capped(CURVE, 0.0).best_rate < 0.01
+    assert capped(CURVE, 1.0) == CURVE
