@@ -118,7 +118,11 @@ class Dispatcher:
         self._ray_metrics.start()
         self._nodes = NodeWatch(storage)
         self._nodes.start()
-        self._server = RpcServer(
+        self._server = self._new_server(cell)
+        self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
+
+    def _new_server(self, cell: CellService) -> RpcServer:
+        return RpcServer(
             {
                 ImageCalls: self._service,
                 JobCalls: self._jobs,
@@ -129,7 +133,6 @@ class Dispatcher:
                 PlanCalls: self._jobs.control,
             }
         )
-        self._address = await self._server.start(get_node_ip_address(), arguments.dispatch.port)
 
     async def _open_jobs(
         self, arguments: FrontArguments, results: BlobStore, config: ClusterConfig
