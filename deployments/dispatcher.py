@@ -100,7 +100,6 @@ class Dispatcher:
             on_register=self._save_worker,
         )
         self._jobs = await self._open_jobs(arguments, results, config)
-        self._jobs.control.is_enabled = arguments.control.enabled
         cell = CellService(
             self._service,
             self._jobs,
@@ -138,7 +137,7 @@ class Dispatcher:
         self, arguments: FrontArguments, results: BlobStore, config: ClusterConfig
     ) -> JobService:
         storage = arguments.storage
-        return JobService(
+        jobs = JobService(
             self._service,
             await asyncio.to_thread(SqlJobStore.open, storage.jobs),
             results,
@@ -150,6 +149,8 @@ class Dispatcher:
             wall_clock=time.time,
             lora_sources=arguments.loras.sources,
         )
+        jobs.control.is_enabled = arguments.control.enabled
+        return jobs
 
     def _apply(self, settings: Settings) -> None:
         self._service.apply(self._jobs.control.planned(settings))

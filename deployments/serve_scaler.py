@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from urllib.request import Request, urlopen
 import ray
 from ray._private import services
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+from ray.exceptions import RayError
 
 from ray_cluster.control.fleet import HUNDRED
 from ray_cluster.deployments.deploy_file import DEPLOYMENT_OF
@@ -69,7 +71,10 @@ class ServeScaler:
 
     def supply(self) -> Mapping[str, int]:
         """Return the hundredths of each device in the Ray cluster."""
-        total = ray.cluster_resources()
+        try:
+            total = ray.cluster_resources()
+        except RayError as error:
+            raise NotScaled(f"Ray does not say what devices it has: {error}") from error
         return {
             device: math.floor(HUNDRED * total.get(name, 0.0))
             for device, name in _RESOURCES.items()
@@ -89,6 +94,8 @@ class ServeScaler:
         except HTTPError as error:
             reason = error.read().decode(errors="replace")[:300]
             raise NotScaled(f"Ray's dashboard answered {error.code}: {reason}") from error
+        except (HTTPException, ValueError) as error:
+            raise NotScaled(f"Ray's dashboard answered, but not as it should: {error!r}") from error
 
 
 def dashboard_url() -> str | None:

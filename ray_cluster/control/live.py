@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from ray_cluster.control.fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
@@ -72,9 +73,12 @@ class LiveCluster:
         """Return the state, with the confidences since the last call."""
         seen = self.ask(self._calls.observe(self._cursors))
         targets = self._scaler.targets()
+        # what is not deployed cannot be scaled
+        deployed = tuple(one for one in seen.pools if one.pool in targets)
+        seen = replace(seen, pools=deployed)
         planned = fleet_of(seen, self._curves_of)
         for pool in planned.pools:
-            self._asked.setdefault(pool, Asked(targets.get(pool, 0)))
+            self._asked.setdefault(pool, Asked(targets[pool]))
         state = state_of(
             seen,
             planned,
@@ -117,11 +121,7 @@ def _in_force(seen: Observation, planned: CellFleet, targets: Mapping[str, int])
     """Return what is applied, of the pools that are planned."""
     plan = seen.plan or PlannedSettings(0, (), ())
     caps = dict(plan.max_batches)
-    pools = tuple(
-        # without an application there is nothing to scale
-        PoolPlan(name, targets.get(name, 0), caps.get(name, 0))
-        for name in planned.pools
-    )
+    pools = tuple(PoolPlan(name, targets[name], caps.get(name, 0)) for name in planned.pools)
     return Plan(pools, plan.cascades, plan.version)
 
 

@@ -132,9 +132,9 @@ class ControlService:
 
     async def note_round(self, record: RoundRecord, memory: str | None) -> None:
         """Keep what a round did; see :class:`ControlCalls`."""
+        is_new = _is_news(record, self._latest)
         self._latest = record
         self._note_heard()
-        is_new = bool(record.actions or record.failures or record.overdue)
         last = self._report
         history = (*last.history, record)[-MAX_HISTORY:] if is_new else last.history
         self._report = replace(
@@ -143,7 +143,7 @@ class ControlService:
             latest=record,
             history=history,
             num_rounds=last.num_rounds + 1,
-            num_actions=last.num_actions + len(record.actions) * (record.mode == "applied"),
+            num_actions=last.num_actions + _num_done(record),
             num_failures=last.num_failures + len(record.failures),
             round_s=last.round_s + record.took_s,
         )
@@ -215,6 +215,24 @@ class ControlService:
             await self._threads.call("write", write)
         except JobStoreError as error:
             logger.warning("the controller's %s is not saved: %s", name, error)
+
+
+def _is_news(record: RoundRecord, before: RoundRecord | None) -> bool:
+    """Whether a round did or met something that the one before has not said already."""
+    if not (record.actions or record.failures or record.overdue):
+        return False
+    return before is None or _said(record) != _said(before)
+
+
+def _said(record: RoundRecord) -> tuple[object, ...]:
+    words = (record.actions, record.failures, len(record.overdue))
+    return (record.version, record.mode, *words)
+
+
+def _num_done(record: RoundRecord) -> int:
+    if record.mode != "applied":
+        return 0
+    return max(0, len(record.actions) - len(record.failures))
 
 
 def _read(codec: TextCodec[T], saved: Mapping[str, str], name: str, default: T) -> T:

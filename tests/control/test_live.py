@@ -33,9 +33,10 @@ class MadeUpCell:
         self.plan: PlannedSettings | None = None
         self.limits = LIMITS
         self.is_away = False
+        self.is_deployed = True
 
     def targets(self) -> Mapping[str, int]:
-        return {"m": self.target, "somebody-elses": 3}
+        return {"m": self.target, "somebody-elses": 3} if self.is_deployed else {}
 
     def scale(self, pool: str, num_replicas: int) -> None:
         assert pool == "m"
@@ -124,6 +125,18 @@ async def test_a_dispatcher_without_a_plan_gets_it_again() -> None:
     await rounds.run(1)
     assert cell.plan is not None
     assert cell.plan.version >= version
+
+
+async def test_a_pool_without_an_application_is_not_planned() -> None:
+    cell = MadeUpCell()
+    rounds = Rounds(cell)
+    cell.is_deployed = False
+    report = await rounds.run(2, per_s=2.0)
+    assert report.plan.pools == ()
+    assert report.failures == ()
+    cell.is_deployed = True
+    await rounds.run(8, per_s=2.0)
+    assert cell.target == 3
 
 
 async def test_a_paused_loop_changes_nothing_and_says_what_it_would() -> None:

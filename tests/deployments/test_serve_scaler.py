@@ -27,6 +27,7 @@ class Dashboard(HTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.asked: list[tuple[str, Any]] = []
         self.refuses = False
+        self.body: bytes | None = None
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -44,7 +45,7 @@ class Answers(BaseHTTPRequestHandler):
             self._answer(200, {"message": "Scaling request received."})
 
     def _answer(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
+        data = self.server.body or json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -89,6 +90,12 @@ def test_what_serve_refuses_is_said(dashboard: Dashboard) -> None:
         scaler.scale("sd", 4)
     with pytest.raises(NotScaled, match="no application front: deploy it"):
         scaler.scale("front", 4)
+
+
+def test_an_answer_that_is_none_ends_no_loop(dashboard: Dashboard) -> None:
+    dashboard.body = b"<html>"
+    with pytest.raises(NotScaled, match="not as it should"):
+        scaler_of(dashboard).targets()
 
 
 def test_a_dashboard_that_is_away_is_waited_for() -> None:
