@@ -11,6 +11,8 @@ from ray_cluster.policies.helpers import HelperSpec, size_helpers, without_helpe
 from ray_cluster.policies.plan import CascadePlan, Plan
 from ray_cluster.policies.planner import AllocationPlanner, Memory
 
+# a replica is stopped where the others would do with this share of their time
+_CAUTION = 0.75
 # of deferral rates, which are planned in thousandths
 _ROUNDED = 0.002
 
@@ -67,11 +69,41 @@ class CellPlanner:
         }
         sizes = size_helpers(self.helpers, demand_per_s, state)
         left = without_helpers(state, self.helpers, sizes)
-        services = self.models.recalled(state, memory.services)
-        plan, services = self.models.plan(left, services)
+        recalled = self.models.recalled(state, memory.services)
+        plan, services = self.models.plan(left, recalled)
+        plan = self._cautious(plan, left, recalled)
         cascades = tuple(self._freed(one) for one in plan.cascades)
         plan = replace(plan, pools=(*plan.pools, *sizes), cascades=cascades)
         return plan, CellMemory(services, calls)
+
+    def _cautious(self, plan: Plan, state: ClusterState, memory: Memory) -> Plan:
+        """A plan that stops only what more demand, and a shorter queue, would not need again.
+
+        Else demand around a limit would start what it has just stopped.
+        """
+        if all(one.num_replicas >= state.pool(one.pool).num_replicas for one in plan.pools):
+            return plan
+        models = replace(
+            self.models,
+            utilisation=_CAUTION * self.models.utilisation,
+            drain_s=_CAUTION * self.models.drain_s,
+        )
+        careful, _ = models.plan(state, memory)
+        pools = []
+        for one in plan.pools:
+            present, needed = state.pool(one.pool).num_replicas, careful.pool(one.pool)
+            kept = 0 if needed is None else min(present, needed.num_replicas)
+            pools.append(replace(one, num_replicas=max(one.num_replicas, kept)))
+        wider = replace(plan, pools=tuple(pools))
+        return wider if self._fits(wider, state) else plan
+
+    def _fits(self, plan: Plan, state: ClusterState) -> bool:
+        """Whether there are the devices for a plan of the models' pools."""
+        used = {one.device: 0 for one in state.devices}
+        for spec in self.models.fleet.pools:
+            pool = plan.pool(spec.name)
+            used[spec.device] += spec.gpus_per_replica * (0 if pool is None else pool.num_replicas)
+        return all(used[one.device] <= one.num_gpus for one in state.devices)
 
     def _freed(self, cascade: CascadePlan) -> CascadePlan:
         """A cascade's plan without a threshold of its own where as much is deferred as may be.

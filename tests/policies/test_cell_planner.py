@@ -10,6 +10,7 @@ from ray_cluster.policies.cell_planner import CellPlanner
 from ray_cluster.policies.cluster_state import (
     ClusterState,
     DeviceState,
+    ModelState,
     PoolState,
     ServiceState,
 )
@@ -69,3 +70,32 @@ def test_a_curve_is_capped_between_its_points() -> None:
     assert curve.scores == (9.0, 7.0)
     assert capped(CURVE, 0.0).best_rate < 0.01
     assert capped(CURVE, 1.0) == CURVE
+
+
+def counts(num_waiting: int, present: int, num_gpus: int = 4) -> int:
+    """Replicas of a model of which nobody asks for more, by its queue."""
+    pools = (PoolSpec("m", "m", "gpu", (BatchOption(1, 1.0),), min_replicas=1),)
+    fleet = Fleet((DeviceSpec("gpu"),), pools, (ServiceSpec("m", "m", 60.0),))
+    planner = CellPlanner(AllocationPlanner(fleet, drain_s=10.0))
+
+    def state(now_s: float) -> ClusterState:
+        return ClusterState(
+            now_s,
+            (DeviceState("gpu", num_gpus),),
+            (PoolState("m", present),),
+            (ModelState("m", num_waiting),),
+            (ServiceState("m", 0),),
+        )
+
+    memory = planner.begin(state(0.0))
+    for number in range(1, 4):
+        plan, memory = planner.plan(state(2.0 * number), memory)
+    return plan.pools[0].num_replicas
+
+
+def test_a_replica_is_stopped_only_where_the_others_would_have_time_to_spare() -> None:
+    # a queue of ten takes one replica ten seconds, and two where there is one
+    assert [counts(number, present=1) for number in (4, 10, 11)] == [1, 1, 2]
+    assert [counts(number, present=2) for number in (4, 7, 8, 10, 11)] == [1, 1, 2, 2, 2]
+    # nothing is kept that there are no devices for
+    assert counts(8, present=2, num_gpus=1) == 1
