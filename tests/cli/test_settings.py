@@ -170,7 +170,7 @@ def test_what_a_pool_lacks_is_said_at_once_and_by_every_apply_until_it_runs(tmp_
     for actions in (["write", "add b"], ["write"]):
         cell.done.clear()
         with pytest.raises(NotApplied, match=rf"pool b does not run yet \({lacking}\)"):
-            apply_file(cell, path, timeout_s=0.05, show=show, note=print)
+            apply_file(cell, path, timeout_s=0.5, show=show, note=print)
         assert cell.done == actions
         assert next(state for name, state in lines if name == "pool b") == f"not_yet; {lacking}"
         lines.clear()
