@@ -138,7 +138,7 @@ class Service:
             "loras": {
                 "folder": str(folder / "loras"),
                 "sources": ["builtin:", str(folder), f"http://127.0.0.1:{self.lora_port}"],
-                "fetch_timeout_s": 3.0,
+                "fetch_timeout_s": 10.0,
                 "max_file_bytes": 10_000_000,
                 "registered": [
                     {"name": name, "base": "shapes-sd", "source": f"builtin:{name}"}

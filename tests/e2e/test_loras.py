@@ -25,6 +25,7 @@ from openai import OpenAI
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.classifier import load_classifier, read_pictures
 from tests.e2e.edit_templates import pixels_of
+from tests.e2e.pixels import pixels_differ
 from tests.e2e.service import API_KEY, HEADERS, STYLE_LORAS, Service
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,11 @@ def make(service: Service, **fields: Any) -> dict[str, Any]:
 
 def image_of(reply: dict[str, Any]) -> bytes:
     return base64.b64decode(reply["data"][0]["b64_json"])
+
+
+def are_equal(one: bytes, other: bytes) -> bool:
+    """Whether images differ by rounding alone: LoRAs may be merged into the weights or not."""
+    return pixels_differ(one, other) <= 1
 
 
 def post_lora(service: Service, **fields: Any) -> httpx.Response:
@@ -115,7 +121,7 @@ def test_a_lora_is_a_model_name_and_scales_count(service: Service) -> None:
     same = image_of(make(service, seed=5, loras=[{"name": "pastel"}]))
     half = image_of(make(service, seed=5, loras=[{"name": "pastel", "scale": 0.5}]))
     plain = image_of(make(service, seed=5))
-    assert (pixels_of(styled) == pixels_of(same)).all()
+    assert are_equal(styled, same)
     for other in (half, plain):
         assert np.abs(pixels_of(styled).astype(int) - pixels_of(other)).max() > 20
 
@@ -131,7 +137,7 @@ def test_one_is_registered_used_and_removed_while_it_is_used(service: Service) -
     # it has the very factors of the built-in one
     mine = image_of(make(service, seed=9, loras=[{"name": "mine", "scale": 0.7}]))
     outline = image_of(make(service, seed=9, loras=[{"name": "outline", "scale": 0.7}]))
-    assert (pixels_of(mine) == pixels_of(outline)).all()
+    assert are_equal(mine, outline)
     found = lora(service, "mine")
     assert found["state"] == "ready", found
     with ThreadPoolExecutor(1) as pool:
@@ -239,7 +245,7 @@ def test_images_are_made_while_the_store_is_dead(service: Service) -> None:
     assert post_lora(service, name="while-dead", source=str(file)).status_code == 201
     fields = {"loras": [{"name": "while-dead"}, {"name": "texture"}]}
     again = image_of(make(service, seed=3, **fields))
-    assert (pixels_of(again) == pixels_of(reference)).all()
+    assert are_equal(again, reference)
     until(lambda: service.processes(STORE_PROCESS), "the store to be started again")
 
 
@@ -256,9 +262,9 @@ def test_the_command_line_knows_them(service: Service, tmp_path: Path) -> None:
     out = tmp_path / "styled.png"
     run("generate", PROMPT, "--lora", "again:0.8", "--seed", "4", "-o", str(out))
     expected = image_of(make(service, seed=4, loras=[{"name": "pastel", "scale": 0.8}]))
-    assert (pixels_of(out.read_bytes()) == pixels_of(expected)).all()
+    assert are_equal(out.read_bytes(), expected)
     like = tmp_path / "like.png"
     run("generate", "--like", str(out), "-o", str(like))
-    assert (pixels_of(like.read_bytes()) == pixels_of(expected)).all()
+    assert are_equal(like.read_bytes(), expected)
     run("loras", "remove", "again")
     assert "again" not in run("loras", "list")
