@@ -154,6 +154,26 @@ def test_a_culprit_fails_alone(subjects: Callable[[str], Subject]) -> None:
     assert difference(good.latents, subject.expected[0]) <= RUN_TOLERANCE
 
 
+def test_what_could_not_be_asked_is_asked_again(subjects: Callable[[str], Subject]) -> None:
+    """A step that fails before its ControlNets are asked is tried in halves, never without them."""
+    subject = subjects("sd15")
+    controls = Wrong(LocalControls(subject.banks()), asked=FailsOnce())
+    assert max(subject.errors(controls)) <= RUN_TOLERANCE
+
+
+class FailsOnce:
+    """Has no memory the first time."""
+
+    def __init__(self) -> None:
+        self._has_failed = False
+
+    def __call__(self, asks: Sequence[ControlAsk]) -> Sequence[ControlAsk]:
+        if not self._has_failed:
+            self._has_failed = True
+            raise RuntimeError("out of memory")
+        return asks
+
+
 def test_controlnets_of_other_models_are_refused(
     subjects: Callable[[str], Subject], zoo: Zoo
 ) -> None:

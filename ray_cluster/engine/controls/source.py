@@ -57,20 +57,17 @@ class ControlResiduals:
 
     def begin(self, parts: Sequence[StepPart]) -> _Pending | None:
         """Ask for what the requests of a step need and have not been given yet."""
-        asks: list[ControlAsk] = []
-        # request and its uses' scales, in the order of the asks
-        uses: list[tuple[str, str, float]] = []
+        needs: dict[str, list[tuple[ControlAsk, float]]] = {}
         for part in parts:
             for request, state in enumerate(part.states):
                 name = state.request.request_id
                 if self.adds_to(state) and name not in self._asked:
-                    self._asked[name] = ()
-                    for ask, scale in _asks(part, request):
-                        asks.append(ask)
-                        uses.append((name, ask.name, scale))
+                    needs[name] = _asks(part, request)
         began_s = self._clock()
-        for (request_id, name, scale), future in zip(uses, self._controls.ask(asks), strict=True):
-            self._asked[request_id] += (_Asked(name, scale, future),)
+        futures = iter(self._controls.ask([ask for need in needs.values() for ask, _ in need]))
+        # not before: of a step that fails here, nothing was asked, and it is tried again in halves
+        for name, need in needs.items():
+            self._asked[name] = tuple(_Asked(ask.name, scale, next(futures)) for ask, scale in need)
         asked = [
             [self._asked.get(state.request.request_id, ()) for state in part.states]
             for part in parts

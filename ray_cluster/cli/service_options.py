@@ -1,0 +1,19 @@
+"""The options of commands that call a running service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Url = Annotated[str, typer.Option(help="Address of the service.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Configuration file with the key. Default: the built-in configs/local.yaml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")]
