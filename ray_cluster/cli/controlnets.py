@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from ray_cluster.cli.output import DEFAULT_URL, plain_errors, stdout
+from ray_cluster.cli.service_options import ApiKey, AsJson, Config, Url
 
 controlnets = typer.Typer(help="The ControlNets of a running service, and its detectors.")
 
@@ -20,18 +18,10 @@ def _group() -> None:
 
 @controlnets.command("list")
 def list_controlnets(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")] = False,
-    url: Annotated[str, typer.Option(help="Address of the service.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Configuration file with the key. Default: the built-in configs/local.yaml."
-        ),
-    ] = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """List ControlNets, a line each: where they run and the models they are made for.
 

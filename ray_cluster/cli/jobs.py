@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ray_cluster.cli.output import DEFAULT_URL, plain_errors
+from ray_cluster.cli.service_options import AsJson, Config, Url
 from ray_cluster.protocol.jobs import JobState
 
 jobs = typer.Typer(
@@ -15,7 +16,6 @@ jobs = typer.Typer(
 )
 
 _Id = Annotated[str, typer.Argument(help="The id of a job, as 'jobs list' shows it.")]
-_Url = Annotated[str, typer.Option(help="Address of the service.")]
 _ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -23,21 +23,16 @@ _ApiKey = Annotated[
         "on this machine."
     ),
 ]
-_Config = Annotated[
-    Path | None,
-    typer.Option(help="Configuration file with the key. Default: the built-in configs/local.yaml."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")]
 
 
 @jobs.command("list")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many jobs at most.")] = 20,
-    as_json: _Json = False,
-    url: _Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
     api_key: _ApiKey = None,
-    config: _Config = None,
+    config: Config = None,
 ) -> None:
     """List your jobs, the newest first, a line each.
 
@@ -56,10 +51,10 @@ def list_jobs(
 @jobs.command()
 def show(
     job_id: _Id,
-    as_json: _Json = False,
-    url: _Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
     api_key: _ApiKey = None,
-    config: _Config = None,
+    config: Config = None,
 ) -> None:
     """Show everything that is known about a job.
 
@@ -78,9 +73,9 @@ def watch(
     job_ids: Annotated[
         list[str] | None, typer.Argument(help="Ids of jobs. Default: all that have not ended.")
     ] = None,
-    url: _Url = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: _ApiKey = None,
-    config: _Config = None,
+    config: Config = None,
 ) -> None:
     """Follow jobs until all of them have ended. Ctrl-C ends the watching, not the jobs.
 
@@ -101,9 +96,9 @@ def watch(
 @jobs.command()
 def cancel(
     job_ids: Annotated[list[str], typer.Argument(help="Ids of jobs.")],
-    url: _Url = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: _ApiKey = None,
-    config: _Config = None,
+    config: Config = None,
 ) -> None:
     """Cancel jobs; those that have ended stay as they are.
 
@@ -124,9 +119,9 @@ def fetch(
         Path, typer.Option("--output", "-o", help="File to write. Several images get -1, -2, ...")
     ] = Path("out"),
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
-    url: _Url = DEFAULT_URL,
+    url: Url = DEFAULT_URL,
     api_key: _ApiKey = None,
-    config: _Config = None,
+    config: Config = None,
 ) -> None:
     """Write the images of a completed job to files.
 

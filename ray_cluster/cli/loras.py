@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ray_cluster.cli.output import DEFAULT_URL, plain_errors
+from ray_cluster.cli.service_options import ApiKey, AsJson, Config, Url
 
 loras = typer.Typer(help="The LoRAs of a running service: list, register and remove them.")
-
-_Url = Annotated[str, typer.Option(help="Address of the service.")]
-_ApiKey = Annotated[
-    str | None,
-    typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
-]
-_Config = Annotated[
-    Path | None,
-    typer.Option(help="Configuration file with the key. Default: the built-in configs/local.yaml."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")]
 
 
 @loras.command("list")
@@ -28,10 +17,10 @@ def list_loras(
     limit: Annotated[
         int | None, typer.Option(min=1, help="How many LoRAs at most. Default: all.")
     ] = None,
-    as_json: _Json = False,
-    url: _Url = DEFAULT_URL,
-    api_key: _ApiKey = None,
-    config: _Config = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """List LoRAs by name, a line each: state, base, size, ranks, uses, nodes.
 
@@ -65,9 +54,9 @@ def add(  # noqa: PLR0917 - one argument per option is how typer declares them
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Fetch it at once, and keep it on each node.")
     ] = False,
-    url: _Url = DEFAULT_URL,
-    api_key: _ApiKey = None,
-    config: _Config = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """Register a LoRA. Its file is fetched when a call first needs it.
 
@@ -88,9 +77,9 @@ def add(  # noqa: PLR0917 - one argument per option is how typer declares them
 @loras.command()
 def remove(
     names: Annotated[list[str], typer.Argument(help="Names of LoRAs.")],
-    url: _Url = DEFAULT_URL,
-    api_key: _ApiKey = None,
-    config: _Config = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """Remove LoRAs. Images accepted with them before are still made.
 

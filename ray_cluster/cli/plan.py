@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ray_cluster.cli.output import DEFAULT_URL, plain_errors
+from ray_cluster.cli.service_options import ApiKey, AsJson, Config, Url
 from ray_cluster.cli.workers import MOST_PROCESSES
 
 plan = typer.Typer(
@@ -15,17 +16,6 @@ plan = typer.Typer(
     "service plans.",
     no_args_is_help=True,
 )
-
-_Url = Annotated[str, typer.Option(help="Address of the service.")]
-_ApiKey = Annotated[
-    str | None,
-    typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
-]
-_Config = Annotated[
-    Path | None,
-    typer.Option(help="Configuration file with the key. Default: the built-in configs/local.yaml."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print the API's reply as JSON.")]
 
 
 @plan.command()
@@ -65,10 +55,10 @@ def size(
 
 @plan.command()
 def show(
-    as_json: _Json = False,
-    url: _Url = DEFAULT_URL,
-    api_key: _ApiKey = None,
-    config: _Config = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """Show what the controller plans now: a line for each pool, cascade and service.
 
@@ -88,10 +78,10 @@ def show(
 @plan.command()
 def history(
     limit: Annotated[int, typer.Option(min=1, help="How many rounds at most.")] = 20,
-    as_json: _Json = False,
-    url: _Url = DEFAULT_URL,
-    api_key: _ApiKey = None,
-    config: _Config = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """List the rounds that changed something, the newest first: a line each.
 
@@ -112,9 +102,9 @@ def explain(
         int | None,
         typer.Argument(help="Version of a plan that 'history' lists. Default: the last round."),
     ] = None,
-    url: _Url = DEFAULT_URL,
-    api_key: _ApiKey = None,
-    config: _Config = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    config: Config = None,
 ) -> None:
     """Say why a plan is as it is: the demand, what a replica makes, what binds, what it cost.
 
@@ -132,7 +122,7 @@ def explain(
 
 
 @plan.command()
-def pause(url: _Url = DEFAULT_URL, api_key: _ApiKey = None, config: _Config = None) -> None:
+def pause(url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None) -> None:
     """Pause the controller: it plans and changes nothing. The last plan stays in force."""
     from ray_cluster.cli.jobs_run import service_at
     from ray_cluster.cli.output import stdout
@@ -143,7 +133,7 @@ def pause(url: _Url = DEFAULT_URL, api_key: _ApiKey = None, config: _Config = No
 
 
 @plan.command()
-def resume(url: _Url = DEFAULT_URL, api_key: _ApiKey = None, config: _Config = None) -> None:
+def resume(url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None) -> None:
     """Let the controller apply its plans again."""
     from ray_cluster.cli.jobs_run import service_at
     from ray_cluster.cli.output import stdout
