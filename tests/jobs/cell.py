@@ -20,6 +20,7 @@ from ray_cluster.jobs.cell import CellService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.observability.metrics_snapshot import MetricsBook
+from ray_cluster.protocol.control import PlanCalls
 from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls, LoraCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
@@ -112,6 +113,7 @@ class JobsCell:
             JobCalls: self.jobs_service,
             CellCalls: self.cell,
             LoraCalls: self.jobs_service.loras,
+            PlanCalls: self.jobs_service.control,
         }
         for interface, service in services.items():
             for name in methods_of(interface):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from ray_cluster.control.loop import Clock, Cluster
+from ray_cluster.control.loop import Cluster
 from ray_cluster.policies.plan import CascadePlan, PlannedSettings
+from ray_cluster.simulator.events import EventQueue
 from tests.simulator.clusters import job, simulated
 
 
@@ -22,7 +23,7 @@ class Harness:
     """
 
     cluster: Cluster
-    clock: Clock
+    clock: EventQueue
     wait: Callable[[float], None]
     request: Callable[[], None]
 
