@@ -21,6 +21,7 @@ from benchmarks.report import Section
 from benchmarks.settings import Report
 from benchmarks.stats import summarise
 from benchmarks.stopwatch import in_turns
+from ray_cluster.api.schema import ImageEditRequest
 from ray_cluster.api.sent_images import SentImages
 from ray_cluster.config.sections import LimitsConfig, StorageConfig
 from ray_cluster.imaging.image_coder import ImageCoder
@@ -136,8 +137,8 @@ class _Parts:
         self._made = picture(files.px, 2)
 
     def upload(self) -> tuple[BlobRef, BlobRef]:
-        reading = self._sent.read_form(self.files.call(), self._limits, has_mask=True)
-        _, image, edited = self._loop.run(reading)
+        reading = self._sent.read_form(self.files.call(), self._limits, ImageEditRequest)
+        _, image, edited, _ = self._loop.run(reading)
         assert edited is not None
         assert image.num_bytes + edited.num_bytes == self.files.num_bytes
         return image, edited

@@ -41,11 +41,11 @@ def test_engine_and_pipeline_make_the_same_edits(
     requests = edit_requests(4, px=PX, num_steps=5, guidance_scale=2.0, strength=strength)
     pixels = pixels_of(requests)
     theirs = by_inpainting(pipeline, requests, pixels)
-    ours = by_engine(subject, requests, 4, pixels)
+    ours = by_engine(subject, requests, 4, pixels=pixels)
     assert ours.keys() == {one.request_id for one in requests}
     assert largest_difference(theirs, ours) <= TOLERANCE
     other = dict(zip(pixels, [*pixels.values()][1:] + [*pixels.values()][:1], strict=True))
-    assert largest_difference(theirs, by_engine(subject, requests, 4, other)) > 20
+    assert largest_difference(theirs, by_engine(subject, requests, 4, pixels=other)) > 20
 
 
 def test_masks_are_of_whole_latent_pixels_and_differ() -> None:
