@@ -89,6 +89,10 @@ class ControlNetCard(BaseModel):
         description="Whether it has processes of its own, or runs in those of its bases; images "
         "are the same."
     )
+    description: str = Field(
+        description="What its maps show and which detector makes them, in the operator's words; "
+        "empty where the configuration says nothing."
+    )
 
 
 class ControlNetList(BaseModel):

@@ -54,6 +54,7 @@ class ControlNetsEndpoint:
                 name=one.name,
                 bases=list(one.bases),
                 mode="service" if one.is_service else "local",
+                description=one.description,
             )
             for one in self._settings.get().controlnets
         ]

@@ -42,5 +42,6 @@ def list_controlnets(
             return
         for one in found.data:
             bases = ", ".join(one.bases)
-            console.print(f"{one.name}  {one.mode}  for {bases}", markup=False)
+            told = f": {one.description}" if one.description else ""
+            console.print(f"{one.name}  {one.mode}  for {bases}{told}", markup=False)
         console.print(f"detectors: {', '.join(found.detectors)}", markup=False)

@@ -62,6 +62,11 @@ class ControlNetTuning(Section):
     max_batch: int = Field(
         8, ge=1, le=256, description="images whose steps a replica computes together at most"
     )
+    description: str = Field(
+        "",
+        max_length=300,
+        description="what its maps show and which detector makes them, as callers are told",
+    )
 
 
 class ControlNetConfig(ControlNetTuning, ControlNetArguments):

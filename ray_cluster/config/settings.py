@@ -149,7 +149,10 @@ def _cascade(cascade: CascadeConfig, config: ClusterConfig) -> CascadeConfig:
 
 def _controlnet_settings(one: ControlNetConfig) -> ControlNetSettings:
     return ControlNetSettings(
-        name=one.name, bases=one.bases, is_service=one.is_service, max_batch=one.max_batch
+        name=one.name,
+        bases=one.bases,
+        is_service=one.is_service,
+        **one.model_dump(include=set(ControlNetTuning.model_fields)),
     )
 
 

@@ -30,10 +30,12 @@ def check_source(source: str, allowed: Sequence[str]) -> None:
         allowed: what it may begin with; see ``loras.sources`` of the configuration.
 
     Raises:
-        InvalidRequest: it is not, or is none at all.
+        InvalidRequest: it is not, or is none at all, or there is no such built-in LoRA.
     """
     if source.startswith(_BUILTIN):
         is_allowed = _BUILTIN in allowed
+        if is_allowed:
+            _builtin_folder(source)
     elif source.startswith(_HUB):
         is_allowed = _is_hub_file(source) and any(
             _is_below(source, one) for one in allowed if one.startswith(_HUB)

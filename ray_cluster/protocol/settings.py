@@ -60,11 +60,13 @@ class ControlModel:
     Attributes:
         bases: models that it is made for.
         is_service: whether it has workers of its own.
+        description: of its maps, for callers.
     """
 
     name: str
     bases: tuple[str, ...]
     is_service: bool = True
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
         cors_origins=settings.http.cors_origins,
         cascades=tuple(_cascade(one) for one in settings.cascades),
         controlnets=tuple(
-            ControlModel(one.name, one.bases, one.is_service) for one in settings.controlnets
+            ControlModel(one.name, one.bases, one.is_service, one.description)
+            for one in settings.controlnets
         ),
     )
 

@@ -82,7 +82,7 @@ class Listener:
             with closed_on_error(connection):
                 link = answer(timed, self.secret, self._limits, offers_memory=self._offers_memory)
         except (LinkRefused, OSError) as error:
-            logger.warning("a link was refused: %s", error)
+            logger.info("a link was refused: %s", error)
             return
         finally:
             self._undecided.release()

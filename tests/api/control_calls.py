@@ -28,7 +28,12 @@ SKETCH_PIXELS = np.full((48, 80, 3), 255, np.uint8)
 SKETCH_PIXELS[12:36, 20:60] = 0
 SKETCH = file_of(SKETCH_PIXELS)
 CONTROLNETS = [
-    {"name": "edges", "model": "shapes-sd-edges", "bases": ["shapes"]},
+    {
+        "name": "edges",
+        "model": "shapes-sd-edges",
+        "bases": ["shapes"],
+        "description": "lines, white on black",
+    },
     {"name": "layout", "model": "shapes-sd-layout", "bases": ["shapes", "late"], "mode": "local"},
     {"name": "poses", "model": "some/poses", "bases": ["late"]},
     {"name": "tokens", "model": "some/tokens", "bases": ["flux"]},

@@ -109,7 +109,7 @@ class FuzzedService:
             replace(registration("r", "shapes"), profile=shapes_profile())
         )
         for name in LORAS:
-            await self.cell.add_lora(Lora("", name, "shapes", f"builtin:{name}"))  # type: ignore[attr-defined]
+            await self.cell.add_lora(Lora("", name, "shapes", "builtin:pastel"))  # type: ignore[attr-defined]
         self.cell.add_controlnets("edges")
         self._working = asyncio.create_task(replica.work())
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)

@@ -65,7 +65,7 @@ async def test_a_lora_is_registered_once(http: httpx.AsyncClient) -> None:
     }
     again = await http.post(LORAS, json=wanted)
     assert (again.status_code, again.json()) == (200, first.json())
-    for name, value in {"source": "builtin:x", "base": "other", "pinned": False}.items():
+    for name, value in {"source": "builtin:outline", "base": "other", "pinned": False}.items():
         other = await http.post(LORAS, json={**wanted, name: value})
         check_error(other, 409, code="lora_exists", param="name")
         assert f"with another {name}" in other.json()["error"]["message"]

@@ -144,6 +144,7 @@ async def test_the_list_says_what_calls_may_name(http: httpx.AsyncClient) -> Non
         ("poses", ["late"], "service"),
         ("tokens", ["flux"], "service"),
     ]
+    assert [one["description"] for one in reply["data"]] == ["lines, white on black", "", "", ""]
     assert reply["detectors"] == ["none", "canny", "invert", "scribble"]
     models = (await http.get("/v1/models")).json()["data"]
     named = {one["id"]: one["controlnets"] for one in models}

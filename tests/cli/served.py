@@ -74,7 +74,14 @@ class Served:
             {
                 "http": {"api_keys": KEYS},
                 "pools": [{"name": "shapes", "model": "shapes-sd"}],
-                "controlnets": [{"name": "edges", "model": "shapes-sd-edges", "bases": ["shapes"]}],
+                "controlnets": [
+                    {
+                        "name": "edges",
+                        "model": "shapes-sd-edges",
+                        "bases": ["shapes"],
+                        "description": "lines, white on black",
+                    }
+                ],
             }
         )
         listener = socket.socket()

@@ -39,7 +39,7 @@ def test_controlnets_are_listed(cli: Cli, served: Served) -> None:
     listed = cli("controlnets", "list", *here(served))
     assert listed.exit_code == 0, listed.output
     assert listed.stdout.splitlines() == [
-        "edges  service  for shapes",
+        "edges  service  for shapes: lines, white on black",
         "detectors: none, canny, invert, scribble",
     ]
     as_json = json.loads(cli("controlnets", "list", "--json", *here(served)).stdout)

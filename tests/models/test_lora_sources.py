@@ -186,6 +186,8 @@ def test_builtins_are_the_loras_of_the_package_and_nothing_else(tmp_path: Path) 
     for name in ("pastell", "shapes-sd", "../pastel", "", "pastel/../pastel"):
         with pytest.raises(InvalidRequest, match="outline, pastel, texture"):
             copied(f"builtin:{name}", "builtin:", tmp_path / "copy")
+        with pytest.raises(InvalidRequest, match="outline, pastel, texture"):
+            check_source(f"builtin:{name}", ("builtin:",))
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.pt", "a.safetensors.pkl", "safetensors"])
