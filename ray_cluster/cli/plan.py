@@ -41,11 +41,15 @@ def size(
     It runs the service's dispatcher and policies on a virtual clock with more and more replicas, on
     devices as fast as their latency profiles say. Every figure is simulated, and marked so.
 
-    [bold]Example[/bold]
+    Of ControlNets it computes which should be services, on how many replicas.
+
+    [bold]Examples[/bold]
 
       ray-cluster plan size benchmarks/policies/plans/sdxl-or-sd3.yaml
 
       ray-cluster plan size benchmarks/policies/plans/cascade.yaml --out cascade.json
+
+      ray-cluster plan size benchmarks/policies/plans/controlnets.yaml
     """
     with plain_errors():
         from ray_cluster.cli.sizing_run import run_sizing
