@@ -67,7 +67,7 @@ async def run_replica(
         await dispatch.report(replica_id, events)
 
     cost = StepCost(0.5 * image_s / NUM_STEPS + 1e-4, 1.0)
-    registration = Registration(replica_id, _profile(), slots, slots, cost)
+    registration = Registration(replica_id, profile_of(MODEL), slots, slots, cost)
     epoch = await dispatch.register(registration)
     try:
         while True:
@@ -157,9 +157,10 @@ def _result(lease: Lease) -> ImageResult:
     return ImageResult(request.request_id, data, "png", _TIMING, len(_IMAGE))
 
 
-def _profile() -> ModelProfile:
+def profile_of(model: str) -> ModelProfile:
+    """Return what a replica says of a small model."""
     return ModelProfile(
-        model=MODEL,
+        model=model,
         family="sd",
         size_multiple_px=8,
         min_px=32,

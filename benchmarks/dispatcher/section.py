@@ -95,7 +95,7 @@ def measure(settings: Settings, report: Report) -> dict[str, Any]:
 
 async def _run(case: Case, folder: Path, duration_s: float) -> dict[str, Any]:
     meter = Meter()
-    async with _services(folder) as (core, dispatch, jobs):
+    async with services(folder) as (core, dispatch, jobs):
         replicas = [
             run_replica(dispatch, meter, number=number, slots=SLOTS, image_s=case.image_s)
             for number in range(case.replicas)
@@ -172,9 +172,10 @@ async def _window(
 
 
 @asynccontextmanager
-async def _services(
+async def services(
     folder: Path,
 ) -> AsyncIterator[tuple[DispatchCore, DispatchService, JobService]]:
+    """Start a dispatcher's services over an empty job store."""
     config, storage = DispatchConfig(), StorageConfig()
     # all fakes are one client, which no limit should stop here
     limits = LimitsConfig(

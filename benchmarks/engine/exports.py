@@ -124,5 +124,5 @@ def _engine(subject: Subject, scale: float, live: LiveTickets) -> StepEngine:
     requests = make_requests(_BATCH, px=64, num_steps=_NUM_STEPS, guidance_scale=scale)
     for state in subject.start(requests):
         engine.add(state)
-        live.enter(Ticket(state.request, 0.0, 0.0, 0.0, 0.0, state))
+        live.enter(Ticket(state.request, 0.0, 0.0, 0.0, 0.0, state=state))
     return engine

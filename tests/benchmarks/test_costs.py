@@ -30,13 +30,15 @@ def test_a_quick_run_measures_every_part_and_writes_what_it_found(
     assert result["machine"]["cores"]
     assert list(result["parts"]) == list(PARTS)
     decisions = [
-        row for part in ("dispatch", "rounds", "allocation") for row in result["parts"][part]
+        row
+        for part in ("dispatch", "rounds", "allocation", "control")
+        for row in result["parts"][part]
     ]
     assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in decisions)
     assert {row["decision"] for row in decisions} == {
         *("report", "poll", "offer", "offer with a deadline"),
         *POLICIES,
-        *("allocation", "planning round"),
+        *("allocation", "planning round", "control round"),
     }
     assert all(row["cpu_s"] > 0 and row["requests"] for row in result["parts"]["hours"])
     for title in ("Dispatch decisions", "Rounds of", "Allocations", "is simulated", "quick run"):

@@ -19,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from benchmarks.machine import describe_run, load_now
 from benchmarks.policies.costs.allocation import measure_allocation
+from benchmarks.policies.costs.controller import measure_controller
 from benchmarks.policies.costs.dispatch import measure_dispatch
 from benchmarks.policies.costs.hours import Hour, measure_hours
 from benchmarks.policies.costs.report import print_costs
@@ -34,10 +35,11 @@ PARTS: dict[str, Callable[[CostSettings, Report], Iterator[Row]]] = {
     "dispatch": measure_dispatch,
     "rounds": measure_rounds,
     "allocation": measure_allocation,
+    "control": measure_controller,
     "hours": measure_hours,
 }
 # seconds that each takes
-_WEIGHTS = {"dispatch": 15.0, "rounds": 30.0, "allocation": 25.0, "hours": 120.0}
+_WEIGHTS = {"dispatch": 15.0, "rounds": 30.0, "allocation": 25.0, "control": 30.0, "hours": 120.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

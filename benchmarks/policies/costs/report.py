@@ -11,6 +11,7 @@ _TITLES = {
     "dispatch": "Dispatch decisions: CPU ms of the thread",
     "rounds": "Rounds of groups, the worst sort of requests: CPU ms of the thread",
     "allocation": "Allocations and whole planning rounds: CPU ms of the thread",
+    "control": "Rounds of a controller, its dispatcher's part among them: CPU ms of the process",
     "hours": "Simulated time: seconds of CPU (on_time is simulated)",
 }
 

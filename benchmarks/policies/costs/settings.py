@@ -38,6 +38,7 @@ class CostSettings:
         rounds: groups of each sort.
         clusters: that are planned for.
         problems: allocations of each.
+        controls: rounds of a cell's controller.
         hours: one-GPU replicas of each cell that is simulated.
         groups: numbers of groups that are simulated.
         hour_s: simulated seconds.
@@ -60,6 +61,7 @@ class CostSettings:
         ClusterSize(1024, 5, 5),
     )
     problems: int = 100
+    controls: int = 300
     hours: tuple[int, ...] = (1, 8, 64, 256, 1024)
     groups: tuple[int, ...] = (1, 8, 32, 128)
     hour_s: float = 3600.0
@@ -74,6 +76,7 @@ def quick_costs() -> CostSettings:
         rounds=2,
         clusters=(ClusterSize(1, 0, 1), ClusterSize(16, 1, 1)),
         problems=2,
+        controls=3,
         hours=(1, 4),
         groups=(1, 2),
         hour_s=60.0,
