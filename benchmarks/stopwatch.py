@@ -27,8 +27,8 @@ class Cost:
     wall_s: float
     process_s: float
 
-    def per(self, count: int) -> Cost:
-        """Return the cost of one of ``count`` equal parts."""
+    def per(self, count: float) -> Cost:
+        """Return the cost of one of ``count`` equal parts, which may be the share of one."""
         return Cost(self.cpu_s / count, self.wall_s / count, self.process_s / count)
 
 

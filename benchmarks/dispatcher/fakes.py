@@ -16,7 +16,7 @@ from benchmarks.settings import MODEL
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.jobs import Job
+from ray_cluster.protocol.jobs import Job, JobView
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.requests import ImageRequest, ImageResult, ModelProfile, OutputSpec, Timing
 
@@ -118,7 +118,7 @@ async def create_jobs(jobs: JobService, meter: Meter) -> None:
             meter.refused += 1
             await asyncio.sleep(_RETRY_S)
             continue
-        view = creation.view
+        view: JobView | None = creation.view
         while view is not None and not view.job.is_final:
             view = await jobs.job(job.client, job.job_id, _WAIT_S)
         meter.completed += 1

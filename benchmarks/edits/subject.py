@@ -68,6 +68,7 @@ def mask(px: int, index: int) -> Mask:
     """Return one of four masks, ``[px, px]``: a box, a disc, thin lines, nearly everything."""
     side = px // FACTOR
     rows, columns = np.mgrid[:side, :side]
+    found: Mask
     match index % 4:
         case 0:
             found = (rows > side // 3) & (columns > side // 4) & (columns < 3 * side // 4)

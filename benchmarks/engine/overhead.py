@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -28,7 +28,7 @@ _AIM_PERCENT, _AIM_BATCH = 5.0, 8
 class _TimedExecutor:
     """An executor that adds up the CPU seconds of its model calls; all else is the inner one's."""
 
-    def __init__(self, inner: Any, spent_s: Counter[str]) -> None:
+    def __init__(self, inner: Any, spent_s: defaultdict[str, float]) -> None:
         self._inner = inner
         self.encode_half = _timed(inner.encode_half, spent_s, "executor")
         self.decode_half = _timed(inner.decode_half, spent_s, "executor")
@@ -37,7 +37,9 @@ class _TimedExecutor:
         return getattr(self._inner, name)
 
 
-def _timed(function: Callable[..., Any], spent_s: Counter[str], name: str) -> Callable[..., Any]:
+def _timed(
+    function: Callable[..., Any], spent_s: defaultdict[str, float], name: str
+) -> Callable[..., Any]:
     def call(*arguments: Any, **more: Any) -> Any:
         started_s = time.thread_time()
         result = function(*arguments, **more)
@@ -71,7 +73,7 @@ def measure(settings: Settings, report: Report) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _case(subject: Subject, batch: int, scale: float, rounds: int) -> dict[str, Any]:
-    spent_s: Counter[str] = Counter()
+    spent_s: defaultdict[str, float] = defaultdict(float)
     model = subject.model
     engine = build_engine(
         replace(model, executor=_TimedExecutor(model.executor, spent_s)),

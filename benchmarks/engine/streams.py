@@ -142,7 +142,7 @@ def by_engine(
             for state in subject.start(admitted, own):
                 adapters = sets_of(state.request.request_id)
                 state.maps = maps_of(state.request)
-                engine.add(state, adapters and adapters.denoiser)
+                engine.add(state, None if adapters is None else adapters.denoiser)
         report = engine.step()
         if report.failed:
             raise RuntimeError(f"a request failed: {report.failed[0].error}")

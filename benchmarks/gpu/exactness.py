@@ -214,7 +214,7 @@ def _has_room(settings: Settings, model: Any, section: Section) -> bool:
         return True
     free_memory(settings.device)
     free, _ = torch.cuda.mem_get_info(settings.device)
-    needed = sum(one.nbytes for one in model.parameters()) * 5 // 4
+    needed: int = sum(one.nbytes for one in model.parameters()) * 5 // 4
     if free < needed:
         section.leave_out(
             "our executor in float32",

@@ -100,11 +100,15 @@ def save_whole(folder: Path, family: Family, *, is_tiny: bool) -> Path:
     return folder
 
 
-_SDXL = {
+_Encoders = Mapping[str, tuple[str, Mapping[str, Any]]]
+_SDXL: _Encoders = {
     "text_encoder": ("CLIPTextModel", _CLIP_L),
     "text_encoder_2": ("CLIPTextModelWithProjection", _CLIP_G),
 }
-_FLUX = {"text_encoder": ("CLIPTextModel", _CLIP_L), "text_encoder_2": ("T5EncoderModel", _T5_XXL)}
+_FLUX: _Encoders = {
+    "text_encoder": ("CLIPTextModel", _CLIP_L),
+    "text_encoder_2": ("T5EncoderModel", _T5_XXL),
+}
 _FLUX_SCALE = {
     "scaling_factor": 0.3611,
     "shift_factor": 0.1159,

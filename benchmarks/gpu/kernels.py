@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.record import Record, Section
 from benchmarks.gpu.settings import Settings
-from benchmarks.gpu.steps import time_cell
+from benchmarks.gpu.steps import Ways, time_cell
 from benchmarks.kernels.cases import cases_of
 from benchmarks.kernels.section import measure_case
 from benchmarks.stats import summarise
@@ -82,14 +82,16 @@ def _attention(settings: Settings, section: Section) -> None:
         generator = torch.Generator(settings.device).manual_seed(0)
         size = (3, spans[-1].rows.stop, heads, width)
         drawn = torch.randn(size, device=settings.device, generator=generator)
-        rows = drawn.to(settings.dtype).unbind()
-        truth = attend_by_length(*(one.float() for one in rows), spans, spans)
-        calls = {kind: partial(attend, *rows, spans, spans) for kind, attend in kinds.items()}
+        query, key, value = drawn.to(settings.dtype).unbind()
+        truth = attend_by_length(query.float(), key.float(), value.float(), spans, spans)
+        calls = {
+            kind: partial(attend, query, key, value, spans, spans) for kind, attend in kinds.items()
+        }
         found, _ = time_cell(
             settings,
             section,
             {"model": model, "sides_px": list(sides_px)},
-            lambda calls=calls: dict(calls),
+            partial(Ways, calls),
             num_left=len(todo) - index,
             is_exact=True,
         )

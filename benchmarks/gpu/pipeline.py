@@ -59,7 +59,7 @@ class Denoiser:
 
     def __init__(self, family: Family, model: Any) -> None:
         self.family, self.model = family, model
-        weight = next(model.parameters())
+        weight: Tensor = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self._ids: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
 
@@ -69,10 +69,11 @@ class Denoiser:
         Models that take a guidance scale as an input get the family's.
         """
         rows = latents.to(self.dtype)
+        found: Tensor
         match self.family.kind:
             case "UNet2DConditionModel":
                 added = {"text_embeds": prompts.pooled, "time_ids": prompts.time_ids}
-                found: Tensor = self.model(
+                found = self.model(
                     rows,
                     timesteps,
                     encoder_hidden_states=prompts.embeds,
@@ -81,13 +82,14 @@ class Denoiser:
                 )[0]
                 return found
             case "SD3Transformer2DModel":
-                return self.model(
+                found = self.model(
                     hidden_states=rows,
                     timestep=timesteps,
                     encoder_hidden_states=prompts.embeds,
                     pooled_projections=prompts.pooled,
                     return_dict=False,
                 )[0]
+                return found
             case _:
                 return self._flux(rows, timesteps, prompts)
 
@@ -97,7 +99,7 @@ class Denoiser:
         packed = rows.view(count, channels, high, side, wide, side).permute(0, 2, 4, 1, 3, 5)
         image_ids, prompt_ids = self._positions(high, wide, prompts.embeds.shape[1])
         scales = torch.full((count,), self.family.guidance_scale, device=self.device)
-        found = self.model(
+        found: Tensor = self.model(
             hidden_states=packed.reshape(count, high * wide, -1),
             timestep=timesteps.to(self.dtype) / _TRAIN_TIMESTEPS,
             guidance=scales,

@@ -50,7 +50,7 @@ def profile_of(
 def _row(row: Mapping[str, Any], source: str, *, guided: bool) -> LatencyRow:
     if "sizes_px" in row:
         counts = Counter(map(tuple, row["sizes_px"]))
-        sizes = (SizeCount(*size, count) for size, count in counts.items())
+        sizes = (SizeCount(width, height, count) for (width, height), count in counts.items())
         key = OperationKey("step", uses_guidance=guided).of_sizes(sizes)
     else:
         side = row["side_px"]

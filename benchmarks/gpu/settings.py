@@ -67,7 +67,7 @@ class Settings:
         return next(one for one in self.families if one.name == name)
 
 
-_MIXES = {
+_MIXES: Mapping[str, tuple[SizePx, ...]] = {
     "4: 512, 512x768": ((512, 512),) * 2 + ((512, 768),) * 2,
     "8: 512, 512x768, 768x512": ((512, 512),) * 4 + ((512, 768), (768, 512)) * 2,
     "4: 512, 768, 1024": ((512, 512),) * 2 + ((768, 768), (1024, 1024)),

@@ -158,16 +158,16 @@ def _low_rank(sizes: Sizes, x: Tensor) -> Case:
 
 
 def _sampler(sizes: Sizes, rows: Sequence[int]) -> Case:
-    tensors = [_random(sizes, sum(rows), _LATENT_CHANNELS) for _ in range(4)]
+    x, output, previous, noise = (_random(sizes, sum(rows), _LATENT_CHANNELS) for _ in range(4))
     table = torch.rand(len(rows), _NUM_COEFFICIENTS).tolist()
     coefficients = torch.tensor(table, device=sizes.device)
     owner = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).int().to(sizes.device)
     return Case(
         "sampler_update",
-        f"{_shape(tensors[0])}, {len(rows)} images",
-        6 * tensors[0].nbytes + owner.nbytes,
-        lambda: naive.sampler_update(*tensors, table, rows),
-        lambda function: function(*tensors, coefficients, owner),
+        f"{_shape(x)}, {len(rows)} images",
+        6 * x.nbytes + owner.nbytes,
+        lambda: naive.sampler_update(x, output, previous, noise, table, rows),
+        lambda function: function(x, output, previous, noise, coefficients, owner),
     )
 
 

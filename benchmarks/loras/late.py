@@ -18,6 +18,7 @@ from benchmarks.verdicts import at_least
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.building import build_engine
 from ray_cluster.engine.loading import start_states
+from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.step_call import LateLoras
 from ray_cluster.policies.fidelity import LEAST_SSIM, Fidelity
 from ray_cluster.quality.calibration import as_pictures
@@ -62,15 +63,15 @@ def measure(settings: LoraSettings, report: Report) -> Section:
                 )
     aims = []
     for mode, share in _ADVISED.items():
-        found = [
+        worst = [
             float(row["worst_ssim"])
             for row in rows
             if row["steps_of"] in {"exact", mode} and row["without_percent"] == 100 * share
         ]
-        if found:
+        if worst:
             name = f"worst SSIM of {mode}, first {100 * share:g} % of the steps without LoRAs"
             aims.append(
-                at_least(name, LEAST_SSIM[mode], min(found), (min(found),) * 2, "").as_dict()
+                at_least(name, LEAST_SSIM[mode], min(worst), (min(worst),) * 2, "").as_dict()
             )
     return {
         "what": f"images of {settings.px} px, {settings.late_images} prompts, guidance "
@@ -114,7 +115,7 @@ def _images(subject: Subject, requests: Sequence[ImageRequest], own: AdapterSet)
     is_late = requests[0].add_ons.lora_start_step > 0
     prompts = [None if is_late else own.prompts] * len(requests)
     states = start_states(model, requests, now_s=0.0, deltas=prompts)
-    later = [None] * len(requests)
+    later: Sequence[Conditioning | None] = [None] * len(requests)
     if is_late and own.prompts is not None:
         later = model.encoder.encode(requests, [own.prompts] * len(requests))
     for state, conditioning in zip(states, later, strict=True):

@@ -115,7 +115,7 @@ class _Steps:
         self._engine = build_engine(subject.model, max_batch=len(sets), clock=time.monotonic)
         requests = make_requests(len(sets), px=px, num_steps=_NUM_STEPS, guidance_scale=1.0)
         for state, own in zip(subject.start(requests), sets, strict=True):
-            self._engine.add(state, own and own.denoiser)
+            self._engine.add(state, None if own is None else own.denoiser)
         self.first_s: list[float] = []
         self.next_s: list[float] = []
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from ray_cluster.simulator.sp_experiment import (
     TunedPolicy,
     run_unit,
 )
+
+_T = TypeVar("_T")
 
 FOLDER = Path(__file__).parent
 SEEDS = range(10)
@@ -70,7 +72,7 @@ _STAGES = ((None, 1), (32, 3), (8, 10))
 # rounds are slow to simulate: nine variants on fewer seeds, at the rates that are reported for them
 _KNAPSACK_SEEDS, _KNAPSACK_RATES = 4, (12.0, 18.0)
 # of groups, by profile: the cells that are searched
-_GROUPS = {
+_GROUPS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "flux-h100-a": {"rates_per_min": (6, 9, 12, 15, 18), "scales": (1.0, 1.1, 1.2, 1.3, 1.5)},
     "flux-h100-b": {"rates_per_min": (6, 12, 18), "scales": (1.0, 1.3, 1.5)},
 }
@@ -198,6 +200,10 @@ def save_choices(path: Path, choices: Sequence[Any]) -> None:
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
+def _old(path: Path, choice: type[_T]) -> list[_T]:
+    return load_choices(path, choice, command=COMMAND) if path.exists() else []
+
+
 def merged(old: Sequence[TunedSettings], new: Sequence[TunedSettings]) -> list[TunedSettings]:
     """Return all choices in the order of the grids, new ones instead of old ones."""
     choices = {f"{one.kind}/{one.policy}": one for one in (*old, *new)}
@@ -220,10 +226,7 @@ def main() -> None:
         options.out / name for name in ("control_choices.json", "sp_choices.json")
     )
     # what can't be read is reported before the search
-    old, old_groups = (
-        load_choices(path, kind, command=COMMAND) if path.exists() else []
-        for path, kind in ((control_file, TunedSettings), (group_file, TunedPolicy))
-    )
+    old, old_groups = _old(control_file, TunedSettings), _old(group_file, TunedPolicy)
     with Pool(options.processes) as pool:
         if names:
             save_choices(control_file, merged(old, pool.map(search_settings, names, chunksize=1)))

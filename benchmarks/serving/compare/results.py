@@ -40,7 +40,7 @@ class ResultStore:
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(self._path, len(whole))
-        rows = [json.loads(line) for line in whole.splitlines()]
+        rows: list[Figures] = [json.loads(line) for line in whole.splitlines()]
         self._rows = {
             ComparedCell(row["contender"], row["load"], row["trace"]): row for row in rows
         }
