@@ -281,8 +281,12 @@ async def test_a_job_shows_its_stages_and_its_answer(
     await to_the_heavy_stage(workers)
     assert (await cell_http.get(job)).json()["cascade_stages"] == ["heavy"]
     await workers["heavy"].finish(*workers["heavy"].leases.values(), b"heavy")
+    # written first, and ended in the dispatcher's memory after that
     await until(lambda: not cell.store.unfinished())
     done = (await cell_http.get(job)).json()
+    while done["state"] != "completed":
+        await asyncio.sleep(0.005)
+        done = (await cell_http.get(job)).json()
     [image] = done["data"]
     assert (done["state"], done["cascade_stages"]) == ("completed", [])
     assert (image["cascade"]["stage"], image["cascade"]["confidence"]) == ("heavy", 0.25)
