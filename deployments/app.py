@@ -50,6 +50,7 @@ from ray_cluster.deployments.deploy_file import (
     SCORER,
     STORE,
     WORKER,
+    replica_options,
 )
 from ray_cluster.deployments.discriminator import Discriminator
 from ray_cluster.deployments.dispatcher import Dispatcher
@@ -65,6 +66,7 @@ _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 # calls are held open by design: Serve must neither queue nor refuse them
 _UNBOUNDED = 100_000
+_ONE: Mapping[str, Any] = {"num_replicas": 1}
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -103,7 +105,7 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
 
 def _build_other(config: ClusterConfig, name: str) -> Application:
     if name == LORAS:
-        return _lora_store(lora_store_arguments(config), config.loras.num_stores)
+        return _lora_store(lora_store_arguments(config), {"num_replicas": config.loras.num_stores})
     if name == CONTROLLER:
         return _controller(controller_arguments(config))
     return build_worker(config, name)
@@ -117,12 +119,15 @@ def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application
 
 def build_worker(config: ClusterConfig, name: str) -> Application:
     """Return the application of a pool, discriminator or ControlNet; ConfigError without one."""
+    control = config.control
     if any(one.name == name and one.is_service for one in config.controlnets):
-        return _controlnet(controlnet_arguments(config, name), config.controlnet(name).replicas)
+        replicas = replica_options(control, config.controlnet(name).replicas)
+        return _controlnet(controlnet_arguments(config, name), replicas)
     if any(one.name == name for one in config.discriminators):
-        replicas = config.discriminator(name).replicas
+        replicas = replica_options(control, config.discriminator(name).replicas)
         return _discriminator(scorer_arguments(config, name), replicas)
-    return _pool(worker_arguments(config, name), config.pool(name).replicas)
+    replicas = replica_options(control, config.pool(name).replicas)
+    return _pool(worker_arguments(config, name), replicas)
 
 
 def build_apps(config: ClusterConfig, arguments: FrontArguments) -> dict[str, Application]:
@@ -147,38 +152,38 @@ def _front(
 ) -> Application:
     options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
     logs = arguments.logs
-    dispatcher = _deployment(Dispatcher, DISPATCHER, 1, options, logs, shutdown_s=5.0)
-    gateway = _deployment(Gateway, GATEWAY, num_gateways, options, logs)
+    dispatcher = _deployment(Dispatcher, DISPATCHER, _ONE, options, logs, shutdown_s=5.0)
+    gateway = _deployment(Gateway, GATEWAY, {"num_replicas": num_gateways}, options, logs)
     # the dispatcher is bound into the gateway so that both are one application; calls go
     # through a handle by name, which outlives a dispatcher
     return gateway.bind(arguments, dispatcher.bind(arguments, config))
 
 
-def _pool(arguments: WorkerArguments, num_replicas: int) -> Application:
+def _pool(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
     options = _worker_options(arguments.pool)
-    return _deployment(BaseModel, WORKER, num_replicas, options, arguments.logs).bind(arguments)
+    return _deployment(BaseModel, WORKER, replicas, options, arguments.logs).bind(arguments)
 
 
-def _lora_store(arguments: LoraStoreArguments, num_replicas: int) -> Application:
+def _lora_store(arguments: LoraStoreArguments, replicas: Mapping[str, Any]) -> Application:
     options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
-    deployment = _deployment(LoraStore, STORE, num_replicas, options, arguments.logs)
+    deployment = _deployment(LoraStore, STORE, replicas, options, arguments.logs)
     return deployment.options(max_replicas_per_node=1).bind(arguments)
 
 
 def _controller(arguments: ControllerArguments) -> Application:
     options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
     kind, name = Controller, CONTROLLER_DEPLOYMENT
-    return _deployment(kind, name, 1, options, arguments.logs, shutdown_s=5.0).bind(arguments)
+    return _deployment(kind, name, _ONE, options, arguments.logs, shutdown_s=5.0).bind(arguments)
 
 
-def _discriminator(arguments: ScorerArguments, num_replicas: int) -> Application:
+def _discriminator(arguments: ScorerArguments, replicas: Mapping[str, Any]) -> Application:
     options = _worker_options(arguments.discriminator)
-    return _deployment(Discriminator, SCORER, num_replicas, options, arguments.logs).bind(arguments)
+    return _deployment(Discriminator, SCORER, replicas, options, arguments.logs).bind(arguments)
 
 
-def _controlnet(arguments: ControlNetWorkerArguments, num_replicas: int) -> Application:
+def _controlnet(arguments: ControlNetWorkerArguments, replicas: Mapping[str, Any]) -> Application:
     options = _worker_options(arguments.controlnet)
-    return _deployment(ControlNet, CONTROL, num_replicas, options, arguments.logs).bind(arguments)
+    return _deployment(ControlNet, CONTROL, replicas, options, arguments.logs).bind(arguments)
 
 
 def _worker_options(
@@ -194,7 +199,7 @@ def _worker_options(
 def _deployment(
     kind: type,
     name: str,
-    num_replicas: int,
+    replicas: Mapping[str, Any],
     options: dict[str, Any],
     logs: LogsConfig,
     *,
@@ -202,7 +207,7 @@ def _deployment(
 ) -> Deployment:
     return serve.deployment(
         name=name,
-        num_replicas=num_replicas,
+        **replicas,
         ray_actor_options=options,
         max_ongoing_requests=_UNBOUNDED,
         logging_config=serve_logging(logs),
@@ -214,9 +219,9 @@ def _deployment(
 
 _BUILDERS: Mapping[str, Callable[[object], Application]] = {
     "front": lambda given: _front(_validated(FrontArguments, given), None, 1),
-    "worker": lambda given: _pool(_validated(WorkerArguments, given), 1),
-    "scorer": lambda given: _discriminator(_validated(ScorerArguments, given), 1),
-    "controlnet": lambda given: _controlnet(_validated(ControlNetWorkerArguments, given), 1),
-    "lora_store": lambda given: _lora_store(_validated(LoraStoreArguments, given), 1),
+    "worker": lambda given: _pool(_validated(WorkerArguments, given), _ONE),
+    "scorer": lambda given: _discriminator(_validated(ScorerArguments, given), _ONE),
+    "controlnet": lambda given: _controlnet(_validated(ControlNetWorkerArguments, given), _ONE),
+    "lora_store": lambda given: _lora_store(_validated(LoraStoreArguments, given), _ONE),
     "controller": lambda given: _controller(_validated(ControllerArguments, given)),
 }

@@ -16,16 +16,19 @@ from functools import cache
 
 from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.config.arguments import ControllerArguments
+from ray_cluster.config.control import Scaling
 from ray_cluster.control.fleet import Curves
-from ray_cluster.control.live import LiveCluster, LivePlanner, drain_s_of
+from ray_cluster.control.live import LiveCluster, LivePlanner, Scaler
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.control.records import Times, record_of
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.plan_scaling import write_planned
+from ray_cluster.deployments.policy_scaler import PolicyScaler, serve_applications
 from ray_cluster.deployments.serve_scaler import ServeScaler, dashboard_url
 from ray_cluster.errors import ConfigError, DispatcherUnavailable
 from ray_cluster.models.cascade_curves import load_curves
-from ray_cluster.policies.cell_planner import CellMemory
+from ray_cluster.policies.cell_planner import CellMemory, drain_s_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +49,11 @@ class Controller:
     async def __init__(self, arguments: ControllerArguments) -> None:  # type: ignore[misc]
         set_up_actor_logs(arguments.logs)
         self._calls = DispatcherHandle(patience_s=arguments.patience_s).control
-        scaler = ServeScaler(dashboard_url)
         self._cluster = LiveCluster(
-            self._calls, asyncio.get_running_loop(), scaler, cache(_curves_of)
+            self._calls,
+            asyncio.get_running_loop(),
+            _scaler_of(arguments.scaling),
+            cache(_curves_of),
         )
         # in a context of its own: Serve cancels what a cancelled request has called
         self._task = asyncio.create_task(self._run(), context=Context())
@@ -71,7 +76,9 @@ class Controller:
                 report.actions and report.actions.scales
             )
             memory = _MEMORY.encode(loop.memory) if is_due and loop.memory is not None else None
-            drain_s = 1.0 if cluster.glance is None else drain_s_of(cluster.glance.seen)
+            drain_s = (
+                1.0 if cluster.glance is None else drain_s_of(cluster.glance.seen.default_slo_s)
+            )
             times = Times(time.time(), now_s - began_s, drain_s)
             record = record_of(report, cluster.glance, loop.memory, times)
             try:
@@ -116,6 +123,12 @@ class Controller:
         """Plan no more; the cell stays as it is."""
         if hasattr(self, "_task"):
             self._task.cancel()
+
+
+def _scaler_of(scaling: Scaling) -> Scaler:
+    if scaling == "policy":
+        return PolicyScaler(serve_applications, write_planned)
+    return ServeScaler(dashboard_url)
 
 
 def _curves_of(source: str) -> Curves:

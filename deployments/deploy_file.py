@@ -18,6 +18,7 @@ from ray_cluster.config.arguments import (
     worker_arguments,
 )
 from ray_cluster.config.cascades import DiscriminatorConfig
+from ray_cluster.config.control import ControlArguments
 from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
@@ -35,7 +36,12 @@ STORE = "LoraStore"
 DEPLOYMENT_OF = {PoolConfig: WORKER, DiscriminatorConfig: SCORER, ControlNetConfig: CONTROL}
 """The deployment of each kind of worker."""
 
+PLAN_SCALING = "ray_cluster.deployments.plan_scaling:PlanScaling"
+"""The autoscaling policy of workers where ``control.scaling`` is ``policy``."""
+
 _BUILDER = "ray_cluster.deployments.app:build_app"
+# Serve must have one; what bounds a plan are the settings
+_MOST_REPLICAS = 10_000
 
 
 def serve_config(
@@ -66,6 +72,29 @@ def serve_config(
     }
 
 
+def replica_options(control: ControlArguments, num_replicas: int) -> dict[str, Any]:
+    """Return the options of a worker's deployment that say how many replicas it has.
+
+    Args:
+        num_replicas: at the start.
+    """
+    if not control.scales_by_policy:
+        return {"num_replicas": num_replicas}
+    return {
+        "num_replicas": "auto",
+        "autoscaling_config": {
+            "initial_replicas": num_replicas,
+            "min_replicas": 0,
+            "max_replicas": _MOST_REPLICAS,
+            # the planner has its own dwell time
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
+            # no number in here: a change of it would replace all replicas
+            "policy": {"policy_function": PLAN_SCALING},
+        },
+    }
+
+
 def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[str, Any]:
     arguments = front_arguments(config, settings, folder=folder)
     return {
@@ -80,22 +109,25 @@ def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[s
 
 def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
     arguments = {"worker": worker_arguments(config, name).model_dump(mode="json")}
-    return _worker(name, arguments, WORKER, config.pool(name).replicas)
+    replicas = replica_options(config.control, config.pool(name).replicas)
+    return _worker(name, arguments, WORKER, replicas)
 
 
 def _discriminator(config: ClusterConfig, name: str) -> dict[str, Any]:
     arguments = {"scorer": scorer_arguments(config, name).model_dump(mode="json")}
-    return _worker(name, arguments, SCORER, config.discriminator(name).replicas)
+    replicas = replica_options(config.control, config.discriminator(name).replicas)
+    return _worker(name, arguments, SCORER, replicas)
 
 
 def _controlnet(config: ClusterConfig, name: str) -> dict[str, Any]:
     arguments = {"controlnet": controlnet_arguments(config, name).model_dump(mode="json")}
-    return _worker(name, arguments, CONTROL, config.controlnet(name).replicas)
+    replicas = replica_options(config.control, config.controlnet(name).replicas)
+    return _worker(name, arguments, CONTROL, replicas)
 
 
 def _lora_store(config: ClusterConfig) -> dict[str, Any]:
     arguments = {"lora_store": lora_store_arguments(config).model_dump(mode="json")}
-    return _worker(LORAS, arguments, STORE, config.loras.num_stores)
+    return _worker(LORAS, arguments, STORE, {"num_replicas": config.loras.num_stores})
 
 
 def _controller(config: ClusterConfig) -> dict[str, Any]:
@@ -110,14 +142,14 @@ def _controller(config: ClusterConfig) -> dict[str, Any]:
 
 
 def _worker(
-    name: str, arguments: dict[str, Any], deployment: str, num_replicas: int
+    name: str, arguments: dict[str, Any], deployment: str, replicas: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "name": name,
         "route_prefix": None,
         "import_path": _BUILDER,
-        # the controller sets replica counts, from outside Serve
-        "external_scaler_enabled": True,
+        # whoever sets replica counts from outside Serve; never beside an autoscaling policy
+        "external_scaler_enabled": "autoscaling_config" not in replicas,
         "args": arguments,
-        "deployments": [{"name": deployment, "num_replicas": num_replicas}],
+        "deployments": [{"name": deployment, **replicas}],
     }

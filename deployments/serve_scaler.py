@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -22,16 +23,57 @@ from ray.exceptions import RayError
 
 from ray_cluster.control.fleet import HUNDRED
 from ray_cluster.deployments.deploy_file import DEPLOYMENT_OF
-from ray_cluster.errors import DispatcherUnavailable, RayClusterError
+from ray_cluster.errors import RayClusterError
 
 _TIMEOUT_S = 10.0
 _WORKERS = frozenset(DEPLOYMENT_OF.values())
 # what Ray calls the devices of pools
 _RESOURCES = {"cpu": "CPU", "cuda": "GPU"}
+_WITHOUT = "control.scaling: policy does without the dashboard"
 
 
 class NotScaled(RayClusterError):
     """Ray Serve refused to scale an application; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeployment:
+    """The deployment of an application of workers.
+
+    Attributes:
+        num_replicas: that Serve is to keep.
+        details: what Serve says of it.
+    """
+
+    application: str
+    name: str
+    num_replicas: int
+    details: Mapping[str, Any]
+
+
+def worker_deployments(applications: Mapping[str, Any]) -> list[WorkerDeployment]:
+    """Return those of workers among the applications that Serve describes."""
+    return [
+        WorkerDeployment(application, name, int(details["target_num_replicas"]), details)
+        for application, found in applications.items()
+        for name, details in found["deployments"].items()
+        if name in _WORKERS
+    ]
+
+
+def cluster_supply() -> Mapping[str, int]:
+    """Return the hundredths of each device in the Ray cluster.
+
+    Raises:
+        NotScaled: Ray does not answer.
+    """
+    try:
+        total = ray.cluster_resources()
+    except RayError as error:
+        raise NotScaled(f"Ray does not say what devices it has: {error}") from error
+    return {
+        device: math.floor(HUNDRED * total.get(name, 0.0)) for device, name in _RESOURCES.items()
+    }
 
 
 class ServeScaler:
@@ -47,21 +89,15 @@ class ServeScaler:
 
     def targets(self) -> Mapping[str, int]:
         """Return how many replicas Serve is to keep, by application of workers."""
-        found = {}
-        applications = self._call("/api/serve/applications/")["applications"]
-        for name, application in applications.items():
-            for deployment, details in application["deployments"].items():
-                if deployment in _WORKERS:
-                    self._deployments[name] = deployment
-                    found[name] = int(details["target_num_replicas"])
-        return found
+        found = worker_deployments(self._call("/api/serve/applications/")["applications"])
+        self._deployments = {one.application: one.name for one in found}
+        return {one.application: one.num_replicas for one in found}
 
     def scale(self, pool: str, num_replicas: int) -> None:
         """Have so many replicas, soon.
 
         Raises:
-            NotScaled: Serve refuses it, or has no such application.
-            OSError: the dashboard does not answer.
+            NotScaled: Serve refuses it or has no such application, or the dashboard is silent.
         """
         deployment = self._deployments.get(pool)
         if deployment is None:
@@ -71,19 +107,12 @@ class ServeScaler:
 
     def supply(self) -> Mapping[str, int]:
         """Return the hundredths of each device in the Ray cluster."""
-        try:
-            total = ray.cluster_resources()
-        except RayError as error:
-            raise NotScaled(f"Ray does not say what devices it has: {error}") from error
-        return {
-            device: math.floor(HUNDRED * total.get(name, 0.0))
-            for device, name in _RESOURCES.items()
-        }
+        return cluster_supply()
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         url = self._url()
         if url is None:
-            raise DispatcherUnavailable("Ray's dashboard is not there, or has not started yet")
+            raise NotScaled(f"Ray's dashboard is not there, or has not started yet; {_WITHOUT}")
         headers = {"Content-Type": "application/json", **get_auth_headers_if_auth_enabled({})}
         data = None if body is None else json.dumps(body).encode()
         # a URL of this cluster, and never a file
@@ -93,7 +122,12 @@ class ServeScaler:
                 return json.loads(answer.read())
         except HTTPError as error:
             reason = error.read().decode(errors="replace")[:300]
-            raise NotScaled(f"Ray's dashboard answered {error.code}: {reason}") from error
+            hint = f"; {_WITHOUT}" if error.code in (401, 403) else ""
+            raise NotScaled(f"Ray's dashboard answered {error.code}: {reason}{hint}") from error
+        except OSError as error:
+            raise NotScaled(
+                f"Ray's dashboard at {url} does not answer: {error}; {_WITHOUT}"
+            ) from error
         except (HTTPException, ValueError) as error:
             raise NotScaled(f"Ray's dashboard answered, but not as it should: {error!r}") from error
 

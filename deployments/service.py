@@ -94,22 +94,25 @@ def deploy(config: ClusterConfig, arguments: FrontArguments) -> None:
         ),
         logging_config=serve_logging(config.logs.model_copy(update={"level": "warning"})),
     )
-    _run(build_apps(config, arguments))
+    _run(config, build_apps(config, arguments))
 
 
 def add_pools(config: ClusterConfig, names: Collection[str]) -> None:
     """Deploy pools and discriminators that do not run yet, and leave all others alone."""
-    _run({name: build_worker(config, name) for name in names})
+    _run(config, {name: build_worker(config, name) for name in names})
 
 
-def _run(applications: Mapping[str, Application]) -> None:
+def _run(config: ClusterConfig, applications: Mapping[str, Application]) -> None:
+    unscaled = {FRONT, CONTROLLER}
+    if config.control.scales_by_policy:
+        unscaled.update(one.name for one in config.workers)
     targets = [
         serve.RunTarget(
             target=application,
             name=name,
             route_prefix="/" if name == FRONT else None,
-            # the controller sets replica counts, from outside Serve
-            external_scaler_enabled=name not in (FRONT, CONTROLLER),
+            # whoever sets replica counts from outside Serve; never beside an autoscaling policy
+            external_scaler_enabled=name not in unscaled,
         )
         for name, application in applications.items()
     ]

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.demand import Demand, count, forecast_per_s
+from ray_cluster.policies.demand import Demand, DemandSmoothing, count, forecast_per_s
+from ray_cluster.policies.fleet import Fleet
 from ray_cluster.policies.helpers import HelperSpec, size_helpers, without_helpers
 from ray_cluster.policies.plan import CascadePlan, Plan
 from ray_cluster.policies.planner import AllocationPlanner, Memory
@@ -15,6 +16,13 @@ from ray_cluster.policies.planner import AllocationPlanner, Memory
 _CAUTION = 0.75
 # of deferral rates, which are planned in thousandths
 _ROUNDED = 0.002
+# a demand of less than one request in so many dwell times is not worth a replica
+_NEGLIGIBLE_DWELLS = 2.0
+_LEAST_DWELL_S = 10.0
+# a plan looks at least so far ahead, else no replica would be worth its load
+_LEAST_WINDOW_S = 120.0
+# queues are to be worked off in a quarter of the deadline, within these bounds
+_LEAST_DRAIN_S, _MOST_DRAIN_S = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +96,10 @@ class CellPlanner:
             utilisation=_CAUTION * self.models.utilisation,
             drain_s=_CAUTION * self.models.drain_s,
         )
-        careful, _ = models.plan(state, memory)
+        needed = models.counts(state, memory)
         pools = []
         for one in plan.pools:
-            present, needed = state.pool(one.pool).num_replicas, careful.pool(one.pool)
-            kept = 0 if needed is None else min(present, needed.num_replicas)
+            kept = min(state.pool(one.pool).num_replicas, needed.get(one.pool, 0))
             pools.append(replace(one, num_replicas=max(one.num_replicas, kept)))
         wider = replace(plan, pools=tuple(pools))
         return wider if self._fits(wider, state) else plan
@@ -134,3 +141,29 @@ class CellPlanner:
             or CallsMemory(name, Demand(state.now_s, state.service(name).num_arrived))
             for name in names
         )
+
+
+def cell_planner(
+    fleet: Fleet, helpers: tuple[HelperSpec, ...], *, dwell_s: float, slo_s: float
+) -> CellPlanner:
+    """Return the planner of a cell by its settings.
+
+    Args:
+        helpers: what the models call.
+        dwell_s: age below which a replica is not stopped.
+        slo_s: deadline of requests that name none.
+    """
+    dwell_s = max(_LEAST_DWELL_S, dwell_s)
+    models = AllocationPlanner(
+        fleet,
+        DemandSmoothing(peak_s=dwell_s),
+        window_s=max(_LEAST_WINDOW_S, 2 * dwell_s),
+        drain_s=drain_s_of(slo_s),
+        negligible_per_s=1 / (_NEGLIGIBLE_DWELLS * dwell_s),
+    )
+    return CellPlanner(models, helpers)
+
+
+def drain_s_of(slo_s: float) -> float:
+    """Return the seconds in which queues are to be worked off, by the deadline of requests."""
+    return min(_MOST_DRAIN_S, max(_LEAST_DRAIN_S, slo_s / 4))

@@ -59,6 +59,11 @@ class Plan:
     def pool(self, name: str) -> PoolPlan | None:
         return next((one for one in self.pools if one.pool == name), None)
 
+    def num_replicas(self, pool: str) -> int:
+        """Return a pool's replicas; a pool that the plan does not name has none."""
+        found = self.pool(pool)
+        return 0 if found is None else found.num_replicas
+
     def cascade(self, service: str) -> CascadePlan | None:
         return next((one for one in self.cascades if one.service == service), None)
 
@@ -133,12 +138,9 @@ def bounded(actions: PlanDiff, most_scales: int) -> PlanDiff:
 
 
 def diff(old: Plan, new: Plan) -> PlanDiff:
-    """Return the actions that make an old plan into a new one.
-
-    A pool that a plan does not name has no replicas in it.
-    """
+    """Return the actions that make an old plan into a new one."""
     names = dict.fromkeys(one.pool for plan in (old, new) for one in plan.pools)
-    scales = [Scale(name, _num(old, name), _num(new, name)) for name in names]
+    scales = [Scale(name, old.num_replicas(name), new.num_replicas(name)) for name in names]
     before, after = planned_settings_of(old), planned_settings_of(new)
     is_same = dict(before.max_batches) == dict(after.max_batches)
     is_same = is_same and set(before.cascades) == set(after.cascades)
@@ -147,8 +149,3 @@ def diff(old: Plan, new: Plan) -> PlanDiff:
         stops=tuple(one for one in scales if one.num_after < one.num_before),
         starts=tuple(one for one in scales if one.num_after > one.num_before),
     )
-
-
-def _num(plan: Plan, name: str) -> int:
-    pool = plan.pool(name)
-    return 0 if pool is None else pool.num_replicas

@@ -119,6 +119,12 @@ class AllocationPlanner:
         memory = tuple(self._learn(one, state) for one in memory)
         return self._plan(state, memory, self.problem(state, memory)), memory
 
+    def counts(self, state: ClusterState, memory: Memory) -> dict[str, int]:
+        """Return the replicas of each pool in the plan, without the rest of it."""
+        memory = tuple(self._learn(one, state) for one in memory)
+        wanted = allocate(self.problem(state, memory))
+        return {one.name: one.num_replicas for one in wanted.sizes}
+
     def _plan(self, state: ClusterState, memory: Memory, problem: AllocationProblem) -> Plan:
         wanted = allocate(problem)
         has_cascade = any(spec.cascade for spec in self.fleet.services)

@@ -50,6 +50,15 @@ class DemandCard(BaseModel):
     num_waiting: int = Field(description="Images that wait for its models.")
 
 
+class HeldPoolCard(BaseModel):
+    """A pool that must not grow for now."""
+
+    pool: str = Field(description="Name of the Serve application.")
+    num_replicas: int = Field(description="Replicas that it may have.")
+    until: float = Field(description="Unix time in seconds from which more are tried again.")
+    num_failures: int = Field(description="Growths in a row that were rolled back.")
+
+
 class RoundCard(BaseModel):
     """A round of the controller."""
 
@@ -62,6 +71,10 @@ class RoundCard(BaseModel):
     actions: list[str] = Field(description="What was done, or would have been.")
     failures: list[str] = Field(description="What of this failed; it is tried again.")
     overdue: list[str] = Field(description="Pools whose planned replicas are not ready in time.")
+    rollbacks: list[str] = Field(description="What of this was given up in this round.")
+    held: list[HeldPoolCard] = Field(
+        description="Pools that must not grow for now, as their last growth was rolled back."
+    )
     infeasible: str | None = Field(description="Why the demand cannot be met, if it cannot.")
     demand: list[DemandCard]
     pools: list[PlannedPoolCard]
@@ -109,6 +122,16 @@ def _round(record: RoundRecord) -> RoundCard:
         actions=list(record.actions),
         failures=list(record.failures),
         overdue=list(record.overdue),
+        rollbacks=list(record.rollbacks),
+        held=[
+            HeldPoolCard(
+                pool=one.pool,
+                num_replicas=one.num_replicas,
+                until=one.until_s,
+                num_failures=one.num_failures,
+            )
+            for one in record.held
+        ],
         infeasible=record.infeasible,
         demand=[DemandCard(**asdict(one)) for one in record.demand],
         pools=[PlannedPoolCard(**asdict(one)) for one in record.pools],

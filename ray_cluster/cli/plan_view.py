@@ -121,6 +121,13 @@ def _problems(one: RoundCard) -> Iterator[str]:
         yield f"failed, tried again: {words}"
     for words in one.overdue:
         yield f"not applied in time: {words}"
+    for words in one.rollbacks:
+        yield f"rolled back: {words}"
+    for held in one.held:
+        yield (
+            f"{held.pool} is held at {held.num_replicas} replicas until {_clock(held.until)} "
+            f"(rollbacks in a row: {held.num_failures})"
+        )
 
 
 def _words(one: RoundCard) -> str:
@@ -128,7 +135,11 @@ def _words(one: RoundCard) -> str:
 
 
 def _when(one: RoundCard) -> str:
-    return datetime.fromtimestamp(one.at).strftime("%Y-%m-%d %H:%M:%S")
+    return _clock(one.at)
+
+
+def _clock(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

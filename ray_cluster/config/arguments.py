@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, SecretStr
 
 from ray_cluster.config.cascades import DiscriminatorArguments
-from ray_cluster.config.control import ControlArguments
+from ray_cluster.config.control import ControlArguments, Scaling
 from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
@@ -83,6 +83,7 @@ class LoraStoreArguments(Section):
 class ControllerArguments(Section):
     """Arguments of the controller."""
 
+    scaling: Scaling = "endpoint"
     logs: LogsConfig = LogsConfig()
     patience_s: float = Field(DispatchArguments().patience_s, gt=0)
 
@@ -154,7 +155,11 @@ def lora_store_arguments(config: ClusterConfig) -> LoraStoreArguments:
 
 def controller_arguments(config: ClusterConfig) -> ControllerArguments:
     """Return the controller's part."""
-    return ControllerArguments(logs=config.logs, patience_s=config.dispatch.patience_s)
+    return ControllerArguments(
+        scaling=config.control.scaling,
+        logs=config.logs,
+        patience_s=config.dispatch.patience_s,
+    )
 
 
 def scorer_arguments(config: ClusterConfig, name: str) -> ScorerArguments:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from ray_cluster.config.sections import Section
+
+Scaling = Literal["endpoint", "policy"]
 
 
 class ControlArguments(Section):
@@ -12,9 +16,19 @@ class ControlArguments(Section):
 
     enabled: bool = Field(
         False,
-        description="whether a controller plans replicas, batches and thresholds; it needs Ray's "
-        "dashboard, whose port Ray Serve is scaled through",
+        description="whether a controller plans replicas, batches and thresholds",
     )
+    scaling: Scaling = Field(
+        "endpoint",
+        description="how planned replicas reach Ray Serve: `endpoint` calls the scale endpoint of "
+        "Ray's dashboard; `policy` needs no dashboard: workers get an autoscaling policy that "
+        "reads the plan from Ray's key-value store",
+    )
+
+    @property
+    def scales_by_policy(self) -> bool:
+        """Whether an autoscaling policy sets the replicas of workers."""
+        return self.enabled and self.scaling == "policy"
 
 
 class ControlSettings(Section):
@@ -34,7 +48,7 @@ class ControlSettings(Section):
         180.0,
         gt=0,
         description="time in which the replicas of a plan must run; after that it is reported as "
-        "not applied",
+        "not applied, and what a pool has grown by is rolled back for a while",
     )
     dry_run: bool = Field(False, description="whether plans are made and shown, and not applied")
 

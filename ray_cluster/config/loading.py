@@ -71,11 +71,11 @@ class ClusterConfig(Section):
     def _check_control(self) -> None:
         if not self.control.enabled:
             return
-        if not self.ray.include_dashboard:
+        if self.control.scaling == "endpoint" and not self.ray.include_dashboard:
             raise ValueError(
-                "control.enabled is true and ray.include_dashboard is false: the controller scales "
-                "Ray Serve through the dashboard's port; set ray.include_dashboard: true, or "
-                "control.enabled: false"
+                "control.scaling is endpoint and ray.include_dashboard is false: the controller "
+                "scales Ray Serve through the dashboard's port; set ray.include_dashboard: true, "
+                "control.scaling: policy, or control.enabled: false"
             )
         used: dict[str, str] = {}
         for one in self.cascades:

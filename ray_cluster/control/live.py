@@ -14,22 +14,12 @@ from typing import Any, Protocol, TypeVar
 from ray_cluster.control.fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
 from ray_cluster.control.loop import LoopLimits
 from ray_cluster.control.records import Glance
-from ray_cluster.policies.cell_planner import CellMemory, CellPlanner
+from ray_cluster.policies.cell_planner import CellMemory, CellPlanner, cell_planner
 from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.demand import DemandSmoothing
 from ray_cluster.policies.plan import Plan, PlannedSettings, PoolPlan
-from ray_cluster.policies.planner import AllocationPlanner
 from ray_cluster.protocol.control import ControlCalls, Observation
 
 T = TypeVar("T")
-
-# of a demand that is not worth a replica: less than one request in so many dwell times
-_NEGLIGIBLE_DWELLS = 2.0
-# for which a plan is made at least: replicas that load must yet be worth it
-_LEAST_WINDOW_S = 120.0
-_LEAST_DWELL_S = 10.0
-# in which queues are to be worked off: a quarter of the deadline
-_LEAST_DRAIN_S, _MOST_DRAIN_S = 10.0, 60.0
 
 
 class Scaler(Protocol):
@@ -144,17 +134,9 @@ class LivePlanner:
     def _planner(self) -> CellPlanner:
         glance = self._glance()
         assert glance is not None, "nothing was observed yet"
-        dwell_s = max(_LEAST_DWELL_S, glance.seen.limits.dwell_s)
-        models = AllocationPlanner(
+        return cell_planner(
             glance.planned.fleet,
-            DemandSmoothing(peak_s=dwell_s),
-            window_s=max(_LEAST_WINDOW_S, 2 * dwell_s),
-            drain_s=drain_s_of(glance.seen),
-            negligible_per_s=1 / (_NEGLIGIBLE_DWELLS * dwell_s),
+            glance.planned.helpers,
+            dwell_s=glance.seen.limits.dwell_s,
+            slo_s=glance.seen.default_slo_s,
         )
-        return CellPlanner(models, glance.planned.helpers)
-
-
-def drain_s_of(seen: Observation) -> float:
-    """Return the seconds in which a plan wants queues worked off."""
-    return min(_MOST_DRAIN_S, max(_LEAST_DRAIN_S, seen.default_slo_s / 4))

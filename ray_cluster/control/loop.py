@@ -1,9 +1,10 @@
 """The plan loop: observe, plan, compare with what is applied, and apply the difference.
 
 Live and simulated clusters run this code behind the protocols below; a planner decides. The loop
-owns what lives between rounds: the last state, the planner's memory and the plan as far as it was
-applied. What could not be applied is tried again in the next round; so is what somebody else has
-changed, where the cluster says what is in force.
+owns what lives between rounds: the last state, the planner's memory, the plan as far as it was
+applied, and the replicas that are awaited. What could not be applied is tried again in the next
+round; so is what somebody else has changed, where the cluster says what is in force. Replicas that
+are not ready in time are given up for a while.
 """
 
 from __future__ import annotations
@@ -26,6 +27,18 @@ from ray_cluster.policies.plan import (
     settled,
 )
 from ray_cluster.policies.planner import Planner
+from ray_cluster.policies.rollback import (
+    Growths,
+    Hold,
+    Overdue,
+    Patience,
+    Targets,
+    held_back,
+    holds_of,
+    judge,
+    noted,
+    restarted,
+)
 
 M = TypeVar("M")
 
@@ -71,7 +84,8 @@ class LoopLimits:
     Attributes:
         acts: whether plans are applied, or only made.
         most_scales: pools that one round scales at most.
-        apply_timeout_s: in which the replicas of a plan should be ready.
+        apply_timeout_s: in which the replicas of a plan should be ready; growth that is not is
+            rolled back.
     """
 
     acts: bool = True
@@ -90,7 +104,9 @@ class RoundReport:
         actions: that were asked for; None without a state to plan for.
         failures: of actions, in words.
         is_applied: whether the loop acted; else the actions are what it would have done.
-        overdue: pools whose planned replicas are not ready in time, in words.
+        overdue: pools whose planned replicas are not ready in time; those with a hold were rolled
+            back in this round.
+        holds: of pools that must not grow for now, since this round or an earlier one.
     """
 
     at_s: float
@@ -98,7 +114,8 @@ class RoundReport:
     actions: PlanDiff | None
     failures: tuple[str, ...] = ()
     is_applied: bool = True
-    overdue: tuple[str, ...] = ()
+    overdue: tuple[Overdue, ...] = ()
+    holds: tuple[Hold, ...] = ()
 
 
 class ControlLoop(Generic[M]):
@@ -133,8 +150,7 @@ class ControlLoop(Generic[M]):
         self._memory = memory
         self._limits = limits
         self._timer: Timer | None = None
-        # what is planned of a pool, and since when it should have been ready
-        self._awaited: dict[str, tuple[int, float]] = {}
+        self._growths: Growths = ()
 
     @property
     def applied(self) -> Plan:
@@ -166,7 +182,9 @@ class ControlLoop(Generic[M]):
         for failure in report.failures:
             _log.warning("round at %.1f s: %s; it is tried again", report.at_s, failure)
         for one in report.overdue:
-            _log.warning("round at %.1f s: the plan is not applied: %s", report.at_s, one)
+            _log.warning("round at %.1f s: the plan is not applied: %s", report.at_s, one.words)
+            if (words := one.rollback_words(report.at_s)) is not None:
+                _log.warning("round at %.1f s: rolled back: %s", report.at_s, words)
         self._on_round(report)
         return report
 
@@ -174,24 +192,44 @@ class ControlLoop(Generic[M]):
         try:
             state = self._cluster.observe()
         except FAILURES as error:
-            return RoundReport(self._clock(), self._wanted, None, (f"cannot observe: {error}",))
+            now_s, failure = self._clock(), f"cannot observe: {error}"
+            holds = tuple(holds_of(self._growths, now_s))
+            return RoundReport(now_s, self._wanted, None, (failure,), holds=holds)
         self._state = state
         if state.in_force is not None:
             self._applied = state.in_force
         memory = self._planner.begin(state) if self._memory is None else self._memory
         plan, self._memory = self._planner.plan(state, memory)
-        self._wanted = self._versioned(settled(self._applied, plan, within=_NEAR))
-        limits = self._limits()
+        plan = settled(self._applied, plan, within=_NEAR)
+        limits, now_s = self._limits(), self._clock()
+        overdue = self._judge(plan, state, limits, now_s)
+        self._wanted = self._versioned(held_back(plan, self._growths, now_s))
         actions = bounded(diff(self._applied, self._wanted), limits.most_scales)
+        before = self._applied
         failures = tuple(self._apply(actions)) if limits.acts else ()
+        if limits.acts:
+            targets = Targets(before, self._applied)
+            self._growths = noted(self._growths, self._wanted, targets, state, now_s)
         return RoundReport(
-            self._clock(),
+            now_s,
             self._wanted,
             actions,
             failures,
             is_applied=limits.acts,
-            overdue=self._overdue(state, limits) if limits.acts else (),
+            overdue=overdue,
+            holds=tuple(holds_of(self._growths, now_s)),
         )
+
+    def _judge(
+        self, plan: Plan, state: ClusterState, limits: LoopLimits, now_s: float
+    ) -> tuple[Overdue, ...]:
+        """Note what is rolled back, and return what is overdue; nothing of a loop that is idle."""
+        if not limits.acts:
+            self._growths = restarted(self._growths, now_s)
+            return ()
+        patience = Patience(now_s, limits.apply_timeout_s)
+        self._growths, overdue = judge(self._growths, plan, self._applied, state, patience)
+        return overdue
 
     def _versioned(self, plan: Plan) -> Plan:
         """The plan with the version of the last one, or the next if anything is different."""
@@ -200,25 +238,6 @@ class ControlLoop(Generic[M]):
         if same == self._wanted and in_force <= before:
             return same
         return replace(same, version=max(before, in_force) + 1)
-
-    def _overdue(self, state: ClusterState, limits: LoopLimits) -> tuple[str, ...]:
-        """Say of which pools the planned replicas have not been ready for too long."""
-        found, now_s = [], self._clock()
-        for pool in self._wanted.pools:
-            num_ready = state.pool(pool.pool).num_ready
-            if num_ready >= pool.num_replicas:
-                self._awaited.pop(pool.pool, None)
-                continue
-            number, since_s = self._awaited.get(pool.pool, (pool.num_replicas, now_s))
-            if number != pool.num_replicas:
-                since_s = now_s
-            self._awaited[pool.pool] = pool.num_replicas, since_s
-            if now_s - since_s > limits.apply_timeout_s:
-                found.append(
-                    f"{num_ready} of {pool.num_replicas} replicas of {pool.pool} are ready after "
-                    f"{now_s - since_s:.0f} s"
-                )
-        return tuple(found)
 
     def _apply(self, actions: PlanDiff) -> list[str]:
         """Do the actions, note those that worked, and return what went wrong."""

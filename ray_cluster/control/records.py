@@ -14,6 +14,7 @@ from ray_cluster.policies.demand import Demand, DemandSmoothing, forecast_per_s
 from ray_cluster.policies.fleet import PoolSpec
 from ray_cluster.policies.plan import Plan, PoolPlan
 from ray_cluster.protocol.control import (
+    HeldPool,
     Observation,
     PlannedPool,
     RoundMode,
@@ -60,7 +61,7 @@ def record_of(
     pools: tuple[PlannedPool, ...] = ()
     demand: tuple[ServiceDemand, ...] = ()
     if glance is not None and memory is not None:
-        pools = tuple(_pools(report.plan, glance, memory, times))
+        pools = tuple(_pools(report, glance, memory, times))
         demand = tuple(_demand(glance, memory))
     return RoundRecord(
         at_s=times.at_s,
@@ -72,9 +73,26 @@ def record_of(
         demand=demand,
         actions=tuple(_actions(report)),
         failures=report.failures,
-        overdue=report.overdue,
+        overdue=tuple(one.words for one in report.overdue),
         infeasible=report.plan.infeasible,
+        rollbacks=tuple(_rollbacks(report)),
+        held=tuple(
+            # the loop's clock is not Unix time
+            HeldPool(
+                one.pool,
+                one.num_replicas,
+                times.at_s + one.until_s - report.at_s,
+                one.num_failures,
+            )
+            for one in report.holds
+        ),
     )
+
+
+def _rollbacks(report: RoundReport) -> Iterator[str]:
+    for one in report.overdue:
+        if (words := one.rollback_words(report.at_s)) is not None:
+            yield words
 
 
 def _actions(report: RoundReport) -> Iterator[str]:
@@ -102,9 +120,11 @@ def _per_s(demand: Demand) -> float | None:
     return forecast_per_s(demand, 0.0, DemandSmoothing())
 
 
-def _pools(plan: Plan, glance: Glance, memory: CellMemory, times: Times) -> Iterator[PlannedPool]:
-    before = glance.state.in_force or Plan()
-    counts = {one.pool: one.num_replicas for one in before.pools}
+def _pools(
+    report: RoundReport, glance: Glance, memory: CellMemory, times: Times
+) -> Iterator[PlannedPool]:
+    plan, before = report.plan, glance.state.in_force or Plan()
+    held = {one.pool: one.num_replicas for one in report.holds}
     loads = loads_of(plan, glance, memory, times.drain_s)
     specs = {one.name: one for one in glance.planned.fleet.pools}
     helpers = {one.name: one for one in glance.planned.helpers}
@@ -122,7 +142,7 @@ def _pools(plan: Plan, glance: Glance, memory: CellMemory, times: Times) -> Iter
         state = glance.state.pool(one.pool)
         yield PlannedPool(
             pool=one.pool,
-            num_before=counts.get(one.pool, 0),
+            num_before=before.num_replicas(one.pool),
             num_ready=state.num_ready,
             num_planned=one.num_replicas,
             max_batch=one.max_batch,
@@ -130,7 +150,7 @@ def _pools(plan: Plan, glance: Glance, memory: CellMemory, times: Times) -> Iter
             replica_per_s=rate,
             load_s=load_s,
             reason=reason_of(
-                Counts(one.num_replicas, needed, fewest, most, state.num_young),
+                Counts(one.num_replicas, needed, fewest, most, state.num_young, held.get(one.pool)),
                 is_short=plan.infeasible is not None,
             ),
         )
@@ -164,13 +184,18 @@ def loads_of(plan: Plan, glance: Glance, memory: CellMemory, drain_s: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of a pool's replicas: planned, needed by the load alone, and bounds."""
+    """Numbers of a pool's replicas: planned, needed by the load alone, and bounds.
+
+    Attributes:
+        held: that it may have after a rollback; None where it is not held.
+    """
 
     planned: int
     needed: int
     fewest: int
     most: int | None
     young: int
+    held: int | None = None
 
 
 def reason_of(counts: Counts, *, is_short: bool) -> str:
@@ -181,6 +206,8 @@ def reason_of(counts: Counts, *, is_short: bool) -> str:
     """
     planned = counts.planned
     if planned < counts.needed:
+        if planned == counts.held:
+            return f"apply_timeout_s: of {counts.needed}, no more were ready in time"
         if planned == counts.most:
             return f"max_replicas: the load would take {counts.needed}"
         more = "there are no more devices" if is_short else "the queue empties before one loads"

@@ -145,6 +145,7 @@ class ControlService:
             num_rounds=last.num_rounds + 1,
             num_actions=last.num_actions + _num_done(record),
             num_failures=last.num_failures + len(record.failures),
+            num_rollbacks=last.num_rollbacks + len(record.rollbacks),
             round_s=last.round_s + record.took_s,
         )
         if is_new:

@@ -49,6 +49,11 @@ class _PlanCollector(Collector):
             "Changes that failed; they are tried again.",
             value=report.num_failures,
         )
+        yield CounterMetricFamily(
+            "ray_cluster_plan_rollbacks",
+            "Growths of pools that were given up, as their replicas were not ready in time.",
+            value=report.num_rollbacks,
+        )
         yield GaugeMetricFamily(
             "ray_cluster_plan_paused", "Whether plans are made only.", value=report.is_paused
         )

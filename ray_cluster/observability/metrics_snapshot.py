@@ -48,7 +48,8 @@ def take(registry: CollectorRegistry) -> Snapshot:
             metric.documentation,
             metric.type,
             {
-                (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+                # a flag would not travel as what it is said to be
+                (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
                 for sample in metric.samples
                 # when a counter was made says nothing once it is added to others
                 if not sample.name.endswith("_created")

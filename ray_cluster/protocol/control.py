@@ -219,6 +219,22 @@ class ServiceDemand:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldPool:
+    """A pool that must not grow for now, as its last growth was rolled back.
+
+    Attributes:
+        num_replicas: that it may have.
+        until_s: Unix time.
+        num_failures: growths in a row that were rolled back.
+    """
+
+    pool: str
+    num_replicas: int
+    until_s: float
+    num_failures: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """What one round of the controller did, and why.
 
@@ -228,6 +244,8 @@ class RoundRecord:
         actions: in words: what was done, or would have been.
         failures: of actions; they are tried again.
         overdue: pools whose planned replicas are not ready in time.
+        rollbacks: what this round has given up of them, in words.
+        held: pools that must not grow for now, after this rollback or an earlier one.
         infeasible: why demand cannot be met, if it cannot.
     """
 
@@ -242,6 +260,8 @@ class RoundRecord:
     failures: tuple[str, ...] = ()
     overdue: tuple[str, ...] = ()
     infeasible: str | None = None
+    rollbacks: tuple[str, ...] = ()
+    held: tuple[HeldPool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +273,7 @@ class PlanReport:
         heard_s: Unix time at which it was heard of last; None if not by this dispatcher.
         latest: its last round.
         history: rounds that changed something, the oldest first.
-        num_rounds, num_actions, num_failures: since the dispatcher started.
+        num_rounds, num_actions, num_failures, num_rollbacks: since the dispatcher started.
         round_s: seconds of all these rounds.
     """
 
@@ -266,6 +286,7 @@ class PlanReport:
     num_actions: int = 0
     num_failures: int = 0
     round_s: float = 0.0
+    num_rollbacks: int = 0
 
 
 class PlanCalls(Protocol):

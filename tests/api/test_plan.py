@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import httpx
 
 from ray_cluster.policies.plan import CascadePlan
-from ray_cluster.protocol.control import PlannedPool, PlanReport, RoundRecord, ServiceDemand
+from ray_cluster.protocol.control import (
+    HeldPool,
+    PlannedPool,
+    PlanReport,
+    RoundRecord,
+    ServiceDemand,
+)
 from tests.api.checks import check_error
 from tests.fakes import FakeDispatcherClient
 
@@ -53,6 +60,16 @@ async def test_a_plan_says_what_why_and_what_was_before(
     # JSON has no infinity
     assert [one["threshold"] for one in found["latest"]["cascades"]] == [0.4, None]
     assert [one["actions"] for one in found["history"]] == [["sd: 1 to 2 replicas"]]
+
+
+async def test_a_rollback_is_shown_and_until_when_its_pool_is_held(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    late = replace(a_round(2.0), rollbacks=("sd: back",), held=(HeldPool("sd", 1, 182.0, 3),))
+    fake.plan = PlanReport(True, heard_s=2.0, latest=late)
+    found = (await http.get(PLAN)).json()["latest"]
+    assert found["rollbacks"] == ["sd: back"]
+    assert found["held"] == [{"pool": "sd", "num_replicas": 1, "until": 182.0, "num_failures": 3}]
 
 
 async def test_planning_is_paused_and_resumed(

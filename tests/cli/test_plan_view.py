@@ -9,7 +9,7 @@ import pytest
 from ray_cluster.api.plan_schema import PlanResponse, plan_reply
 from ray_cluster.cli.plan_view import explain_plan, list_rounds, show_plan
 from ray_cluster.errors import ConfigError
-from ray_cluster.protocol.control import PlanReport
+from ray_cluster.protocol.control import HeldPool, PlanReport
 from tests.api.test_plan import a_round
 
 FIRST = a_round(1e9, "sd: 1 to 2 replicas")
@@ -29,6 +29,15 @@ def test_a_plan_is_shown_a_line_per_pool(capsys: pytest.CaptureFixture[str]) -> 
     assert "the demand cannot be met: sd lacks capacity for 2/s" in text
     show_plan(PLAN, as_json=True)
     assert PlanResponse.model_validate_json(capsys.readouterr().out) == PLAN
+
+
+def test_a_rollback_is_shown_with_the_end_of_its_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    late = replace(FIRST, rollbacks=("sd: back",), held=(HeldPool("sd", 1, 1e9 + 90, 2),))
+    show_plan(plan_reply(PlanReport(True, heard_s=1e9, latest=late), 1e9), as_json=False)
+    text = said(capsys)
+    assert "rolled back: sd: back" in text
+    assert "sd is held at 1 replicas until 2001-09-" in text
+    assert "(rollbacks in a row: 2)" in text
 
 
 def test_history_lists_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,16 +18,27 @@ def cascade(name: str, light: str, heavy: str) -> dict[str, Any]:
     return {"name": name, **models, "threshold": 0.5}
 
 
-def configured(*, enabled: bool = True, **sections: Any) -> ClusterConfig:
+def configured(
+    *, enabled: bool = True, scaling: str = "endpoint", **sections: Any
+) -> ClusterConfig:
+    control = {"enabled": enabled, "scaling": scaling}
     return ClusterConfig.model_validate(
-        {"control": {"enabled": enabled}, "pools": POOLS, "discriminators": [JUDGE]} | sections
+        {"control": control, "pools": POOLS, "discriminators": [JUDGE]} | sections
     )
 
 
-def test_it_needs_the_dashboard() -> None:
-    with pytest.raises(ValidationError, match=r"set ray\.include_dashboard: true, or"):
+def test_it_needs_the_dashboard_or_a_policy() -> None:
+    told = r"set ray\.include_dashboard: true, control\.scaling: policy, or"
+    with pytest.raises(ValidationError, match=told):
         configured(ray={"include_dashboard": False})
+    configured(scaling="policy", ray={"include_dashboard": False})
     configured(enabled=False, ray={"include_dashboard": False})
+
+
+def test_a_policy_scales_only_where_somebody_plans() -> None:
+    assert configured(scaling="policy").control.scales_by_policy
+    assert not configured().control.scales_by_policy
+    assert not configured(enabled=False, scaling="policy").control.scales_by_policy
 
 
 def test_a_model_is_planned_for_one_cascade() -> None:

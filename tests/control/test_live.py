@@ -34,6 +34,7 @@ class MadeUpCell:
         self.limits = LIMITS
         self.is_away = False
         self.is_deployed = True
+        self.most_ready = 10
 
     def targets(self) -> Mapping[str, int]:
         return {"m": self.target, "somebody-elses": 3} if self.is_deployed else {}
@@ -49,7 +50,9 @@ class MadeUpCell:
         if self.is_away:
             raise DispatcherUnavailable("away")
         # a replica makes an image per second, eight at most in the same time
-        replicas = tuple(replica(f"r{n}", age_s=1e4) for n in range(self.target))
+        replicas = tuple(
+            replica(f"r{n}", age_s=1e4) for n in range(min(self.target, self.most_ready))
+        )
         return replace(
             seen(
                 pool("m", replicas=replicas, max_batch=1, min_replicas=1, num_cpus=1.0),
@@ -78,12 +81,13 @@ class Rounds:
 
     def __init__(self, cell: MadeUpCell, memory: CellMemory | None = None) -> None:
         self.cell = cell
+        self.clock = FakeClock()
         loop = asyncio.get_running_loop()
         self.cluster = LiveCluster(cell, loop, cell, lambda _: Curves())
         self.loop = ControlLoop(
             LivePlanner(lambda: self.cluster.glance),
             self.cluster,
-            FakeClock(),
+            self.clock,
             limits=self.cluster.limits,
             memory=memory,
         )
@@ -91,6 +95,7 @@ class Rounds:
     async def run(self, count: int, per_s: float = 0.0) -> RoundReport:
         for _ in range(count):
             self.cell.now_s += PERIOD_S
+            self.clock.advance(PERIOD_S)
             self.cell.num_arrived += round(per_s * PERIOD_S)
             report = await asyncio.to_thread(self.loop.run_round)
         return report
@@ -194,3 +199,23 @@ async def test_the_next_controller_goes_on_from_the_memory_of_the_last() -> None
     cell.target = 1
     await later.run(1, per_s=2.0)
     assert cell.target == 3
+
+
+async def test_replicas_that_never_come_are_given_up_and_tried_again_after_the_hold() -> None:
+    cell = MadeUpCell()
+    cell.most_ready = 2
+    cell.limits = replace(LIMITS, apply_timeout_s=30.0)
+    rounds = Rounds(cell)
+    targets, records = [], []
+    for _ in range(40):
+        report = await rounds.run(1, per_s=2.0)
+        targets.append(cell.target)
+        times = Times(cell.now_s, 0.1, 15.0)
+        records.append(record_of(report, rounds.cluster.glance, rounds.loop.memory, times))
+    grown = targets.index(3)
+    # more than 30 s of waiting, 30 s of holding, and both again, the hold twice as long
+    assert targets[grown:] == ([3] * 7 + [2] * 6 + [3] * 7 + [2] * 12 + [3] * 9)[: 40 - grown]
+    (first, second) = (one for one in records if one.rollbacks)
+    assert [one.until_s for one in first.held] == [first.at_s + 30.0]
+    assert [one.num_failures for one in second.held] == [2]
+    assert first.pools[0].num_planned == 2

@@ -237,18 +237,21 @@ def test_a_round_scales_no_more_pools_than_it_may() -> None:
     assert rounds == [["scale-a 1"], ["scale-b 3"], []]
 
 
-def test_replicas_that_do_not_come_in_time_are_reported_until_they_come() -> None:
+def test_missing_replicas_are_reported_until_they_come() -> None:
     limits = LoopLimits(apply_timeout_s=10.0)
-    loop, cluster, events = shown(LARGE, limits=lambda: limits, ready={"a": 1, "b": 1})
+    loop, cluster, events = shown(SMALL, limits=lambda: limits, ready={"a": 1, "b": 1})
     found = []
-    for number in range(1, 6):
-        found.append(loop.run_round().overdue)
-        if number == 4:
-            cluster.ready["b"] = 3
+    for number in range(1, 7):
+        found.append([one.words for one in loop.run_round().overdue])
+        if number == 5:
+            cluster.ready["a"] = 2
         events.run(until_s=5.0 * number)
-    assert found[:3] == [(), (), ()]
-    assert found[3] == ("1 of 3 replicas of b are ready after 15 s",)
-    assert found[4] == ()
+    assert found[:3] == [[], [], []]
+    assert found[3] == ["1 of 2 replicas of a are ready after 15 s"]
+    assert found[4] == ["1 of 2 replicas of a are ready after 20 s"]
+    assert found[5] == []
+    # nothing had grown, so there is nothing to roll back
+    assert cluster.actions() == []
 
 
 def test_a_loop_goes_on_from_a_saved_memory() -> None:

@@ -15,6 +15,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.jobs import control
+from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.plan import PlannedSettings
 from ray_cluster.protocol.control import Observation, PlannedPool, RoundRecord
 from ray_cluster.protocol.leases import Poll, Registration
@@ -242,15 +243,32 @@ async def test_rounds_are_counted_and_those_that_changed_something_are_listed(
         await service.note_round(replace(planned(2), mode="paused"), None)
         for _ in range(3):
             await service.note_round(replace(quiet, failures=("it is away",)), None)
+        late = replace(quiet, overdue=("0 of 1",), rollbacks=("shapes: back from 1 to 0 replicas",))
+        await service.note_round(late, None)
         report = await service.plan_report()
         # what goes on is listed once
-        assert [len(report.history), report.num_rounds] == [3, 6]
+        assert [len(report.history), report.num_rounds] == [4, 7]
         # what a paused round would have done is no action
         assert (report.num_actions, report.num_failures) == (1, 3)
-        (family,) = (
-            one for one in await cell.cell.own_metrics() if one.name == "ray_cluster_plan_replicas"
-        )
-        assert sorted(dict(family.samples).values()) == [0, 1]
+        families = {one.name: one for one in await cell.cell.own_metrics()}
+        (rollbacks,) = dict(families["ray_cluster_plan_rollbacks"].samples).values()
+        assert rollbacks == 1
+        replicas = dict(families["ray_cluster_plan_replicas"].samples)
+        assert sorted(replicas.values()) == [0, 1]
         service.is_enabled = False
         names = {one.name for one in await cell.cell.own_metrics()}
         assert not any(name.startswith("ray_cluster_plan") for name in names)
+
+
+async def test_metrics_of_the_controller_travel_to_gateways(tmp_path: Path) -> None:
+    """Flags among them, which are numbers there."""
+    async with JobsCell(tmp_path) as cell:
+        cell.dispatch.apply(cell.jobs_service.control.planned(settings()))
+        service = cell.jobs_service.control
+        await service.pause_plan(True)
+        await service.note_round(RoundRecord(1.0, 1, 0.1, "paused", infeasible="no GPU"), None)
+        found = service.metrics()
+        codec = Codec(Snapshot)
+        assert codec.decode(codec.encode(found)) == found
+        samples = {one.name: set(one.samples.values()) for one in found}
+        assert samples["ray_cluster_plan_paused"] == samples["ray_cluster_plan_infeasible"] == {1.0}

@@ -6,7 +6,7 @@ import math
 
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
-from ray_cluster.policies.cell_planner import CellPlanner
+from ray_cluster.policies.cell_planner import CellPlanner, cell_planner, drain_s_of
 from ray_cluster.policies.cluster_state import (
     ClusterState,
     DeviceState,
@@ -99,3 +99,15 @@ def test_a_replica_is_stopped_only_where_the_others_would_have_time_to_spare() -
     assert [counts(number, present=2) for number in (4, 7, 8, 10, 11)] == [1, 1, 2, 2, 2]
     # nothing is kept that there are no devices for
     assert counts(8, present=2, num_gpus=1) == 1
+
+
+def test_a_planner_follows_the_settings_within_bounds() -> None:
+    slow, fast = (
+        cell_planner(Fleet((), (), ()), (), dwell_s=dwell_s, slo_s=slo_s).models
+        for dwell_s, slo_s in ((300.0, 100.0), (0.0, 2.0))
+    )
+    assert (slow.smoothing.peak_s, slow.window_s, slow.drain_s) == (300.0, 600.0, 25.0)
+    # one request in two dwell times
+    assert slow.negligible_per_s == 1 / 600
+    assert (fast.smoothing.peak_s, fast.window_s, fast.drain_s) == (10.0, 120.0, 10.0)
+    assert drain_s_of(1e6) == 60.0

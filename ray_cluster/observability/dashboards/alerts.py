@@ -9,6 +9,10 @@ Severity = Literal["page", "ticket"]
 
 # share of images that may miss their deadlines over a month
 _ALLOWED_MISSES = 0.01
+# changes of a pool in an hour: a start and a stop every six minutes. A replica takes up to a minute
+# to load and stays for `dwell_s`, a minute by default, so that most of its life would be of no use;
+# demand that comes and goes within an hour makes some four
+_MOST_CHANGES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,70 @@ ALERTS: tuple[Alert, ...] = (
         "ticket",
         "The confidences of {{ $labels.cascade }} are not what they were calibrated to",
         "Run ray-cluster models calibrate-cascade.",
+    ),
+    Alert(
+        "RayClusterControllerSilent",
+        # the second half: none was heard of since the dispatcher started
+        "min_over_time(ray_cluster_plan_age_seconds[5m]) > 60 "
+        "or (ray_cluster_plan_paused >= 0 unless on () ray_cluster_plan_age_seconds)",
+        "5m",
+        "ticket",
+        "The controller makes no plans; the last one stays in force",
+        "See the Serve application controller: is it running, and does it reach the dispatcher?",
+    ),
+    Alert(
+        "RayClusterPlanNotApplied",
+        "max(ray_cluster_plan_overdue_pools) > 0",
+        "5m",
+        "ticket",
+        "{{ $value }} pools have fewer replicas than planned, for longer than apply_timeout_s",
+        "ray-cluster plan show names them. See their replicas' logs, and whether devices are free.",
+    ),
+    Alert(
+        "RayClusterPlanRolledBack",
+        # a lasting cause leads to a rollback an hour at least: holds are 16 apply_timeout_s at most
+        "sum(increase(ray_cluster_plan_rollbacks_total[2h])) > 1.5",
+        "1m",
+        "ticket",
+        "Replicas were given up {{ $value | humanize }} times in two hours: they were not ready in "
+        "time",
+        "ray-cluster plan history names the pools. See why their replicas do not start; where they "
+        "only take longer, raise control.apply_timeout_s.",
+    ),
+    Alert(
+        "RayClusterPlanFails",
+        "sum(rate(ray_cluster_plan_failures_total[10m])) > 0",
+        "15m",
+        "ticket",
+        "Changes of the plan keep failing",
+        "ray-cluster plan show says why: mostly the dispatcher or Ray's dashboard does not answer.",
+    ),
+    Alert(
+        "RayClusterPoolFlaps",
+        f'max by (pool) (changes(ray_cluster_plan_replicas{{kind="planned"}}[1h])) '
+        f"> {_MOST_CHANGES}",
+        "10m",
+        "ticket",
+        "The planned replicas of {{ $labels.pool }} changed {{ $value }} times in an hour",
+        "Raise control.dwell_s, or the pool's min_replicas.",
+    ),
+    Alert(
+        "RayClusterPlanFlaps",
+        "sum(increase(ray_cluster_plan_actions_total[1h])) "
+        f'> {_MOST_CHANGES} * count(ray_cluster_plan_replicas{{kind="planned"}})',
+        "10m",
+        "ticket",
+        "Plans made {{ $value | humanize }} changes in an hour",
+        "ray-cluster plan history lists them. Replicas: raise control.dwell_s. Only caps and "
+        "thresholds: raise control.period_s.",
+    ),
+    Alert(
+        "RayClusterDemandInfeasible",
+        "max(ray_cluster_plan_infeasible) > 0",
+        "30m",
+        "ticket",
+        "The demand cannot be met with the devices and within the bounds of the settings",
+        "ray-cluster plan explain says what is short: add devices, or raise max_replicas.",
     ),
 )
 

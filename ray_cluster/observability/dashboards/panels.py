@@ -228,6 +228,42 @@ ROWS: tuple[PanelRow, ...] = (
                 "Replicas that report, by model.",
                 (Query("count by (model) (ray_cluster_free_places)", "{{model}}"),),
             ),
+            Panel(
+                "Replicas: planned and ready",
+                "By pool. Ready stays below planned: replicas do not start, and are given up after "
+                "apply_timeout_s.",
+                (
+                    Query(
+                        "max by (pool, kind) (ray_cluster_plan_replicas)",
+                        "{{pool}} {{kind}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Demand",
+                "Images a second that are called for, as the controller estimates them.",
+                (Query("max by (service) (ray_cluster_demand_per_second)", "{{service}}"),),
+                "reqps",
+            ),
+            Panel(
+                "Plans: changes",
+                "In five minutes. Failures are tried again at once, rollbacks after a while.",
+                (
+                    Query("sum(increase(ray_cluster_plan_actions_total[5m]))", "changes"),
+                    Query("sum(increase(ray_cluster_plan_failures_total[5m]))", "failures"),
+                    Query("sum(increase(ray_cluster_plan_rollbacks_total[5m]))", "rollbacks"),
+                ),
+            ),
+            Panel(
+                "Plans: problems",
+                "Pools whose replicas are not ready in time; 1 while demand cannot be met, and "
+                "while the controller is paused.",
+                (
+                    Query("max(ray_cluster_plan_overdue_pools)", "pools not ready in time"),
+                    Query("max(ray_cluster_plan_infeasible)", "demand cannot be met"),
+                    Query("max(ray_cluster_plan_paused)", "paused"),
+                ),
+            ),
         ),
     ),
 )
