@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_cluster.policies.cost_model import TimedStep, control_share, fitted_cost, step_s, work_of
@@ -15,6 +15,8 @@ from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
 
 MODEL = "model"
+# calls at once, by which the simulated throughput is found
+_FLOOD = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,24 @@ class MeasuredService:
             for one, other in pairs
         ]
         return math.prod(each) ** (1 / len(each))
+
+    def slowed(self, times: float) -> MeasuredService:
+        """Return it with everything so many times as long."""
+
+        def each(steps: Mapping[int, MeasuredSteps]) -> dict[int, MeasuredSteps]:
+            return {
+                number: MeasuredSteps(one.mean_batch, times * one.step_s)
+                for number, one in steps.items()
+            }
+
+        return MeasuredService(
+            self.side_px,
+            self.num_steps,
+            each(self.alone),
+            each(self.together),
+            times * self.decode_s,
+            times * self.other_s,
+        )
 
     @property
     def alone_s(self) -> float:
@@ -155,6 +175,26 @@ class PlannedCall:
     at_s: float
     controls: tuple[str, ...]
     slo_s: float
+
+
+def slowdown(
+    simulated: Callable[[Sequence[PlannedCall]], CellResult],
+    kinds: Sequence[tuple[str, ...]],
+    per_s: float,
+) -> float:
+    """Return how many times as long everything takes in the mix as measured kind by kind.
+
+    The simulator gives every process a core; on a machine with fewer cores than busy processes the
+    mix takes longer. That is what the throughput of the mix tells, in which no deadline has a part.
+
+    Args:
+        simulated: the service with the steps of each kind.
+        kinds: of the calls, in equal shares.
+        per_s: images per second that many clients got of them.
+    """
+    calls = [PlannedCall(0.0, kinds[place % len(kinds)], 1e6) for place in range(_FLOOD)]
+    result = simulated(calls)
+    return _FLOOD / max(fate.end_s for fate in result.fates) / per_s
 
 
 def simulate(

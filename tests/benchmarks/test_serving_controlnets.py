@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,11 +24,13 @@ from benchmarks.serving.simulated_controlnets import (
     MeasuredSteps,
     PlannedCall,
     simulate,
+    slowdown,
 )
 from ray_cluster.config.loading import load_config
 from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.simulator.add_ons import Way
+from ray_cluster.simulator.cell import CellResult
 
 # 10 ms and 4 ms for each image; a ControlNet's answer comes at 1.5 of that, 3 ms later
 ALONE = {0: MeasuredSteps(1.0, 0.014)}
@@ -76,6 +80,16 @@ def test_with_both_in_one_process_two_controlnets_take_longer_than_one() -> None
         simulate(SERVICE, calls, num_services=num, max_batch=8).fates[0].end_s for num in (2, 1)
     )
     assert together > apart + 0.2
+
+
+def test_a_mix_that_was_slower_than_its_kinds_is_simulated_as_slow_as_it_was() -> None:
+    def simulated(times: float) -> Callable[[Sequence[PlannedCall]], CellResult]:
+        return partial(simulate, SERVICE.slowed(times), num_services=2, max_batch=8)
+
+    by_kinds = slowdown(simulated(1.0), KINDS, 10.0)
+    # twice as many images per second: half as slow
+    assert slowdown(simulated(1.0), KINDS, 20.0) == pytest.approx(by_kinds / 2)
+    assert slowdown(simulated(by_kinds), KINDS, 10.0) == pytest.approx(1.0, rel=0.02)
 
 
 def test_calls_come_at_the_rate_and_are_of_all_kinds() -> None:
