@@ -1,0 +1,217 @@
+"""Policies for the simulated day, and the cell that they plan: as fast as the live one was.
+
+Costs are those that the live cell's dispatcher has learnt, as the controller reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from benchmarks.serving.controller_comparison import OURS, STATIC, Live
+from benchmarks.serving.controller_service import HEAVY
+from benchmarks.serving.controller_watch import (
+    DIFFSERVE,
+    Round,
+    chosen_settings,
+    curves_of,
+    diffserve,
+    slot_fleet,
+)
+from ray_cluster.control.fleet import CellFleet, fleet_of, images_s, share_of
+from ray_cluster.control.live import LivePlanner
+from ray_cluster.control.records import Glance
+from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
+from ray_cluster.policies.baselines.ongoing_requests import OngoingRequestsPlanner
+from ray_cluster.policies.cluster_state import ClusterState
+from ray_cluster.policies.fleet import Fleet, PoolSpec
+from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
+from ray_cluster.policies.planner import Planner
+from ray_cluster.protocol.control import Observation, ObservedPool
+from ray_cluster.simulator.cascade_policies import CASCADE_POLICIES
+
+# of the simulator's other policies, beside Ray Serve's formula over the queue
+BASELINES: Mapping[str, str] = {
+    # provisioned for the peak: not the settings' threshold
+    "static": "diffserve-static",
+    **{
+        name: name
+        for name in (
+            *("proteus", "static-threshold", "aimd", "queue-1", "queue-2"),
+            *("all-light", "all-heavy"),
+        )
+    },
+}
+SERVE = "serve-queue"
+# hundredths of a CPU that are one replica's: the simulated cell counts replicas
+_ONE = 0.01
+
+
+class Costs(NamedTuple):
+    """What a simulated cell is like.
+
+    Attributes:
+        seen: the live cell at one instant, with one device for each replica.
+        num_slots: replicas that there are devices for.
+    """
+
+    seen: Observation
+    fleet: Fleet
+    num_slots: int
+
+    def image_s(self, model: str) -> float:
+        """Return the seconds of one image of a model alone."""
+        return next(one.options[0].seconds for one in self.fleet.pools if one.model == model)
+
+
+@dataclass(frozen=True, slots=True)
+class AsServed:
+    """A planner whose cascades are run as the live dispatcher runs them.
+
+    There the settings say how slack counts, and a light image is published for a heavy one that
+    does not come.
+
+    Attributes:
+        cascade: of a plan without one; of one with, how slack counts.
+    """
+
+    planner: Planner[Any]
+    cascade: CascadePlan
+
+    def begin(self, state: ClusterState) -> Any:
+        return self.planner.begin(state)
+
+    def plan(self, state: ClusterState, memory: Any) -> tuple[Plan, Any]:
+        plan, memory = self.planner.plan(state, memory)
+        served = tuple(
+            replace(one, reserve_s=self.cascade.reserve_s, when_late="light")
+            for one in plan.cascades or (self.cascade,)
+        )
+        return replace(plan, cascades=served), memory
+
+
+class Asked(NamedTuple):
+    """What the simulator's policies know of an experiment."""
+
+    num_gpus: int
+    peak_per_s: float
+
+
+def costs_of(rounds: Sequence[Round]) -> Costs:
+    """Return a cell as it was in the round whose heavy images took the median of seconds.
+
+    Raises:
+        ValueError: no round has seen both models.
+    """
+    found = [_costs(one) for one in rounds if _has_both(one)]
+    if not found:
+        raise ValueError("the watcher has never seen both models")
+    return sorted(found, key=lambda one: one.image_s(HEAVY))[len(found) // 2]
+
+
+def _costs(one: Round) -> Costs:
+    seen = in_replicas(one.seen)
+    fleet = slot_fleet(fleet_of(seen, curves_of).fleet)
+    [service] = fleet.services
+    assert service.cascade is not None
+    cascade = replace(service.cascade, discriminate_s=_score_s(one.seen), num_scorers=1)
+    fleet = replace(fleet, services=(replace(service, cascade=cascade),))
+    shares = {pool.kind: share_of(pool) for pool in one.seen.pools}
+    num_judges = max(1, sum(len(pool.replicas) for pool in one.seen.pools if pool.kind == "score"))
+    num_slots = (one.supply - num_judges * shares["score"]) // shares["denoise"]
+    return Costs(seen, fleet, num_slots)
+
+
+def _has_both(one: Round) -> bool:
+    return any(spec.cascade for spec in fleet_of(one.seen, curves_of).fleet.services)
+
+
+def in_replicas(seen: Observation) -> Observation:
+    """Return a cell's models alone, where each replica takes one device and none is at work."""
+
+    def idle(pool: ObservedPool) -> ObservedPool:
+        live = tuple(replace(one, num_held=0) for one in pool.replicas)
+        return replace(pool, num_cpus=_ONE, replicas=live)
+
+    return replace(seen, pools=tuple(idle(one) for one in seen.pools if one.kind == "denoise"))
+
+
+def _score_s(seen: Observation) -> float:
+    """Return the seconds of one image in the discriminator."""
+    [judge] = [one for one in seen.pools if one.kind == "score"]
+    typical = next(one.typical for one in seen.pools if one.typical is not None)
+    small = replace(typical, num_steps=1, uses_guidance=False)
+    return images_s(judge.step_cost, small, 1)
+
+
+def ours(costs: Costs, reserve_s: float) -> AsServed:
+    """Return the live planner, with the cell's settings."""
+    seen, fleet = costs.seen, costs.fleet
+    nothing = ClusterState(0.0, (), (), (), ())
+    glance = Glance(seen, CellFleet(fleet, ()), nothing)
+    return AsServed(LivePlanner(lambda: glance), _cascade(fleet, 1.0, reserve_s))
+
+
+def static(costs: Costs, threshold: float, reserve_s: float) -> FixedPlanner:
+    """Return a plan of one replica of each model, that never changes."""
+    return FixedPlanner(
+        Plan(first_replicas(costs.fleet), (_cascade(costs.fleet, threshold, reserve_s),))
+    )
+
+
+def by_serve(costs: Costs, threshold: float, reserve_s: float) -> AsServed:
+    """Return Ray Serve's formula over each model's queue, with the settings' threshold."""
+    caps = tuple((one.name, _most(one)) for one in costs.fleet.pools)
+    settings = chosen_settings("autoscaling", "ongoing-requests")
+    planner = OngoingRequestsPlanner(
+        costs.fleet,
+        caps,
+        max_replicas=costs.num_slots,
+        **settings,  # type: ignore[arg-type]
+    )
+    return AsServed(planner, _cascade(costs.fleet, threshold, reserve_s))
+
+
+def planners(
+    live: Mapping[str, Live], peak_per_s: float
+) -> Iterator[tuple[str, Costs, Planner[Any]]]:
+    """Yield every policy, with the costs of its own live run, or else of the controller's.
+
+    Args:
+        peak_per_s: the highest rate of the day.
+    """
+    costs = {name: costs_of(one.rounds) for name, one in live.items()}
+    common = costs[OURS]
+    [given] = costs[STATIC].seen.cascades
+    threshold, reserve_s = given.threshold or 0.0, given.reserve_s or 0.0
+    yield OURS, common, ours(common, reserve_s)
+    yield STATIC, costs[STATIC], static(costs[STATIC], threshold, reserve_s)
+    published = diffserve(costs[DIFFSERVE].fleet, chosen_settings("cascade", DIFFSERVE))
+    no_slack = replace(_cascade(common.fleet, 1.0, 0.0), reserve_s=None)
+    yield DIFFSERVE, costs[DIFFSERVE], AsServed(published, no_slack)
+    asked = Asked(common.num_slots, peak_per_s)
+    for policy in CASCADE_POLICIES:
+        if policy.name in BASELINES:
+            settings = chosen_settings("cascade", policy.name)
+            try:
+                planner = policy.build(common.fleet, asked, **settings)
+            except ValueError:
+                # no threshold carries the peak within the deadline
+                continue
+            yield BASELINES[policy.name], common, planner
+    yield SERVE, common, by_serve(common, threshold, reserve_s)
+
+
+def first_replicas(fleet: Fleet) -> tuple[PoolPlan, ...]:
+    """One replica of each model, with the largest batches."""
+    return tuple(PoolPlan(one.name, 1, _most(one)) for one in fleet.pools)
+
+
+def _most(pool: PoolSpec) -> int:
+    return max(one.batch for one in pool.options)
+
+
+def _cascade(fleet: Fleet, threshold: float, reserve_s: float) -> CascadePlan:
+    [service] = fleet.services
+    return CascadePlan(service.name, threshold, reserve_s=reserve_s, when_late="light")
