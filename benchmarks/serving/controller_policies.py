@@ -162,7 +162,7 @@ def static(costs: Costs, threshold: float, reserve_s: float) -> FixedPlanner:
 
 def by_serve(costs: Costs, threshold: float, reserve_s: float) -> AsServed:
     """Return Ray Serve's formula over each model's queue, with the settings' threshold."""
-    caps = tuple((one.name, _most(one)) for one in costs.fleet.pools)
+    caps = tuple((one.name, _cap(one, costs.fleet)) for one in costs.fleet.pools)
     settings = chosen_settings("autoscaling", "ongoing-requests")
     planner = OngoingRequestsPlanner(
         costs.fleet,
@@ -204,12 +204,21 @@ def planners(
 
 
 def first_replicas(fleet: Fleet) -> tuple[PoolPlan, ...]:
-    """One replica of each model, with the largest batches."""
-    return tuple(PoolPlan(one.name, 1, _most(one)) for one in fleet.pools)
+    """One replica of each model."""
+    return tuple(PoolPlan(one.name, 1, _cap(one, fleet)) for one in fleet.pools)
 
 
-def _most(pool: PoolSpec) -> int:
-    return max(one.batch for one in pool.options)
+def _cap(pool: PoolSpec, fleet: Fleet) -> int:
+    """Return the largest batch that a deferred image has time for, after the batch before it.
+
+    A live batch takes in who comes while it runs; one that is simulated does not, and the largest
+    would leave no image any slack.
+    """
+    [service] = fleet.services
+    by_model = {one.model: one.options[0].seconds for one in fleet.pools}
+    left_s = service.slo_s - sum(by_model.values()) + by_model[pool.model]
+    fitting = [one.batch for one in pool.options if 2 * one.seconds <= left_s]
+    return max(fitting, default=pool.options[0].batch)
 
 
 def _cascade(fleet: Fleet, threshold: float, reserve_s: float) -> CascadePlan:

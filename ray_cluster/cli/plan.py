@@ -82,6 +82,10 @@ def show(
 @plan.command()
 def history(
     limit: Annotated[int, typer.Option(min=1, help="How many rounds at most.")] = 20,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="PNG file to draw replicas, demand and deferrals into, over time."),
+    ] = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -89,15 +93,21 @@ def history(
 ) -> None:
     """List the rounds that changed something, the newest first: a line each.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       ray-cluster plan history --limit 5
+
+      ray-cluster plan history --limit 100 --plot plans.png
     """
     from ray_cluster.cli.jobs_run import service_at
+    from ray_cluster.cli.plan_plot import draw_history
     from ray_cluster.cli.plan_view import list_rounds
 
     with plain_errors(), service_at(url, api_key, config) as service:
-        list_rounds(service.plan(), limit, as_json=as_json)
+        found = service.plan()
+        list_rounds(found, limit, as_json=as_json)
+        if plot is not None:
+            draw_history(found, limit, plot)
 
 
 @plan.command()
