@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
+from torch import nn
 
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder
@@ -318,6 +319,10 @@ def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be loaded, the model is incomplete: {error}") from error
     pipeline.vae.to(vae_dtype(component_config(folder, "vae"), dtype))
+    for component in pipeline.components.values():
+        if isinstance(component, nn.Module):
+            # so that it computes alike in and out of inference mode, wherever it was loaded
+            component.requires_grad_(False)
     return pipeline
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.local import model_sizes, vae_scale_factor
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
-from tests.engine.harness import pixel_difference, pool, request, run_alone
+from tests.engine.harness import pixel_difference, pool, request, run_alone, start
 
 
 @pytest.fixture
@@ -224,3 +225,16 @@ def test_a_models_own_mean_and_deviation_of_the_latents_are_used(zoo: Zoo, tmp_p
     expected = reference.pixels_of_the_pipeline(one)
     assert pixel_difference(pixels, expected) <= 1
     assert pixel_difference(without, expected) > 10
+
+
+@pytest.mark.parametrize("name", ["sdxl", "sd3", "flux"])
+def test_a_model_computes_out_of_inference_mode_though_loaded_in_it(zoo: Zoo, name: str) -> None:
+    one = request(sampler=zoo.model(name).profile.default_sampler)
+    with torch.inference_mode():
+        model = load_model(pool(zoo.folder(name), defaults={"size": "64x64"}))
+        state = start(model, one)
+    prepared = model.executor.prepare(state.conditioning)
+    values = (getattr(prepared, field.name) for field in fields(prepared))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    assert tensors
+    assert not any(tensor.requires_grad for tensor in tensors)
