@@ -30,6 +30,8 @@ _UNMEASURED = StepCost(fixed_s=0.01, per_megapixel_s=1.0, source="modelled")
 _EVERY = 4
 # shapes of steps, the latest ones, whose kernels and indices are assumed to exist still
 _KEPT = 256
+# steps over which the seconds of one are compared with those in which it computed
+_STRETCH_WINDOW = 16
 # seconds of silence that make a difference: between them, an idle replica's cost stays the same
 _SILENCE_S = 10.0
 
@@ -47,16 +49,23 @@ class StepCosts:
         measured: as it was found before the first request. An idle engine's estimate goes back to
             its level, in minutes: nothing is known by then of other load on the machine.
         clock: monotonic seconds; without one, no time passes between steps.
+        busy_clock: seconds that the calling thread has computed; without one, nobody knows.
     """
 
     def __init__(
-        self, measured: StepCost = _UNMEASURED, clock: Callable[[], float] | None = None
+        self,
+        measured: StepCost = _UNMEASURED,
+        clock: Callable[[], float] | None = None,
+        busy_clock: Callable[[], float] | None = None,
     ) -> None:
         self._measured = self._fitted = measured
         self._clock = clock
+        self._busy_clock = busy_clock
         self._last = _LastStep()
         self._history = StepHistory()
         self._residual = CostResidual()
+        # seconds of a step over those in which its thread computed
+        self._stretch = 1.0
         self._num_fitted = 0
         self._sorts: OrderedDict[tuple[int, ...], None] = OrderedDict()
 
@@ -73,15 +82,31 @@ class StepCosts:
         silent_s -= silent_s % _SILENCE_S
         return faded(self._residual, silent_s, step_s=self._last.seconds)
 
+    def busy_s(self) -> float:
+        """Return the seconds that the calling thread has computed, from some instant on; or 0."""
+        return 0.0 if self._busy_clock is None else self._busy_clock()
+
     def begin(self, measured: StepCost) -> None:
         """Begin anew from a cost that was measured; before the first step."""
         self._measured = self._fitted = measured
 
-    def observe(self, work: StepWork, duration_s: float, *, num_calls: int = 1) -> None:
+    def observe(
+        self,
+        work: StepWork,
+        duration_s: float,
+        *,
+        num_calls: int = 1,
+        busy_s: float = 0.0,
+    ) -> None:
         """Update the estimate with a step that took so many calls of the model.
 
         Terms are fitted to steps of shapes that were seen before: the first step of a shape also
         makes its kernels and indices.
+
+        Args:
+            busy_s: seconds in which its thread computed; 0 if nobody knows. Where processes
+                share cores, large batches come when others are busy, too: by the whole seconds,
+                their pixels would seem dear. So terms are fitted to these, the speed to the others.
         """
         self._residual = observe(
             self._faded(duration_s),
@@ -90,14 +115,28 @@ class StepCosts:
         )
         if self._clock is not None:
             self._last = _LastStep(self._clock(), duration_s)
+        seconds = self._computed_s(work, duration_s, busy_s)
         fitted = fitted_work(self._measured, work)
         if self._is_first(fitted, num_calls):
             return
-        step = TimedStep(fitted, clipped_s(duration_s, step_s(self.current, work)))
+        expected_s = step_s(self.current, work) / self._stretch
+        step = TimedStep(fitted, clipped_s(seconds, expected_s))
         self._history = observe_step(self._history, step, self._fitted, num_calls=num_calls)
         self._num_fitted += 1
         if self._num_fitted % _EVERY == 0:
             self._fitted = refitted_cost(self._measured, self._history)
+
+    def _computed_s(self, work: StepWork, duration_s: float, busy_s: float) -> float:
+        """Return the seconds that a step would have taken on a core of its own."""
+        if busy_s <= 0:
+            return duration_s / self._stretch
+        if work.extra is not None and work.extra.control_megapixels:
+            # it has waited for ControlNets in other processes, which is a part of its cost
+            return duration_s / self._stretch
+        # the clocks are read one after the other
+        stretch = max(1.0, duration_s / busy_s)
+        self._stretch += (stretch - self._stretch) / _STRETCH_WINDOW
+        return min(busy_s, duration_s)
 
     def _is_first(self, work: StepWork, num_calls: int) -> bool:
         # in whole pixels: sums in another order differ in their last digit

@@ -226,7 +226,7 @@ class StepEngine:
 
     def step(self) -> StepReport:
         """Take one decision and one denoising step of the rows it chose."""
-        started_s = self._clock()
+        started_s, computed_before_s = self._clock(), self._costs.busy_s()
         views = self._views()
         chosen = self._policy(views, started_s)
         rows = [self._rows[request_id] for request_id in chosen]
@@ -258,7 +258,8 @@ class StepEngine:
         if not (failed or late or num_reused) and self._num_computed == computed_before + 1:
             layout = self._choose_layout(work.num_sizes)
             num_calls = work.num_sizes if layout == "grouped" else 1
-            self._costs.observe(work, duration_s, num_calls=num_calls)
+            busy_s = self._costs.busy_s() - computed_before_s
+            self._costs.observe(work, duration_s, num_calls=num_calls, busy_s=busy_s)
         return StepReport(
             stepped=tuple(one for one in chosen if one not in late),
             late=tuple(late),

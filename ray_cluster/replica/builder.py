@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -99,7 +100,8 @@ def build_agent(
     digest = model_digest(resolve_folder(pool.model))
     states = StateTransfer(BlobStore(storage.states), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
-    costs = StepCosts(clock=clock)
+    is_on_cpu = model.executor.device.type == "cpu"
+    costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)
     remote = RemoteControls(clock=clock)
     local = _local_controls(arguments, model.executor)
     runner = build_runner(

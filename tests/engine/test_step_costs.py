@@ -10,7 +10,7 @@ import pytest
 
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.policies.batch_layout import choose_layout
-from ray_cluster.policies.cost_model import StepWork, one_call_s, step_s
+from ray_cluster.policies.cost_model import ExtraWork, StepWork, one_call_s, step_s
 from ray_cluster.policies.types import StepCost
 
 MEASURED = StepCost(0.02, 1.0, decode_per_megapixel_s=3.0)
@@ -153,3 +153,51 @@ def test_an_idle_engine_forgets_how_slow_a_busy_machine_was() -> None:
         now_s[0] += 3 * step_s(REAL, work)
         costs.observe(work, 3 * step_s(REAL, work))
     assert step_s(costs.current, work) > 2 * step_s(REAL, work)
+
+
+def crowded(costs: StepCosts, *, tells_busy: bool) -> None:
+    """Let small batches come to an idle machine, and large ones when two others compute, too."""
+    rng = random.Random(7)
+    for _ in range(300):
+        is_crowded = rng.random() < 0.5
+        work = work_of([64] * (rng.randint(3, 4) if is_crowded else 1))
+        seconds = step_s(REAL, work) * rng.gauss(1, 0.05)
+        stretch = 2.0 if is_crowded else 1.0
+        costs.observe(work, stretch * seconds, busy_s=seconds if tells_busy else 0.0)
+
+
+def dearness(cost: StepCost) -> float:
+    """Return the seconds of a batch of eight over those of one image."""
+    return step_s(cost, work_of([64] * 8)) / step_s(cost, work_of([64]))
+
+
+def test_that_large_batches_come_when_others_are_busy_makes_pixels_no_dearer() -> None:
+    costs, blind = StepCosts(REAL), StepCosts(REAL)
+    crowded(costs, tells_busy=True)
+    crowded(blind, tells_busy=False)
+    assert dearness(costs.current) == pytest.approx(dearness(REAL), rel=0.05)
+    assert dearness(blind.current) > 1.5 * dearness(REAL)
+
+
+def test_the_speed_follows_whole_seconds_though_terms_follow_computing_ones() -> None:
+    costs, rng = StepCosts(MEASURED), random.Random(8)
+    for _ in range(300):
+        work = drawn(rng)
+        seconds = step_s(REAL, work) * rng.gauss(1, 0.05)
+        costs.observe(work, 3 * seconds, busy_s=seconds)
+    assert mean_error(costs, rng, 3.0) < 0.05
+
+
+def test_waiting_for_control_nets_is_a_part_of_their_cost() -> None:
+    costs, rng = StepCosts(REAL), random.Random(9)
+    for number in range(400):
+        work = work_of([64] * rng.randint(1, 4))
+        seconds, waited_s = step_s(REAL, work), 0.0
+        if number % 2:
+            extra = ExtraWork(work.megapixels, work.squared_megapixels)
+            work, waited_s = (
+                replace(work, extra=extra),
+                work.megapixels * 0.5 * REAL.per_megapixel_s,
+            )
+        costs.observe(work, 2 * (seconds + waited_s), busy_s=seconds)
+    assert costs.current.control_share == pytest.approx(0.5, rel=0.15)
