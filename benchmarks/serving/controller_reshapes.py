@@ -37,13 +37,15 @@ Kind = Literal["called", "up", "down", "by hand", "silent"]
 # a light model without calls goes to zero and comes back, and one under load up, down, and back
 KINDS: tuple[Kind, ...] = ("called", "up", "down", "by hand", "silent")
 # that end with another replica
-STARTS: tuple[Kind, ...] = ("called", "up", "by hand")
+STARTS: tuple[Kind, ...] = ("called", "up")
 # replicas that they end with
 _WANTED: Mapping[Kind, int] = {"called": 1, "up": 2, "down": 1, "by hand": 1, "silent": 0}
 _PERIOD_S = 1.0
 # while replicas are driven: what has just changed may change again
 _DRIVEN_DWELL_S = 1.0
 _PATIENCE_S = 90.0
+# after which a replica whose count was set to zero by hand, and back, was not stopped
+_SPARED_S = 3.0
 _NUM_SEEDS = 12
 _STEADY_CLIENTS, _PAUSE_S, _STEADY_STEPS = 3, 1.5, 10
 _LIGHT_STEPS = 2
@@ -213,15 +215,25 @@ class Shaper:
 
             def is_done() -> bool:
                 live = self._look()[pool]
-                is_new = kind not in STARTS or bool(live - before)
-                return len(live) == wanted and is_new
+                if len(live) != wanted:
+                    return False
+                if live - before or kind not in (*STARTS, "by hand"):
+                    return True
+                # healed before Serve has stopped a replica
+                planned_s = self._planned_at(pool, wanted, forced_s)
+                return kind == "by hand" and time.time() > (planned_s or math.inf) + _SPARED_S
 
             is_met = until(is_done, most_s=_PATIENCE_S)
             done_s = time.time() if is_met else None
+        planned_s = self._planned_at(pool, wanted, forced_s)
         if kind == "silent" and is_met:
             done_s = self._gone_s
-        history = self._service.plan()["history"]
-        return Reshape(kind, forced_s, planned_at(history, pool, wanted, forced_s), done_s)
+        if kind == "by hand" and is_met and self._look()[pool] == before:
+            done_s = planned_s
+        return Reshape(kind, forced_s, planned_s, done_s)
+
+    def _planned_at(self, pool: str, wanted: int, since_s: float) -> float | None:
+        return planned_at(self._service.plan()["history"], pool, wanted, since_s)
 
     def _look(self) -> dict[str, set[str]]:
         live = self._service.live()

@@ -21,6 +21,8 @@ VICTIMS = {
     "replica": REPLICA_PROCESS,
     "light": "ray::ServeReplica:shapes-sd-light:BaseModel",
     "discriminator": "ray::ServeReplica:shapes-judge:Discriminator",
+    "ControlNet": "ray::ServeReplica:edges:ControlNet",
+    "controller": "ray::ServeReplica:controller:Controller",
 }
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.jobs import VICTIMS
 from tests.e2e.service import HEADERS, Service, image_request, running
 from tests.e2e.settings import serve_file
 
-CONTROLLER = "ray::ServeReplica:controller:Controller"
 # whose images one replica does not make soon
 NUM_CLIENTS = 16
 NUM_STEPS = 30
@@ -138,12 +138,12 @@ def test_replicas_follow_demand_whoever_dies_or_meddles(service: Service, scalin
     with load(service) as statuses:
         until(lambda: target(service) == 2, "a second replica is planned")
         # serving goes on without a controller, and with the next one
-        (first,) = service.processes(CONTROLLER)
+        (first,) = service.processes(VICTIMS["controller"])
         first.kill()
         until(lambda: num_ready(service) == 2, "the second replica has come")
     assert len(statuses) >= NUM_CLIENTS
     assert set(statuses) == {200}
-    until(lambda: service.processes(CONTROLLER), "another controller has come")
+    until(lambda: service.processes(VICTIMS["controller"]), "another controller has come")
     until(lambda: target(service) == 0, "silence has stopped all replicas")
     count = MEDDLERS[scaling](service)
     until(lambda: target(service) == 0, "a count changed by somebody else is healed")
