@@ -62,29 +62,34 @@ def list_rounds(plan: PlanResponse, limit: int, *, as_json: bool) -> None:
 
 
 def explain_plan(plan: PlanResponse, version: int | None) -> None:
-    """Print why a plan is as it is.
+    """Print why a plan is as it is: each round of it that changed something, the newest first.
 
     Raises:
         ConfigError: no round of that version is known.
     """
-    found = plan.latest if version is None else None
+    found = [] if plan.latest is None else [plan.latest]
     if version is not None:
-        found = next((one for one in plan.history if one.version == version), None)
-        if found is None:
+        # one that a change by somebody else is put back to has a round more
+        found = [one for one in plan.history if one.version == version]
+        if not found:
             known = ", ".join(str(one.version) for one in plan.history) or "none"
             raise ConfigError(f"there is no plan of version {version}; those that changed: {known}")
-    if found is None:
+    if not found:
         stdout().print(_STATES[plan.state], markup=False)
-        return
-    for line in _explained(found):
-        stdout().print(line, markup=False, soft_wrap=True)
+    for place, one in enumerate(found):
+        if place:
+            stdout().print()
+        for line in _explained(one):
+            stdout().print(line, markup=False, soft_wrap=True)
 
 
 def _explained(one: RoundCard) -> Iterator[str]:
-    yield f"plan {one.version} of {_when(one)}, made in {one.took_s:.2f} s ({one.mode})"
+    yield f"plan {one.version}, round of {_when(one)}, made in {one.took_s:.2f} s ({one.mode})"
     for demand in one.demand:
-        rate = "not known yet" if demand.per_s is None else f"{demand.per_s:.3g} images/s"
-        yield f"{demand.service}: {rate} are called for, {demand.num_waiting} wait"
+        rate = "demand is not known yet"
+        if demand.per_s is not None:
+            rate = f"{demand.per_s:.3g} images/s are called for"
+        yield f"{demand.service}: {rate}, {demand.num_waiting} wait"
     for pool in one.pools:
         yield _pool_words(pool)
     yield from _cascades(one)
@@ -99,10 +104,14 @@ def _pool_words(pool: PlannedPoolCard) -> str:
     if pool.num_planned > pool.num_before and pool.load_s:
         cost = f"; a started one serves after some {pool.load_s:.0f} s"
     return (
-        f"{pool.pool}: {pool.num_planned} replicas{before}, of which {pool.num_ready} were ready, "
+        f"{pool.pool}: {_replicas(pool.num_planned)}{before}, {pool.num_ready} ready, "
         f"because of {pool.reason}: the load is {pool.load_per_s:.3g}/s, and a replica makes "
         f"{pool.replica_per_s:.3g}/s in batches of {pool.max_batch}{cost}"
     )
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _cascades(one: RoundCard) -> Iterator[str]:
@@ -111,7 +120,7 @@ def _cascades(one: RoundCard) -> Iterator[str]:
         if cascade.threshold is not None:
             limit = f"confidences below {cascade.threshold:.3g}"
         share = f"{100 * cascade.deferral_rate:.0f} %"
-        yield f"{cascade.service}: defers {limit}, some {share} of images"
+        yield f"{cascade.service}: defers {limit}, planned as {share} of images"
 
 
 def _problems(one: RoundCard) -> Iterator[str]:
@@ -125,7 +134,8 @@ def _problems(one: RoundCard) -> Iterator[str]:
         yield f"rolled back: {words}"
     for held in one.held:
         yield (
-            f"{held.pool} is held at {held.num_replicas} replicas until {_clock(held.until)} "
+            f"{held.pool} is held at {_replicas(held.num_replicas)} until "
+            f"{_clock(held.until)} "
             f"(rollbacks in a row: {held.num_failures})"
         )
 

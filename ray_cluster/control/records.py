@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ray_cluster.control.fleet import CellFleet
@@ -12,7 +12,7 @@ from ray_cluster.policies.cell_planner import CellMemory
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.demand import Demand, DemandSmoothing, forecast_per_s
 from ray_cluster.policies.fleet import PoolSpec
-from ray_cluster.policies.plan import Plan, PoolPlan
+from ray_cluster.policies.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
 from ray_cluster.protocol.control import (
     HeldPool,
     Observation,
@@ -71,7 +71,7 @@ def record_of(
         pools=pools,
         cascades=report.plan.cascades,
         demand=demand,
-        actions=tuple(_actions(report)),
+        actions=tuple(_actions(report, glance)),
         failures=report.failures,
         overdue=tuple(one.words for one in report.overdue),
         infeasible=report.plan.infeasible,
@@ -95,13 +95,41 @@ def _rollbacks(report: RoundReport) -> Iterator[str]:
             yield words
 
 
-def _actions(report: RoundReport) -> Iterator[str]:
+def _actions(report: RoundReport, glance: Glance | None) -> Iterator[str]:
     if report.actions is None:
         return
     for one in report.actions.scales:
         yield f"{one.pool}: {one.num_before} to {one.num_after} replicas"
     if report.actions.settings is not None:
-        yield "batch caps and thresholds"
+        before = None if glance is None else glance.state.in_force
+        yield from setting_words(before or Plan(), report.actions.settings)
+
+
+def setting_words(before: Plan, settings: PlannedSettings) -> Sequence[str]:
+    """Say what batch caps and shares of deferred images become, and what they were."""
+    found = []
+    for name, batch in settings.max_batches:
+        pool = before.pool(name)
+        if pool is None or pool.max_batch != batch:
+            was = "" if pool is None or not pool.max_batch else f"{pool.max_batch} to "
+            found.append(f"{name}: {was}{batch} images a batch")
+    for one in settings.cascades:
+        cascade, share = before.cascade(one.service), _percent(one)
+        if cascade is None:
+            found.append(f"{one.service}: {share} % deferred")
+        elif _percent(cascade) != share:
+            found.append(f"{one.service}: {_percent(cascade)} to {share} % deferred")
+        elif cascade.threshold != one.threshold:
+            found.append(f"{one.service}: threshold {_limit(cascade)} to {_limit(one)}")
+    return found or ["batch caps and thresholds"]
+
+
+def _percent(cascade: CascadePlan) -> str:
+    return f"{100 * cascade.deferral_rate:.0f}"
+
+
+def _limit(cascade: CascadePlan) -> str:
+    return "of the settings" if math.isinf(cascade.threshold) else f"{cascade.threshold:.3g}"
 
 
 def _demand(glance: Glance, memory: CellMemory) -> Iterator[ServiceDemand]:
@@ -212,10 +240,12 @@ def reason_of(counts: Counts, *, is_short: bool) -> str:
             return f"max_replicas: the load would take {counts.needed}"
         more = "there are no more devices" if is_short else "the queue empties before one loads"
         return f"the load would take {counts.needed}, and {more}"
-    if planned <= max(counts.needed, 0) or not planned:
+    if not planned:
+        return "no load"
+    if planned <= counts.needed:
         return "the load"
     if planned <= counts.fewest:
-        return "min_replicas, or it works"
+        return "min_replicas, or a replica at work that is not stopped"
     if planned <= counts.young:
         return "dwell_s: it has changed lately"
     return "headroom: bursts, deadlines, batches that are not full"

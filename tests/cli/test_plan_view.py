@@ -36,7 +36,7 @@ def test_a_rollback_is_shown_with_the_end_of_its_hold(capsys: pytest.CaptureFixt
     show_plan(plan_reply(PlanReport(True, heard_s=1e9, latest=late), 1e9), as_json=False)
     text = said(capsys)
     assert "rolled back: sd: back" in text
-    assert "sd is held at 1 replicas until 2001-09-" in text
+    assert "sd is held at 1 replica until 2001-09-" in text
     assert "(rollbacks in a row: 2)" in text
 
 
@@ -51,13 +51,21 @@ def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     explain_plan(PLAN, 7)
     text = said(capsys)
     assert "sd: 1.25 images/s are called for, 3 wait" in text
-    assert "sd: 2 replicas instead of 1, of which 1 were ready, because of the load" in text
+    assert "sd: 2 replicas instead of 1, 1 ready, because of the load" in text
     assert "a started one serves after some 12 s" in text
-    assert "auto: defers confidences below 0.4, some 30 % of images" in text
+    assert "auto: defers confidences below 0.4, planned as 30 % of images" in text
     assert "other: defers what the settings allow" in text
     assert "changes: sd: 1 to 2 replicas" in text
     explain_plan(PLAN, None)
-    assert "plan 8 of" in said(capsys)
+    assert "plan 8, round of" in said(capsys)
+
+
+def test_each_round_of_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    healed = replace(FIRST, at_s=1e9 + 60, actions=("sd: 4 to 2 replicas",))
+    report = PlanReport(True, latest=LAST, history=(FIRST, healed))
+    explain_plan(plan_reply(report, 1e9 + 61), 7)
+    text = said(capsys)
+    assert text.index("changes: sd: 4 to 2 replicas") < text.index("changes: sd: 1 to 2 replicas")
 
 
 def test_a_version_that_changed_nothing_is_not_known() -> None:

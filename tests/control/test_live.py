@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,10 +12,10 @@ import pytest
 from ray_cluster.control.fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop, RoundReport
-from ray_cluster.control.records import Counts, Times, reason_of, record_of
+from ray_cluster.control.records import Counts, Times, reason_of, record_of, setting_words
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.cell_planner import CellMemory
-from ray_cluster.policies.plan import PlannedSettings
+from ray_cluster.policies.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
 from ray_cluster.protocol.control import Observation, RoundRecord, ServiceCount
 from tests.control.test_fleet import LIMITS, pool, replica, seen
 from tests.fakes import FakeClock
@@ -167,16 +168,42 @@ async def test_a_paused_loop_changes_nothing_and_says_what_it_would() -> None:
     ("counts", "is_short", "said"),
     [
         (Counts(2, 2, 1, 4, 0), False, "the load"),
-        (Counts(0, 0, 0, 4, 0), False, "the load"),
+        (Counts(0, 0, 0, 4, 0), False, "no load"),
         (Counts(4, 6, 1, 4, 0), True, "max_replicas: the load would take 6"),
         (Counts(3, 6, 1, 4, 0), True, "the load would take 6, and there are no more devices"),
-        (Counts(1, 0, 1, 4, 0), False, "min_replicas, or it works"),
+        (
+            Counts(1, 0, 1, 4, 0),
+            False,
+            "min_replicas, or a replica at work that is not stopped",
+        ),
         (Counts(2, 0, 1, 4, 2), False, "dwell_s: it has changed lately"),
         (Counts(3, 2, 1, 4, 0), False, "headroom: bursts, deadlines, batches that are not full"),
     ],
 )
 def test_a_number_of_replicas_has_a_reason(counts: Counts, is_short: bool, said: str) -> None:
     assert reason_of(counts, is_short=is_short) == said
+
+
+def test_what_settings_become_is_said_beside_what_they_were() -> None:
+    before = Plan(
+        (PoolPlan("m", 1, 8), PoolPlan("n", 1, 4)),
+        (CascadePlan("auto", 0.5, 0.26), CascadePlan("other", math.inf, 0.4)),
+    )
+    cascades = (
+        CascadePlan("auto", 0.7, 0.45),
+        CascadePlan("other", 0.3, 0.4),
+        CascadePlan("new", 0.3, 0.1),
+    )
+    settings = PlannedSettings(2, (("m", 4), ("n", 4), ("late", 2)), cascades)
+    assert setting_words(before, settings) == [
+        "m: 8 to 4 images a batch",
+        "late: 2 images a batch",
+        "auto: 26 to 45 % deferred",
+        "other: threshold of the settings to 0.3",
+        "new: 10 % deferred",
+    ]
+    same = PlannedSettings(2, (("m", 8), ("n", 4)), before.cascades)
+    assert setting_words(before, same) == ["batch caps and thresholds"]
 
 
 async def test_a_dispatcher_that_is_away_is_waited_for() -> None:
