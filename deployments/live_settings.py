@@ -191,6 +191,8 @@ class LiveSettings:
                     max_in_flight=one.registration.max_in_flight,
                 )
                 for one in self._core.replicas
+                # stores of LoRAs read no settings
+                if one.registration.pool
             ),
             num_images_by_model=self._core.num_open_by_model(),
         )

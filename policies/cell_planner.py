@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ray_cluster.policies.cluster_state import ClusterState
@@ -34,11 +35,25 @@ class CallsMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceMemory:
+    """How long one image takes in a pool, smoothed.
+
+    Attributes:
+        seen_s: instant of the last look.
+    """
+
+    pool: str
+    seen_s: float
+    image_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CellMemory:
     """What a planner of a cell remembers; it is saved, so that the next controller has it."""
 
     services: Memory
     calls: tuple[CallsMemory, ...] = ()
+    paces: tuple[PaceMemory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +91,41 @@ class CellPlanner:
             if one.demand.level_per_s is not None
         }
         sizes = size_helpers(self.helpers, demand_per_s, state)
-        left = without_helpers(state, self.helpers, sizes)
+        paces = tuple(self._paces(state, memory.paces))
+        left = self._paced(without_helpers(state, self.helpers, sizes), paces)
         recalled = self.models.recalled(state, memory.services)
         plan, services = self.models.plan(left, recalled)
         plan = self._cautious(plan, left, recalled)
         cascades = tuple(self._freed(one) for one in plan.cascades)
         plan = replace(plan, pools=(*plan.pools, *sizes), cascades=cascades)
-        return plan, CellMemory(services, calls)
+        return plan, CellMemory(services, calls, paces)
+
+    def _paces(self, state: ClusterState, known: tuple[PaceMemory, ...]) -> Iterator[PaceMemory]:
+        """Yield how long images take, smoothed like demand.
+
+        Where pools share cores, an image takes longer while others are made. A plan by the present
+        moment alone would then defer much in every lull, and little in every crowd.
+        """
+        by_name = {one.pool: one for one in known}
+        for spec in self.models.fleet.pools:
+            image_s = spec.options[0].seconds * state.pool(spec.name).pace
+            if (before := by_name.get(spec.name)) is not None:
+                passed_s = max(0.0, state.now_s - before.seen_s)
+                kept = math.exp(-passed_s / self.models.smoothing.level_s)
+                image_s += kept * (before.image_s - image_s)
+            yield PaceMemory(spec.name, state.now_s, image_s)
+
+    def _paced(self, state: ClusterState, paces: tuple[PaceMemory, ...]) -> ClusterState:
+        """Return a state in which pools are as fast as they are on average."""
+        image_s = {one.pool: one.image_s for one in paces}
+        expected_s = {one.name: one.options[0].seconds for one in self.models.fleet.pools}
+        pools = tuple(
+            replace(one, pace=image_s[one.pool] / expected_s[one.pool])
+            if one.pool in image_s
+            else one
+            for one in state.pools
+        )
+        return replace(state, pools=pools)
 
     def _cautious(self, plan: Plan, state: ClusterState, memory: Memory) -> Plan:
         """A plan that stops only what more demand, and a shorter queue, would not need again.

@@ -155,9 +155,9 @@ def _hint(near: Sequence[str]) -> str:
 
 
 def _named_twice(name: str, *, is_model: bool) -> InvalidRequest:
-    where = "and in 'model', where it counts once" if is_model else "twice"
+    where = "which 'model' names, too, at scale 1" if is_model else "a second time"
     return InvalidRequest(
-        f"The parameter 'loras' names {name!r} {where}; name each LoRA once, with the scale that "
+        f"The parameter 'loras' names {name!r}, {where}; name each LoRA once, with the scale that "
         "it is to have.",
         "loras",
     )

@@ -75,6 +75,14 @@ class LorasEndpoint:
         if base in self._models:
             return
         await self._catalog.refresh()
+        if any(one.name == base for one in self._catalog.cascades):
+            raise from_invalid(
+                InvalidRequest(
+                    f"The parameter 'base' names the cascade {base!r}, which is no model of its "
+                    "own; register the LoRA for one of its models.",
+                    "base",
+                )
+            )
         if base not in self._models:
             raise model_not_found(base, self._models, "base")
 

@@ -118,12 +118,18 @@ def _what(
             "Gateway": f"HTTP on {config.http.host}:{config.http.port}",
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",
             "LoraStore": f"files of LoRAs in {config.loras.folder}",
+            "Controller": f"plans replicas every {config.control.period_s:g} s",
         }
         return front.get(deployment, "")
     number_format = pool.number_format() if plan is None else plan.format_words
     device = f"{pool.device}, {number_format}" if number_format else pool.device
     device += f", {pool.num_gpus:g} GPU" if pool.num_gpus else f", {pool.num_threads} thread(s)"
     lines = [f"{pool.model_name}: {pool.model} on {device}; batches of at most {pool.max_batch}"]
+    lines += [
+        f"the cascade {one.name} begins here; {one.heavy} makes anew what this does badly"
+        for one in config.cascades
+        if one.light == pool.model_name
+    ]
     if plan is not None:
         profile = plan.profile
         lines.append(

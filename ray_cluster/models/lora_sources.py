@@ -47,12 +47,20 @@ def check_source(source: str, allowed: Sequence[str]) -> None:
         is_allowed = _is_plain_url(source) and any(
             _is_below(source, one) for one in allowed if "://" in one
         )
-    if not is_allowed:
+    if is_allowed:
+        return
+    said = f"The source {without_password(source)!r} is not allowed:"
+    where = "(loras.sources of the configuration)"
+    if any(source.startswith(f"{one.rstrip('/')}/") for one in allowed):
         raise InvalidRequest(
-            f"The source {without_password(source)!r} is not allowed: it must begin with one of "
-            f"{[without_password(one) for one in allowed]} (loras.sources of the configuration).",
+            f"{said} it begins with what is, and leads out of it, by '..', by a link or by what an "
+            f"address may not have {where}.",
             "source",
         )
+    raise InvalidRequest(
+        f"{said} it must begin with one of {[without_password(one) for one in allowed]} {where}.",
+        "source",
+    )
 
 
 def origin_of(source: str) -> str:

@@ -183,6 +183,15 @@ def test_the_official_client_sees_which_model_answered(
     assert card["cascade"] == {"light": "light", "heavy": "heavy", "discriminator": "judge"}
 
 
+async def test_a_lora_is_registered_for_a_model_and_not_for_a_cascade(
+    http: httpx.AsyncClient,
+) -> None:
+    body = {"name": "mine", "base": "auto", "source": "builtin:pastel"}
+    reply = await http.post("/v1/loras", json=body)
+    check_error(reply, 400, param="base")
+    assert "register the LoRA for one of its models" in reply.json()["error"]["message"]
+
+
 async def test_the_quality_that_counted_is_in_the_reply(http: httpx.AsyncClient) -> None:
     for given, used in (("low", "low"), ("hd", "high"), ("medium", "auto")):
         body = {"model": "auto", "prompt": "a red circle", "quality": given}

@@ -77,8 +77,8 @@ def seen(*pools: ObservedPool, **changes: Any) -> Observation:
 
 
 def test_batches_are_powers_of_two_and_the_bound() -> None:
-    assert [one.batch for one in options_of(pool("m"))] == [1, 2, 4, 6]
-    assert [one.batch for one in options_of(pool("m", max_batch=8))] == [1, 2, 4, 8]
+    assert [one.batch for one in options_of(pool("m"))] == [1, 2, 3, 4, 6]
+    assert [one.batch for one in options_of(pool("m", max_batch=8))] == [1, 2, 3, 4, 6, 8]
     assert [one.batch for one in options_of(pool("m", max_batch=1))] == [1]
 
 

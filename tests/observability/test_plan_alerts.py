@@ -37,7 +37,6 @@ CASES = [
         100,
         20,
     ),
-    ("PlanFlaps", {"ray_cluster_plan_actions_total": "0+1x300"}, 100, 10),
     ("DemandInfeasible", {"ray_cluster_plan_infeasible": "1x300"}, 31, 29),
 ]
 

@@ -9,6 +9,7 @@ different ones, diffusers 0.42 takes the commonest for most of them; here each l
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported
 _NUM_NAMED = 3
 _NUM_SKELETONS = 4
 _MAX_REASON = 300
+# as torch says it
+_OTHER_SIZE = re.compile(r"size mismatch for (\S+?):")
 _SUFFIX = ".safetensors"
 _FILE_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _READ_ERRORS: tuple[type[Exception], ...] = (*_FILE_ERRORS, ModelUnsupported)
@@ -107,7 +110,7 @@ class LoraReader:
         try:
             found = skeleton.read(path)
         except _READ_ERRORS as error:
-            words = " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
+            words = _words_of(error)
             raise ModelUnsupported(f"{path.name} does not fit {base.name}: {words}") from error
         self._skeletons[base] = skeleton
         while len(self._skeletons) > _NUM_SKELETONS:
@@ -121,6 +124,13 @@ class LoraReader:
             )
         _check_finite(path, found.by_component)
         return factors
+
+
+def _words_of(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if other := _OTHER_SIZE.findall(text):
+        return f"{len(other)} of its factors are of other sizes, such as that of {other[0]}"
+    return text[:_MAX_REASON] or type(error).__name__
 
 
 def read_lora(path: Path, base: Path) -> LoraFactors:

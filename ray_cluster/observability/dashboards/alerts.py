@@ -165,16 +165,6 @@ ALERTS: tuple[Alert, ...] = (
         "Raise control.dwell_s, or the pool's min_replicas.",
     ),
     Alert(
-        "RayClusterPlanFlaps",
-        "sum(increase(ray_cluster_plan_actions_total[1h])) "
-        f'> {_MOST_CHANGES} * count(ray_cluster_plan_replicas{{kind="planned"}})',
-        "10m",
-        "ticket",
-        "Plans made {{ $value | humanize }} changes in an hour",
-        "ray-cluster plan history lists them. Replicas: raise control.dwell_s. Only caps and "
-        "thresholds: raise control.period_s.",
-    ),
-    Alert(
         "RayClusterDemandInfeasible",
         "max(ray_cluster_plan_infeasible) > 0",
         "30m",
