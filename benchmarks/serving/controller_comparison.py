@@ -43,7 +43,13 @@ from benchmarks.serving.controller_trace import (
     squeezed_day,
     violations,
 )
-from benchmarks.serving.controller_watch import DIFFSERVE, NONE, Round, read_rounds
+from benchmarks.serving.controller_watch import (
+    DIFFSERVE,
+    NONE,
+    Round,
+    read_rounds,
+    replicas_within,
+)
 from benchmarks.serving.processes import CpuMeter
 from ray_cluster.training.scoring import Share
 from ray_cluster.training.suite import SuitePrompt
@@ -56,8 +62,8 @@ _HIGH, _LOW = 1.2, 0.15
 # of the deadline, in deferred images of an idle service
 _SLACK = 4.0
 _NUM_ROUTES = 10
-# hundredths of a CPU that a replica and the discriminator reserve, by configs/cascade.yaml
-_REPLICA, _JUDGE = 50, 25
+# hundredths of a CPU that replicas of the models, and the discriminator, reserve by cascade.yaml
+_SHARES, _JUDGE = (50, 100), 25
 
 # planners may defer whatever they find worth it
 _UNBOUNDED: Mapping[str, Any] = {"threshold": 1.0}
@@ -133,7 +139,7 @@ class Live:
 
 def num_slots() -> int:
     """Return how many replicas of models there are CPUs for beside the discriminator."""
-    return (100 * max(2, os.cpu_count() or 2) - _JUDGE) // _REPLICA
+    return replicas_within(100 * max(2, os.cpu_count() or 2) - _JUDGE, _SHARES)
 
 
 def prepare(amounts: Amounts, say: Callable[[float, str], None]) -> Day:

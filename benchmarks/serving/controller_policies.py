@@ -17,6 +17,7 @@ from benchmarks.serving.controller_watch import (
     chosen_settings,
     curves_of,
     diffserve,
+    replicas_within,
     slot_fleet,
 )
 from ray_cluster.control.fleet import CellFleet, fleet_of, images_s, share_of
@@ -117,10 +118,12 @@ def _costs(one: Round) -> Costs:
     assert service.cascade is not None
     cascade = replace(service.cascade, discriminate_s=_score_s(one.seen), num_scorers=1)
     fleet = replace(fleet, services=(replace(service, cascade=cascade),))
-    shares = {pool.kind: share_of(pool) for pool in one.seen.pools}
-    num_judges = max(1, sum(len(pool.replicas) for pool in one.seen.pools if pool.kind == "score"))
-    num_slots = (one.supply - num_judges * shares["score"]) // shares["denoise"]
-    return Costs(seen, fleet, num_slots)
+    pools = one.seen.pools
+    judges = sum(
+        share_of(pool) * max(1, len(pool.replicas)) for pool in pools if pool.kind == "score"
+    )
+    models = [share_of(pool) for pool in pools if pool.kind == "denoise"]
+    return Costs(seen, fleet, replicas_within(one.supply - judges, models))
 
 
 def _has_both(one: Round) -> bool:

@@ -115,14 +115,23 @@ def slot_fleet(fleet: Fleet) -> Fleet:
 
 def in_slots(state: ClusterState, planned: CellFleet) -> ClusterState:
     """Return a state whose devices are the replicas of models that there are devices for."""
-    most = max(one.gpus_per_replica for one in planned.fleet.pools)
+    shares = [one.gpus_per_replica for one in planned.fleet.pools]
     used = sum(
         one.gpus_per_replica * max(1, state.pool(one.name).num_replicas) for one in planned.helpers
     )
     [device] = state.devices
-    return replace(
-        state, devices=(DeviceState(device.device, max(0, device.num_gpus - used) // most),)
-    )
+    count = replicas_within(device.num_gpus - used, shares)
+    return replace(state, devices=(DeviceState(device.device, count),))
+
+
+def replicas_within(supply: int, shares: Sequence[int]) -> int:
+    """Return how many replicas there are devices for: one of the lightest, others the heaviest.
+
+    Args:
+        supply: hundredths of devices for them.
+        shares: hundredths that a replica of each model takes.
+    """
+    return max(0, 1 + (supply - min(shares)) // max(shares))
 
 
 def diffserve(fleet: Fleet, settings: Mapping[str, float]) -> ThresholdPlanner:
