@@ -6,7 +6,7 @@ Costs are those that the live cell's dispatcher has learnt, as the controller re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from benchmarks.serving.controller_comparison import OURS, STATIC, Live
@@ -75,10 +75,12 @@ class AsServed:
 
     Attributes:
         cascade: of a plan without one; of one with, how slack counts.
+        caps: most images of a batch, by pool, for planners that count on live batches.
     """
 
     planner: Planner[Any]
     cascade: CascadePlan
+    caps: Mapping[str, int] = field(default_factory=dict)
 
     def begin(self, state: ClusterState) -> Any:
         return self.planner.begin(state)
@@ -89,7 +91,11 @@ class AsServed:
             replace(one, reserve_s=self.cascade.reserve_s, when_late="light")
             for one in plan.cascades or (self.cascade,)
         )
-        return replace(plan, cascades=served), memory
+        pools = tuple(
+            replace(one, max_batch=min(one.max_batch, self.caps.get(one.pool, one.max_batch)))
+            for one in plan.pools
+        )
+        return replace(plan, pools=pools, cascades=served), memory
 
 
 class Asked(NamedTuple):
@@ -153,7 +159,8 @@ def ours(costs: Costs, reserve_s: float) -> AsServed:
     seen, fleet = costs.seen, costs.fleet
     nothing = ClusterState(0.0, (), (), (), ())
     glance = Glance(seen, CellFleet(fleet, ()), nothing)
-    return AsServed(LivePlanner(lambda: glance), _cascade(fleet, 1.0, reserve_s))
+    caps = {one.pool: one.max_batch for one in first_replicas(fleet)}
+    return AsServed(LivePlanner(lambda: glance), _cascade(fleet, 1.0, reserve_s), caps)
 
 
 def static(costs: Costs, threshold: float, reserve_s: float) -> FixedPlanner:

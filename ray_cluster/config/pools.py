@@ -233,7 +233,10 @@ class PoolArguments(Section):
         "emulated",
     )
     num_cpus: float = Field(
-        1.0, ge=0, description="CPUs that Ray reserves for a replica, which is not confined to them"
+        1.0,
+        ge=0,
+        description="CPUs that Ray reserves for a replica, which is not confined to them; what a "
+        "busy one takes, where a controller plans replicas on CPUs",
     )
     num_gpus: float = Field(
         0.0,

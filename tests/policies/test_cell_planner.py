@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from statistics import fmean
 
 from ray_cluster.policies.allocation_problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
@@ -21,30 +23,59 @@ from ray_cluster.policies.planner import AllocationPlanner
 CURVE = QualityCurve((0.0, 0.5, 1.0), (9.0, 5.0, 4.0))
 
 
-def planned(curve: QualityCurve, per_s: int) -> CascadePlan:
-    """The plan of a cascade that is called so often, with one replica of each model."""
+def cascade_of(curve: QualityCurve, heavy_s: float) -> CellPlanner:
+    """A planner of one replica of each model, of which the heavy one takes so long for an image."""
     pools = (
         PoolSpec("light", "l", "gpu", (BatchOption(1, 0.1),), max_replicas=1),
-        PoolSpec("heavy", "h", "gpu", (BatchOption(1, 1.0),), max_replicas=1),
+        PoolSpec("heavy", "h", "gpu", (BatchOption(1, heavy_s),), max_replicas=1),
     )
     cascade = CascadeSpec("h", curve, DeferralCurve((0.0, 1.0), (0.0, 1.0)))
     fleet = Fleet((DeviceSpec("gpu"),), pools, (ServiceSpec("s", "l", 20.0, cascade),))
-    planner = CellPlanner(AllocationPlanner(fleet))
+    return CellPlanner(AllocationPlanner(fleet))
 
-    def state(now_s: float) -> ClusterState:
-        return ClusterState(
-            now_s,
-            (DeviceState("gpu", 2),),
-            (PoolState("light", 1), PoolState("heavy", 1)),
-            (),
-            (ServiceState("s", round(per_s * now_s)),),
-        )
 
-    memory = planner.begin(state(0.0))
+def state_at(now_s: float, per_s: int) -> ClusterState:
+    """That cell, called so often all the time."""
+    return ClusterState(
+        now_s,
+        (DeviceState("gpu", 2),),
+        (PoolState("light", 1), PoolState("heavy", 1)),
+        (),
+        (ServiceState("s", round(per_s * now_s)),),
+    )
+
+
+def planned(curve: QualityCurve, per_s: int) -> CascadePlan:
+    """The plan of a cascade that is called so often."""
+    planner = cascade_of(curve, 1.0)
+    memory = planner.begin(state_at(0.0, per_s))
     for number in range(1, 20):
-        plan, memory = planner.plan(state(2.0 * number), memory)
+        plan, memory = planner.plan(state_at(2.0 * number, per_s), memory)
     (found,) = plan.cascades
     return found
+
+
+def rates(heavy_s: Callable[[int], float]) -> list[float]:
+    """The deferral rates of thirty rounds in which the heavy model takes so long."""
+    memory, found = cascade_of(CURVE, 1.0).begin(state_at(0.0, 2)), []
+    for number in range(1, 31):
+        planner = cascade_of(CURVE, heavy_s(number))
+        plan, memory = planner.plan(state_at(2.0 * number, 2), memory)
+        found.append(plan.cascades[0].deferral_rate)
+    return found
+
+
+def test_a_moment_in_which_images_are_slow_changes_a_plan_little() -> None:
+    steady, uneven = rates(lambda _: 1.0), rates(lambda number: 0.6 if number % 2 else 1.4)
+    assert max(abs(one - other) for one, other in zip(steady[10:], uneven[10:], strict=True)) < 0.08
+    assert abs(fmean(steady[10:]) - fmean(uneven[10:])) < 0.03
+
+
+def test_a_plan_follows_images_that_stay_slow() -> None:
+    found = rates(lambda number: 1.0 if number <= 10 else 2.0)
+    assert found[9] > 1.6 * found[-1] > 0
+    # after two time constants of what is smoothed, it has nearly got there
+    assert found[19] - found[-1] < 0.2 * (found[9] - found[-1])
 
 
 def test_the_settings_threshold_holds_while_as_much_is_deferred_as_they_allow() -> None:
