@@ -210,7 +210,7 @@ async def test_loras_go_into_the_request_and_come_back(
     [
         ([{"name": "pastell"}], "'pastell', which does not exist. Did you mean 'pastel'?"),
         ([{"name": "inks"}], "made for other, and this image is made by shapes. Set 'model'"),
-        ([{"name": "pastel"}, {"name": "pastel"}], "'pastel' twice"),
+        ([{"name": "pastel"}, {"name": "pastel"}], "'pastel', a second time"),
         ([{"name": "pastel", "scale": 4.1}], "'loras[0].scale' must be at most 4; given 4.1"),
         ([{"name": "pastel", "scale": -5}], "'loras[0].scale' must be at least -4"),
         ([{"name": "pastel"}, {"scale": 1}], "'loras[1].name' is missing"),
