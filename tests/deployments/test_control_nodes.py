@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
 from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import load_config
 from ray_cluster.deployments.service import deploy
+from tests.deployments.conftest import NODE
 from tests.e2e.controlled import base64_of, hinted, sections, truth
 from tests.e2e.edit_templates import pixels_of
 
@@ -27,26 +26,11 @@ PATIENCE_S = 200.0
 NUM_CPUS = 0.6
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Two nodes of one CPU each."""
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-    cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False)
-    try:
-        yield cluster
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
-
-
-@pytest.mark.usefixtures("cluster")
 def test_a_controlnet_on_another_node_steers_the_same_images(
-    free_port: int, tmp_path: Path
+    cluster: Cluster, free_port: int, tmp_path: Path
 ) -> None:
+    cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
     given = sections(num_bases=1)
     given["controlnets"] = given["controlnets"][:1]
     for one in (*given["pools"], *given["controlnets"]):

@@ -6,14 +6,13 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import ProxyLocation
@@ -21,12 +20,12 @@ from ray.serve.config import ProxyLocation
 from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import load_config
 from ray_cluster.deployments.service import deploy
+from tests.deployments.conftest import NODE
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATIENCE_S = 200.0
 NUM_CLIENTS = 12
-NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 POOL = {
     "name": "draft",
     "model": "shapes-sd",
@@ -39,19 +38,6 @@ POOL = {
     "defaults": {"size": "128x128", "num_inference_steps": 30, "guidance_scale": 2.0},
 }
 PROMPT = "a large red circle in the center on a black background"
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """A head node of one CPU; workers are added by the test."""
-    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
-    ray.init(address=cluster.address, log_to_driver=False)
-    try:
-        yield cluster
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
 
 
 class Cell:
