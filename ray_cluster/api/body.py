@@ -202,7 +202,7 @@ def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
         raise _not_json(f"it has more than {_MAX_JSON_VALUES} values or commas")
     try:
         value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            raw.decode("utf-8"), object_pairs_hook=unique_names, parse_constant=_refuse_constant
         )
     except UnicodeDecodeError as error:
         raise _not_json(f"it is not UTF-8 at byte {error.start}") from error
@@ -225,7 +225,8 @@ def _not_json(reason: str) -> InvalidRequest:
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object's values by name; refuse one that gives a name twice."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if not is_text(name):

@@ -10,6 +10,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from ray_cluster.api.body import unique_names
+from ray_cluster.errors import InvalidRequest
+
 
 def typed_texts(texts: Mapping[str, str], kind: type[BaseModel]) -> dict[str, Any]:
     """Return the values of a form's texts, by the types of the fields that they are for.
@@ -19,9 +22,13 @@ def typed_texts(texts: Mapping[str, str], kind: type[BaseModel]) -> dict[str, An
 
     Args:
         kind: of the fields.
+
+    Raises:
+        InvalidRequest: what begins as a list or an object is no JSON, or gives a name twice.
     """
     return {
-        name: text if name in _text_fields(kind) else _value(text) for name, text in texts.items()
+        name: text if name in _text_fields(kind) else _value(name, text)
+        for name, text in texts.items()
     }
 
 
@@ -42,16 +49,25 @@ def _is_text(annotation: Any) -> bool:
     return annotation is str or (is_union and all(map(_is_text, kinds)))
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     # as Python's clients write them
     known = {"True": True, "False": False}
     if text in known:
         return known[text]
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        return json.loads(text, object_pairs_hook=unique_names, parse_constant=_refuse)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno} column {error.colno}"
+    except ValueError as error:
+        reason = str(error)
+    if text.lstrip()[:1] not in {"[", "{"}:
         return text
+    raise InvalidRequest(
+        f"The parameter {name!r} cannot be read as JSON: {reason}.", name, code="invalid_json"
+    )
 
 
 def _refuse(name: str) -> float:
-    raise ValueError(name)
+    raise ValueError(f"{name} is not a JSON number")

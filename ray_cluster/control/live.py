@@ -112,7 +112,8 @@ def _in_force(seen: Observation, planned: CellFleet, targets: Mapping[str, int])
     plan = seen.plan or PlannedSettings(0, (), ())
     caps = dict(plan.max_batches)
     pools = tuple(PoolPlan(name, targets[name], caps.get(name, 0)) for name in planned.pools)
-    return Plan(pools, plan.cascades, plan.version)
+    # a later controller counts on from there: plans that only scale change no settings
+    return Plan(pools, plan.cascades, max(plan.version, seen.last_version))
 
 
 class LivePlanner:

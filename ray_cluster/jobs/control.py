@@ -79,6 +79,7 @@ class ControlService:
         self._num_events = 0
         self._event = asyncio.Event()
         self._silence: asyncio.TimerHandle | None = None
+        self._is_heard = False
         dispatch.on_wanted = self._note_event
 
     async def start(self, workers: Iterable[Registration]) -> None:
@@ -113,7 +114,8 @@ class ControlService:
         """Return the state of the cell; see :class:`ControlCalls`."""
         is_paused = self._report.is_paused
         in_force = InForce(self._known_settings(), self._started_s, self._plan, is_paused)
-        return self._dispatch.observe(in_force, self._known, cursors, self._wall_clock())
+        seen = self._dispatch.observe(in_force, self._known, cursors, self._wall_clock())
+        return replace(seen, last_version=0 if self._latest is None else self._latest.version)
 
     def _known_settings(self) -> Settings:
         if self._settings is None:
@@ -168,6 +170,7 @@ class ControlService:
         self._report = replace(self._report, is_paused=is_paused)
         log_event(logger, "plan_paused" if is_paused else "plan_resumed")
         await self._save("mode", "paused" if is_paused else "applied")
+        self._note_asleep(is_woken=self._is_heard)
         self._note_event()
         return await self.plan_report()
 
@@ -188,22 +191,33 @@ class ControlService:
         """Count on the controller until it has been silent for a while."""
         if self._silence is not None:
             self._silence.cancel()
+        self._is_heard = True
         self._note_asleep(is_woken=True)
         period_s = 0.0 if self._settings is None else self._settings.control.period_s
         silent_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
-        lose = partial(self._note_asleep, is_woken=False)
-        self._silence = asyncio.get_running_loop().call_later(silent_s, lose)
+        self._silence = asyncio.get_running_loop().call_later(silent_s, self._lose)
+
+    def _lose(self) -> None:
+        self._is_heard = False
+        self._note_asleep(is_woken=False)
 
     def _note_asleep(self, *, is_woken: bool) -> None:
-        """Tell the dispatch service which models have no replica by the latest plan."""
-        planned = () if self._latest is None or not self.is_enabled else self._latest.pools
+        """Tell the dispatch service which models have no replica by the latest plan.
+
+        Args:
+            is_woken: whether a controller is there, which starts a replica unless it is paused.
+        """
+        latest = self._latest if self.is_enabled else None
+        is_applied = latest is None or latest.mode == "applied"
         counts: dict[str, int] = {}
-        for one in planned:
+        for one in () if latest is None else latest.pools:
             worker = self._known.get(one.pool)
             if worker is not None and worker.kind == "denoise":
-                counts[worker.model] = counts.get(worker.model, 0) + one.num_planned
+                number = one.num_planned if is_applied else one.num_before
+                counts[worker.model] = counts.get(worker.model, 0) + number
         asleep = [model for model, number in counts.items() if number == 0]
-        self._dispatch.note_asleep(asleep, is_woken=is_woken)
+        acts = is_applied and not self._report.is_paused
+        self._dispatch.note_asleep(asleep, is_woken=is_woken and acts)
 
     async def memory(self) -> str:
         """Return what a controller has saved last; empty without one."""

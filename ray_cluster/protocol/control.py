@@ -153,6 +153,7 @@ class Observation:
         warnings: what is wrong though calls are answered.
         settings_version: of the document in force.
         plan: what was applied last; None before any.
+        last_version: of the plan of the latest round, whoever made it; 0 before any.
     """
 
     now_s: float
@@ -166,6 +167,7 @@ class Observation:
     warnings: tuple[str, ...] = ()
     settings_version: str = ""
     plan: PlannedSettings | None = None
+    last_version: int = 0
 
     def num_arrived(self, name: str) -> int:
         return sum(one.num_arrived for one in self.services if one.name == name)

@@ -288,6 +288,24 @@ async def test_the_map_of_an_edit_is_of_what_the_model_sees(
     assert len(request.inputs) == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ('[{"name": "edges"', "invalid_json", "at line 1 column 18"),
+        ('[{"name": "edges", "scale": NaN}]', "invalid_json", "NaN is not a JSON number"),
+        ("[" * 100_000, "invalid_json", "nested too deeply"),
+        ('[{"name": "edges", "name": "layout"}]', "duplicate_parameter", "'name' is given more"),
+    ],
+)
+async def test_what_is_no_json_in_a_form_is_refused_with_the_reason(
+    http: httpx.AsyncClient, text: str, code: str, said: str
+) -> None:
+    files = {"image": ("a.png", IMAGE, "image/png")}
+    reply = await http.post(EDITS, files=files, data={**RED, "controlnets": text})
+    check_error(reply, 400, code=code)
+    assert said in reply.json()["error"]["message"]
+
+
 async def test_forms_name_parts_and_json_holds_images_to_the_same_end(
     http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:

@@ -94,7 +94,6 @@ def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
         ("size", 64, "WIDTHxHEIGHT"),
         ("seed", 2**63, "given 9223372036854775808"),
         ("allow", "steps", "a list"),
-        ("allow", '["steps"', "a list"),
         ("stream", "maybe", "'maybe'"),
         ("prompt", "", "prompt"),
         ("prompt", " ", "blank"),

@@ -75,7 +75,9 @@ async def test_a_models_name_may_name_a_lora(
     request = await made(http, fake, model="shapes:pastel", loras=more)
     assert scales(request) == {"pastel": 1.0, "outline": -0.5}
     again = [{"name": "pastel", "scale": 0.5}]
-    assert "counts once" in await refused(http, "loras", **RED, model="shapes:pastel", loras=again)
+    assert "'model' names, too" in await refused(
+        http, "loras", **RED, model="shapes:pastel", loras=again
+    )
     eight = [{"name": f"l{index}"} for index in range(8)]
     assert "9 LoRAs" in await refused(http, "loras", **RED, model="shapes:pastel", loras=eight)
 

@@ -215,6 +215,36 @@ async def test_a_controller_that_falls_silent_is_not_counted_on(
         assert (await cell.dispatch.offer([image_request("a", "shapes")])).accepted
 
 
+async def test_a_model_at_zero_replicas_is_not_ready_while_the_controller_is_paused(
+    tmp_path: Path,
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        await asleep(cell)
+        service = cell.jobs_service.control
+
+        async def reason() -> str | None:
+            return (await cell.dispatch.offer([image_request("a", "shapes")])).reason
+
+        await service.pause_plan(True)
+        assert await reason() == "model_not_ready"
+        # it would start one, and does not
+        would = replace(planned(1).pools[0], num_before=0)
+        await service.note_round(replace(planned(1), mode="paused", pools=(would,)), None)
+        assert await reason() == "model_not_ready"
+        await service.pause_plan(False)
+        await service.note_round(planned(0), None)
+        assert await reason() is None
+
+
+async def test_a_later_controller_is_told_the_version_of_the_last_plan(tmp_path: Path) -> None:
+    async with JobsCell(tmp_path) as cell:
+        service = cell.jobs_service.control
+        cell.dispatch.apply(service.planned(settings()))
+        assert (await service.observe({})).last_version == 0
+        await service.note_round(replace(planned(1), version=17), None)
+        assert (await service.observe({})).last_version == 17
+
+
 async def test_a_pause_is_seen_by_the_controller_and_by_a_later_dispatcher(tmp_path: Path) -> None:
     async with JobsCell(tmp_path) as cell:
         service = cell.jobs_service.control
