@@ -29,6 +29,8 @@ _NUM_SKELETONS = 4
 _MAX_REASON = 300
 # as torch says it
 _OTHER_SIZE = re.compile(r"size mismatch for (\S+?):")
+# as transformers does, without a name
+_MISMATCHED = "ignore_mismatched_sizes"
 _SUFFIX = ".safetensors"
 _FILE_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _READ_ERRORS: tuple[type[Exception], ...] = (*_FILE_ERRORS, ModelUnsupported)
@@ -130,6 +132,8 @@ def _words_of(error: Exception) -> str:
     text = " ".join(str(error).split())
     if other := _OTHER_SIZE.findall(text):
         return f"{len(other)} of its factors are of other sizes, such as that of {other[0]}"
+    if _MISMATCHED in text:
+        return "factors of a text encoder are of other sizes"
     return text[:_MAX_REASON] or type(error).__name__
 
 
