@@ -6,8 +6,9 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,17 @@ class Cell:
         """Return what was done by the controller, latest first."""
         return [action for one in self.plan()["history"] for action in one["actions"]]
 
-    def load(self) -> ThreadPoolExecutor:
-        """Have clients call until :meth:`rest`."""
-        threads = ThreadPoolExecutor(NUM_CLIENTS)
-        for client in range(NUM_CLIENTS):
-            threads.submit(self._work, client)
-        return threads
-
-    def rest(self) -> None:
-        self._is_over.set()
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Clients that call within the block; what goes wrong with one is raised after it."""
+        with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+            clients = [threads.submit(self._work, client) for client in range(NUM_CLIENTS)]
+            try:
+                yield
+            finally:
+                self._is_over.set()
+        for one in clients:
+            one.result()
 
     def _work(self, client: int) -> None:
         for number in itertools.count():
@@ -161,15 +164,13 @@ def test_what_a_lost_node_had_is_planned_for_the_others(
     cell = Cell(free_port)
     until(lambda: cell.get("/readyz") is not None, "the service is ready")
     worker = cluster.add_node(**NODE)
-    with cell.load() as clients:
+    with cell.load():
         until(lambda: num_running() == 2, "a replica runs on either node")
         cluster.remove_node(worker, allow_graceful=False)
         until(lambda: cell.num_planned() == 1, "the lost node is no part of the plan")
         until(lambda: num_running() == 1, "one replica runs")
         cluster.add_node(**NODE)
         until(lambda: num_running() == 2, "the new node has a replica")
-        cell.rest()
-    del clients
     assert len(cell.jobs) >= 2 * NUM_CLIENTS
     for job in cell.jobs:
         cell.wait_for_end(job)
