@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ray_cluster.policies.allocation_model import AllocationModel
+from ray_cluster.policies.allocation_modes import modes_of
 from ray_cluster.policies.allocation_problem import (
     Allocation,
     AllocationProblem,
@@ -44,16 +45,20 @@ def allocate(problem: AllocationProblem, *, search_limit: float = SEARCH_LIMIT) 
     """
     if (reason := _too_few(problem)) is not None:
         return _unchanged(problem, reason)
-    model = AllocationModel(problem)
-    solution = None if model.late_services else model.solve(search_limit)
-    if solution is not None:
-        return _allocation(model, solution, None)
-    is_refuted = model.is_refuted or bool(model.late_services)
-    model = AllocationModel(problem, allows_unserved=True)
+    modes = {one.name: modes_of(one, problem) for one in problem.services}
+    late = [name for name, some in modes.items() if any(one.is_late for one in some)]
+    is_refuted = bool(late)
+    if not late:
+        model = AllocationModel(problem, modes)
+        solution = model.solve(search_limit)
+        if solution is not None:
+            return _allocation(model, solution, None)
+        is_refuted = model.is_refuted
+    model = AllocationModel(problem, modes, allows_unserved=True)
     solution = model.solve(search_limit)
     if solution is None:
         return _unchanged(problem, "no plan was found in time")
-    shortage = _shortage(model, solution)
+    shortage = _shortage(model, solution, late)
     if not is_refuted and shortage is None:
         # the search for a plan without lack was cut short, and this one lacks nothing
         return replace(_allocation(model, solution, None), is_proven=False)
@@ -92,7 +97,7 @@ def _batches(model: AllocationModel, service: Service, solution: Solution) -> li
     return found
 
 
-def _shortage(model: AllocationModel, solution: Solution) -> str | None:
+def _shortage(model: AllocationModel, solution: Solution, late: list[str]) -> str | None:
     """Which demands and deadlines are not met, in words; None if they are."""
     parts = [
         f"{stage.model} of {service.name} lacks capacity for "
@@ -100,10 +105,7 @@ def _shortage(model: AllocationModel, solution: Solution) -> str | None:
         for service, stage, unserved in model.unserved
         if solution.value(unserved)
     ]
-    parts += [
-        f"the shortest batches of {name} take longer than its deadline"
-        for name in model.late_services
-    ]
+    parts += [f"the shortest batches of {name} take longer than its deadline" for name in late]
     return "; ".join(parts) or None
 
 

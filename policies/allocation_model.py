@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from ray_cluster.policies.allocation_modes import modes_of
+from ray_cluster.policies.allocation_modes import Mode
 from ray_cluster.policies.allocation_problem import (
     AllocationProblem,
     BatchOption,
@@ -60,11 +61,19 @@ class AllocationModel:
 
     Args:
         problem: what to allocate.
+        modes: of every service, by its name.
         allows_unserved: whether demand may stay unserved, which is then the first objective.
     """
 
-    def __init__(self, problem: AllocationProblem, *, allows_unserved: bool = False) -> None:
+    def __init__(
+        self,
+        problem: AllocationProblem,
+        modes: Mapping[str, tuple[Mode, ...]],
+        *,
+        allows_unserved: bool = False,
+    ) -> None:
         self.problem = problem
+        self._modes = modes
         self._allows_unserved = allows_unserved
         self._cp = cp_model.CpModel()
         self.terms: dict[str, list[Term]] = defaultdict(list)
@@ -80,17 +89,10 @@ class AllocationModel:
             self._add_service(service)
         self._add_gpus()
 
-    @property
-    def late_services(self) -> tuple[str, ...]:
-        """Services whose shortest batches take longer than their deadline."""
-        return tuple(
-            name for name, some in self.choices.items() if any(one.mode.is_late for one in some)
-        )
-
     def _add_service(self, service: Service) -> None:
         choices = [
             ModeChoice(mode, self._cp.new_bool_var(f"{service.name}.{number}"))
-            for number, mode in enumerate(modes_of(service, self.problem))
+            for number, mode in enumerate(self._modes[service.name])
         ]
         self.choices[service.name] = choices
         self._cp.add_exactly_one(one.is_chosen for one in choices)
@@ -285,9 +287,10 @@ class AllocationModel:
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
         solver.parameters.max_deterministic_time = search_limit
-        # these two make proofs several times shorter for programs of this kind
+        # these make proofs several times shorter for programs of this kind
         solver.parameters.linearization_level = 2
         solver.parameters.cp_model_probing_level = 0
+        solver.parameters.symmetry_level = 0
         status = solver.solve(self._cp)
         self.is_refuted = status == cp_model.INFEASIBLE
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ortools.sat.python import cp_model
 
@@ -126,11 +127,12 @@ def units_per_s(service: Service, problem: AllocationProblem) -> float:
 def gain_points(service: Service) -> list[tuple[int, int]]:
     """Return the points of a cascade's quality up to the best: rate and gain, in thousandths."""
     assert service.quality is not None
-    best = max(service.quality.gains) or 1.0
+    gains = service.quality.gains
+    best = max(gains)
+    points = zip(service.quality.deferral_rates, gains, strict=True)
     return [
-        (round(THOUSAND * rate), round(THOUSAND * gain / best))
-        for rate, gain in zip(service.quality.deferral_rates, service.quality.gains, strict=True)
-        if rate <= service.quality.best_rate
+        (round(THOUSAND * rate), round(THOUSAND * gain / (best or 1.0)))
+        for rate, gain in islice(points, gains.index(best) + 1)
     ]
 
 

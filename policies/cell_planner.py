@@ -132,7 +132,15 @@ class CellPlanner:
 
         Else demand around a limit would start what it has just stopped.
         """
-        if all(one.num_replicas >= state.pool(one.pool).num_replicas for one in plan.pools):
+        free = self._free(plan, state)
+        specs = {spec.name: spec for spec in self.models.fleet.pools}
+        stopping = [
+            specs[one.pool]
+            for one in plan.pools
+            if one.num_replicas < state.pool(one.pool).num_replicas
+        ]
+        # where there is no room to keep any of them, nothing need be asked
+        if not any(spec.gpus_per_replica <= free[spec.device] for spec in stopping):
             return plan
         models = replace(
             self.models,
@@ -145,15 +153,16 @@ class CellPlanner:
             kept = min(state.pool(one.pool).num_replicas, needed.get(one.pool, 0))
             pools.append(replace(one, num_replicas=max(one.num_replicas, kept)))
         wider = replace(plan, pools=tuple(pools))
-        return wider if self._fits(wider, state) else plan
+        return wider if min(self._free(wider, state).values()) >= 0 else plan
 
-    def _fits(self, plan: Plan, state: ClusterState) -> bool:
-        """Whether there are the devices for a plan of the models' pools."""
-        used = {one.device: 0 for one in state.devices}
+    def _free(self, plan: Plan, state: ClusterState) -> dict[str, int]:
+        """What a plan of the models' pools leaves of each device; below zero if it takes more."""
+        free = {one.device: one.num_gpus for one in state.devices}
         for spec in self.models.fleet.pools:
             pool = plan.pool(spec.name)
-            used[spec.device] += spec.gpus_per_replica * (0 if pool is None else pool.num_replicas)
-        return all(used[one.device] <= one.num_gpus for one in state.devices)
+            num_replicas = 0 if pool is None else pool.num_replicas
+            free[spec.device] -= spec.gpus_per_replica * num_replicas
+        return free
 
     def _freed(self, cascade: CascadePlan) -> CascadePlan:
         """A cascade's plan without a threshold of its own where as much is deferred as may be.

@@ -127,17 +127,13 @@ class AllocationPlanner:
 
     def _plan(self, state: ClusterState, memory: Memory, problem: AllocationProblem) -> Plan:
         wanted = allocate(problem)
-        has_cascade = any(spec.cascade for spec in self.fleet.services)
         # without a threshold nothing depends on which replicas are ready
-        now = allocate(self._with_ready(problem, memory, state, wanted)) if has_cascade else wanted
+        cascading = [spec for spec in self.fleet.services if spec.cascade]
+        now = allocate(self._with_ready(problem, memory, state, wanted)) if cascading else wanted
         # caps follow the replicas that serve now, counts those that will
-        pools = [
-            PoolPlan(one.name, one.num_replicas, now.size(one.name).max_batch)
-            for one in wanted.sizes
-        ]
-        cascades = [
-            self._cascade(spec, now, memory) for spec in self.fleet.services if spec.cascade
-        ]
+        caps = {one.name: one.max_batch for one in (*wanted.sizes, *now.sizes)}
+        pools = [PoolPlan(one.name, one.num_replicas, caps[one.name]) for one in wanted.sizes]
+        cascades = [self._cascade(spec, now, memory) for spec in cascading]
         return Plan(tuple(pools), tuple(cascades), infeasible=wanted.infeasible)
 
     def _learn(self, memory: ServiceMemory, state: ClusterState) -> ServiceMemory:
@@ -254,13 +250,15 @@ class AllocationPlanner:
         state: ClusterState,
         wanted: Allocation,
     ) -> AllocationProblem:
-        """The demand of now for the replicas that are ready and stay, and no others."""
+        """The cascades' demand of now for the replicas that are ready and stay, and no others."""
         services = [
             self._service(spec, one, state, ahead_s=0.0)
             for spec, one in zip(self.fleet.services, memory, strict=True)
+            if spec.cascade
         ]
+        models = {model for one in services for model in one.models}
         pools = []
-        for pool in problem.pools:
+        for pool in (one for one in problem.pools if one.model in models):
             num = min(state.pool(pool.name).num_ready, wanted.size(pool.name).num_replicas)
             pools.append(
                 replace(

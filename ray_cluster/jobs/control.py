@@ -40,7 +40,8 @@ _MAX_HELD_S = 30.0
 # rounds that changed something, which operators may look at
 MAX_HISTORY = 100
 _PLAN: TextCodec[PlannedSettings | None] = TextCodec(PlannedSettings | None)
-_HISTORY: TextCodec[tuple[RoundRecord, ...]] = TextCodec(tuple[RoundRecord, ...])
+# a round of the history, with its number: each is written once, in place of one that is too old
+_ROUND: TextCodec[tuple[int, RoundRecord] | None] = TextCodec(tuple[int, RoundRecord] | None)
 
 
 class ControlService:
@@ -73,6 +74,8 @@ class ControlService:
         self._plan: PlannedSettings | None = None
         self._memory = ""
         self._latest: RoundRecord | None = None
+        # rounds of the history that were ever written
+        self._num_written = 0
         self._report = PlanReport(is_enabled=True)
         # the last registration of each pool's workers
         self._known: dict[str, Registration] = {}
@@ -92,7 +95,10 @@ class ControlService:
             self._known.setdefault(one.pool, one)
         saved = await self._threads.call("read", self._store.control)
         self._plan = _read(_PLAN, saved, "plan", None)
-        history = _read(_HISTORY, saved, "history", ())
+        rounds = [_read(_ROUND, saved, _slot(one), None) for one in range(MAX_HISTORY)]
+        written = sorted((one for one in rounds if one), key=lambda one: one[0])
+        self._num_written = written[-1][0] + 1 if written else 0
+        history = tuple(record for _, record in written)
         is_paused = saved.get("mode") == "paused"
         self._report = replace(self._report, history=history, is_paused=is_paused)
         self._memory = saved.get("memory", "")
@@ -151,7 +157,8 @@ class ControlService:
             round_s=last.round_s + record.took_s,
         )
         if is_new:
-            await self._save("history", _HISTORY.encode(history))
+            number, self._num_written = self._num_written, self._num_written + 1
+            await self._save(_slot(number), _ROUND.encode((number, record)))
         if memory is not None:
             self._memory = memory
             await self._save("memory", memory)
@@ -230,6 +237,11 @@ class ControlService:
             await self._threads.call("write", write)
         except JobStoreError as error:
             logger.warning("the controller's %s is not saved: %s", name, error)
+
+
+def _slot(number: int) -> str:
+    """Return the name under which a round of the history is saved."""
+    return f"round-{number % MAX_HISTORY}"
 
 
 def _is_news(record: RoundRecord, before: RoundRecord | None) -> bool:

@@ -140,7 +140,33 @@ async def test_the_next_controller_gets_the_memory_and_operators_what_changed(
         await service.note_round(loud, None)
     async with JobsCell(tmp_path, epoch=2) as cell:
         assert await cell.jobs_service.control.memory() == "what it knows"
-        assert list(cell.store.control()) == ["memory", "history"]
+        assert (await cell.jobs_service.control.plan_report()).history == (loud,)
+
+
+async def test_the_history_is_the_last_rounds_whichever_dispatcher_heard_of_them(
+    tmp_path: Path,
+) -> None:
+    """Each round is written once, in the place of the oldest; a damaged one is left out."""
+    rounds = [replace(planned(1), version=number) for number in range(control.MAX_HISTORY + 7)]
+    async with JobsCell(tmp_path) as cell:
+        for one in rounds[:5]:
+            await cell.jobs_service.control.note_round(one, None)
+    async with JobsCell(tmp_path, epoch=2) as cell:
+        service = cell.jobs_service.control
+        assert (await service.plan_report()).history == tuple(rounds[:5])
+        for one in rounds[5:]:
+            await service.note_round(one, None)
+        assert (await service.plan_report()).history == tuple(rounds[7:])
+        saved = cell.store.control()
+        assert len(saved) == control.MAX_HISTORY
+        assert max(map(len, saved.values())) < 2_000
+        # number 8
+        cell.store.save_control("round-8", '{"version": 1, "value": [8, {"at_s": "late"}]}')
+    async with JobsCell(tmp_path, epoch=3) as cell:
+        service = cell.jobs_service.control
+        cell.dispatch.apply(service.planned(settings()))
+        assert (await service.plan_report()).history == (rounds[7], *rounds[9:])
+        assert (await service.observe({})).last_version == rounds[-1].version
 
 
 def planned(num_replicas: int) -> RoundRecord:

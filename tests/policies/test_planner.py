@@ -158,3 +158,32 @@ def test_demand_that_no_gpus_could_meet_is_said_to_be_infeasible() -> None:
     assert plan.infeasible is not None
     assert "sd-turbo of images" in plan.infeasible
     assert plan.pools[0].num_replicas == 16
+
+
+def test_a_model_beside_a_cascade_is_planned_as_if_it_were_alone() -> None:
+    """Its replicas' number and their cap, though thresholds are for those that are ready."""
+    pool = PoolSpec("p", "m", "L4", SD15, load_s=40.0)
+    service = ServiceSpec("m", "m", 10.0)
+    alone = Fleet((DeviceSpec("L4", 1),), (pool,), (service,))
+    beside = Fleet(
+        (*FLEET.devices, *alone.devices), (*FLEET.pools, pool), (*FLEET.services, service)
+    )
+
+    def seen(one: ClusterState) -> ClusterState:
+        return replace(
+            one,
+            devices=(*one.devices, DeviceState("L4", 16)),
+            pools=(*one.pools, PoolState("p", 2, 6)),
+            services=(*one.services, ServiceState("m", one.services[0].num_arrived)),
+        )
+
+    def planned(fleet: Fleet) -> Plan:
+        planner = AllocationPlanner(fleet)
+        memory = planner.begin(seen(state(0.0, 0)))
+        for one in steady(8):
+            plan, memory = planner.plan(seen(one), memory)
+        return plan
+
+    found = planned(beside)
+    assert found.pools == (*planned(FLEET).pools, *planned(alone).pools)
+    assert found.pools[2].max_batch == 8
