@@ -27,7 +27,6 @@ from benchmarks.serving.controller_calls import (
 )
 from benchmarks.serving.controller_service import (
     HEAVY,
-    LIGHT,
     ControlledContender,
     Service,
     controlled,
@@ -37,6 +36,7 @@ from benchmarks.serving.controller_service import (
 from benchmarks.serving.controller_trace import (
     Answer,
     Trace,
+    delivered,
     heavies,
     percent,
     rights,
@@ -51,6 +51,7 @@ from benchmarks.serving.controller_watch import (
     replicas_within,
 )
 from benchmarks.serving.processes import CpuMeter
+from ray_cluster.control.fleet import HUNDRED, share_of
 from ray_cluster.training.scoring import Share
 from ray_cluster.training.suite import SuitePrompt
 
@@ -132,9 +133,9 @@ class Live:
     cores: Mapping[str, Any]
 
     @property
-    def replica_s(self) -> float:
-        """Seconds for which replicas of both models were wanted, loading or serving."""
-        return replica_seconds(self.rounds, self.begin_s, self.begin_s + self.duration_s)
+    def core_s(self) -> float:
+        """Seconds for which replicas of both models were to reserve CPUs, loading or serving."""
+        return core_seconds(self.rounds, self.begin_s, self.begin_s + self.duration_s)
 
 
 def num_slots() -> int:
@@ -209,6 +210,7 @@ def row_of(name: str, answers: Sequence[Answer], **others: Any) -> dict[str, Any
         "refused": fates.count("refused"),
         "failed": fates.count("failed"),
         "all right, %": str(Share(sum(right), len(right))),
+        "of calls right in time, %": str(Share(round(sum(delivered(answers))), len(answers))),
         "heavy, %": round(percent(heavies(answers)), 1),
         **others,
     }
@@ -224,14 +226,18 @@ def violated(answers: Sequence[Answer]) -> float:
     return percent(violations(answers))
 
 
-def replica_seconds(rounds: Sequence[Round], begin_s: float, end_s: float) -> float:
-    """Return the seconds of replicas between two instants; each round counts until the next."""
+def core_seconds(rounds: Sequence[Round], begin_s: float, end_s: float) -> float:
+    """Return what models' replicas reserve between two instants; a round counts until the next."""
     total = 0.0
     instants = [*(one.at_s for one in rounds), end_s]
     instants[0] = min(instants[0], begin_s)
     for one, (from_s, to_s) in zip(rounds, pairwise(instants), strict=True):
-        wanted = one.targets.get(LIGHT, 0) + one.targets.get(HEAVY, 0)
-        total += wanted * max(0.0, min(to_s, end_s) - max(from_s, begin_s))
+        shares = (
+            one.targets.get(pool.pool, 0) * share_of(pool)
+            for pool in one.seen.pools
+            if pool.kind == "denoise"
+        )
+        total += sum(shares) / HUNDRED * max(0.0, min(to_s, end_s) - max(from_s, begin_s))
     return total
 
 

@@ -13,7 +13,7 @@ from benchmarks.plots import save_figure, with_pyplot
 from benchmarks.serving.controller import OVER_TIME
 from benchmarks.serving.controller_comparison import RIVALS
 
-_PANELS = ("violations, %", "all right, %", "heavy, %")
+_PANELS = ("violations, %", "all right, %", "of calls right in time, %", "heavy, %")
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -23,7 +23,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         return
     rows = result["sections"]["controller"]["tables"][OVER_TIME]
     figure, panels = plt.subplots(
-        len(_PANELS) + 1, 1, figsize=(8, 9), sharex=True, layout="constrained"
+        len(_PANELS) + 1, 1, figsize=(8, 11), sharex=True, layout="constrained"
     )
     from_s = [row["from_s"] for row in rows]
     panels[0].step(from_s, [row["calls"] for row in rows], where="post", color="grey")

@@ -14,9 +14,11 @@ from benchmarks.serving.controller_service import HEAVY
 from benchmarks.serving.controller_watch import (
     DIFFSERVE,
     Round,
+    SlotPlanner,
     chosen_settings,
     curves_of,
     diffserve,
+    light_first,
     replicas_within,
     slot_fleet,
 )
@@ -45,21 +47,31 @@ BASELINES: Mapping[str, str] = {
     },
 }
 SERVE = "serve-queue"
-# hundredths of a CPU that are one replica's: the simulated cell counts replicas
-_ONE = 0.01
 
 
 class Costs(NamedTuple):
     """What a simulated cell is like.
 
     Attributes:
-        seen: the live cell at one instant, with one device for each replica.
-        num_slots: replicas that there are devices for.
+        seen: the live cell's models at one instant; none of them is at work.
+        fleet: them, light ones first; a replica takes what it reserves live.
+        supply: hundredths of CPUs for them.
     """
 
     seen: Observation
     fleet: Fleet
-    num_slots: int
+    supply: int
+
+    @property
+    def num_slots(self) -> int:
+        """Replicas that there are CPUs for."""
+        return replicas_within(self.supply, [one.gpus_per_replica for one in self.fleet.pools])
+
+    @property
+    def glance(self) -> Glance:
+        """The cell as planners of live cells get it."""
+        nothing = ClusterState(0.0, (), (), (), ())
+        return Glance(self.seen, CellFleet(self.fleet, ()), nothing)
 
     def image_s(self, model: str) -> float:
         """Return the seconds of one image of a model alone."""
@@ -70,11 +82,11 @@ class Costs(NamedTuple):
 class AsServed:
     """A planner whose cascades are run as the live dispatcher runs them.
 
-    There the settings say how slack counts, and a light image is published for a heavy one that
-    does not come.
+    There the settings say how slack counts, and what is published for a heavy image that does not
+    come.
 
     Attributes:
-        cascade: of a plan without one; of one with, how slack counts.
+        cascade: of a plan without one; of one with, how slack counts and what is published.
         caps: most images of a batch, by pool, for planners that count on live batches.
     """
 
@@ -88,7 +100,7 @@ class AsServed:
     def plan(self, state: ClusterState, memory: Any) -> tuple[Plan, Any]:
         plan, memory = self.planner.plan(state, memory)
         served = tuple(
-            replace(one, reserve_s=self.cascade.reserve_s, when_late="light")
+            replace(one, reserve_s=self.cascade.reserve_s, when_late=self.cascade.when_late)
             for one in plan.cascades or (self.cascade,)
         )
         pools = tuple(
@@ -118,30 +130,29 @@ def costs_of(rounds: Sequence[Round]) -> Costs:
 
 
 def _costs(one: Round) -> Costs:
-    seen = in_replicas(one.seen)
-    fleet = slot_fleet(fleet_of(seen, curves_of).fleet)
+    seen = models_alone(one.seen)
+    fleet = fleet_of(seen, curves_of).fleet
     [service] = fleet.services
     assert service.cascade is not None
     cascade = replace(service.cascade, discriminate_s=_score_s(one.seen), num_scorers=1)
-    fleet = replace(fleet, services=(replace(service, cascade=cascade),))
-    pools = one.seen.pools
+    fleet = replace(fleet, pools=light_first(fleet), services=(replace(service, cascade=cascade),))
     judges = sum(
-        share_of(pool) * max(1, len(pool.replicas)) for pool in pools if pool.kind == "score"
+        share_of(pool) * max(1, len(pool.replicas))
+        for pool in one.seen.pools
+        if pool.kind == "score"
     )
-    models = [share_of(pool) for pool in pools if pool.kind == "denoise"]
-    return Costs(seen, fleet, replicas_within(one.supply - judges, models))
+    return Costs(seen, fleet, one.supply - judges)
 
 
 def _has_both(one: Round) -> bool:
     return any(spec.cascade for spec in fleet_of(one.seen, curves_of).fleet.services)
 
 
-def in_replicas(seen: Observation) -> Observation:
-    """Return a cell's models alone, where each replica takes one device and none is at work."""
+def models_alone(seen: Observation) -> Observation:
+    """Return a cell's models without what they call; none of them is at work."""
 
     def idle(pool: ObservedPool) -> ObservedPool:
-        live = tuple(replace(one, num_held=0) for one in pool.replicas)
-        return replace(pool, num_cpus=_ONE, replicas=live)
+        return replace(pool, replicas=tuple(replace(one, num_held=0) for one in pool.replicas))
 
     return replace(seen, pools=tuple(idle(one) for one in seen.pools if one.kind == "denoise"))
 
@@ -156,11 +167,16 @@ def _score_s(seen: Observation) -> float:
 
 def ours(costs: Costs, reserve_s: float) -> AsServed:
     """Return the live planner, with the cell's settings."""
-    seen, fleet = costs.seen, costs.fleet
-    nothing = ClusterState(0.0, (), (), (), ())
-    glance = Glance(seen, CellFleet(fleet, ()), nothing)
-    caps = {one.pool: one.max_batch for one in first_replicas(fleet)}
-    return AsServed(LivePlanner(lambda: glance), _cascade(fleet, 1.0, reserve_s), caps)
+    caps = {one.pool: one.max_batch for one in first_replicas(costs.fleet)}
+    planner = LivePlanner(lambda: costs.glance)
+    return AsServed(planner, _cascade(costs.fleet, 1.0, reserve_s), caps)
+
+
+def in_replicas(costs: Costs, planner: Planner[Any]) -> Planner[Any]:
+    """Return a planner whose replicas take one device each, for this cell."""
+    if isinstance(planner, FixedPlanner):
+        return planner
+    return SlotPlanner(lambda: costs.glance, lambda _: planner)
 
 
 def static(costs: Costs, threshold: float, reserve_s: float) -> FixedPlanner:
@@ -197,19 +213,21 @@ def planners(
     threshold, reserve_s = given.threshold or 0.0, given.reserve_s or 0.0
     yield OURS, common, ours(common, reserve_s)
     yield STATIC, costs[STATIC], static(costs[STATIC], threshold, reserve_s)
-    published = diffserve(costs[DIFFSERVE].fleet, chosen_settings("cascade", DIFFSERVE))
-    no_slack = replace(_cascade(common.fleet, 1.0, 0.0), reserve_s=None)
-    yield DIFFSERVE, costs[DIFFSERVE], AsServed(published, no_slack)
+    own = costs[DIFFSERVE]
+    published = diffserve(slot_fleet(own.fleet), chosen_settings("cascade", DIFFSERVE))
+    # a live cell that looks at no slack publishes no light image either
+    no_slack = replace(_cascade(own.fleet, 1.0, 0.0), reserve_s=None, when_late="drop")
+    yield DIFFSERVE, own, AsServed(in_replicas(own, published), no_slack)
     asked = Asked(common.num_slots, peak_per_s)
     for policy in CASCADE_POLICIES:
         if policy.name in BASELINES:
             settings = chosen_settings("cascade", policy.name)
             try:
-                planner = policy.build(common.fleet, asked, **settings)
+                planner = policy.build(slot_fleet(common.fleet), asked, **settings)
             except ValueError:
                 # no threshold carries the peak within the deadline
                 continue
-            yield BASELINES[policy.name], common, planner
+            yield BASELINES[policy.name], common, in_replicas(common, planner)
     yield SERVE, common, by_serve(common, threshold, reserve_s)
 
 

@@ -12,6 +12,7 @@ from benchmarks.serving.controller_calls import Known
 from benchmarks.serving.controller_comparison import PERIOD_S, Day, Live
 from benchmarks.serving.controller_policies import Costs, first_replicas, planners
 from benchmarks.serving.controller_trace import Answer
+from ray_cluster.control.fleet import HUNDRED
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.plan import Plan, planned_settings_of
@@ -28,10 +29,14 @@ _SEED = 3
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One simulated run."""
+    """One simulated run.
+
+    Attributes:
+        core_s: for which replicas reserved CPUs, loading or serving.
+    """
 
     answers: Sequence[Answer]
-    replica_s: float
+    core_s: float
 
 
 def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
@@ -41,7 +46,7 @@ def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
     cluster = SimulatedCluster(
         events,
         fleet,
-        {device.device: costs.num_slots},
+        {device.device: costs.supply},
         np.random.default_rng(_SEED),
         noise_cv=_NOISE_CV,
         dwell_s=costs.seen.limits.dwell_s,
@@ -59,7 +64,7 @@ def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
     arrivals_s = [one.arrival_s for one in requests]
     events.at_each(arrivals_s, lambda number: cluster.offer(requests[number]))
     events.run(begin_s + trace.duration_s)
-    replica_s = 3600 * (cluster.gpu_hours - before_h)
+    core_s = 3600 * (cluster.gpu_hours - before_h) / HUNDRED
     events.run(begin_s + trace.duration_s + 2 * trace.slo_s)
     loop.stop()
     cluster.run_out()
@@ -69,7 +74,7 @@ def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
             _answer(at_s, by_arrival.get(request.arrival_s), day.known[prompt])
             for at_s, request, prompt in zip(trace.instants_s, requests, trace.prompts, strict=True)
         ],
-        replica_s,
+        core_s,
     )
 
 

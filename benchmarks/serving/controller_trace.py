@@ -108,6 +108,11 @@ def rights(answers: Sequence[Answer]) -> list[float]:
     return [math.nan if one.is_right is None else float(one.is_right) for one in answers]
 
 
+def delivered(answers: Sequence[Answer]) -> list[float]:
+    """Return 1 for each call with an image in time that is all right, 0 for the others."""
+    return [float(bool(one.is_right) and not one.is_violation) for one in answers]
+
+
 def heavies(answers: Sequence[Answer]) -> list[float]:
     """Return 1 for each image of the heavy model, 0 for the others, NaN without one, by call."""
     return [math.nan if one.stage is None else float(one.stage == "heavy") for one in answers]
@@ -116,6 +121,7 @@ def heavies(answers: Sequence[Answer]) -> list[float]:
 FIGURES: dict[str, Callable[[Sequence[Answer]], list[float]]] = {
     "violations, %": violations,
     "all right, %": rights,
+    "of calls right in time, %": delivered,
     "heavy, %": heavies,
 }
 

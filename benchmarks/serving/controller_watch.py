@@ -26,7 +26,7 @@ from ray_cluster.control.records import Glance
 from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.baselines.threshold_maximising import ThresholdPlanner
 from ray_cluster.policies.cluster_state import ClusterState, DeviceState
-from ray_cluster.policies.fleet import Fleet
+from ray_cluster.policies.fleet import Fleet, PoolSpec
 from ray_cluster.policies.plan import Plan, PoolPlan
 from ray_cluster.policies.planner import Planner
 from ray_cluster.protocol.control import Observation
@@ -108,9 +108,14 @@ class SlotPlanner:
 
 def slot_fleet(fleet: Fleet) -> Fleet:
     """Return a fleet whose replicas take one device each, light models first."""
+    pools = tuple(replace(one, gpus_per_replica=1) for one in light_first(fleet))
+    return replace(fleet, pools=pools)
+
+
+def light_first(fleet: Fleet) -> tuple[PoolSpec, ...]:
+    """Return the pools, those of models that requests enter first."""
     first = {one.model for one in fleet.services}
-    pools = sorted(fleet.pools, key=lambda one: one.model not in first)
-    return replace(fleet, pools=tuple(replace(one, gpus_per_replica=1) for one in pools))
+    return tuple(sorted(fleet.pools, key=lambda one: one.model not in first))
 
 
 def in_slots(state: ClusterState, planned: CellFleet) -> ClusterState:

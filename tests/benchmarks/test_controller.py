@@ -24,8 +24,8 @@ from benchmarks.serving.controller_comparison import (
     STATIC,
     Day,
     Live,
+    core_seconds,
     mixed_prompts,
-    replica_seconds,
     row_of,
 )
 from benchmarks.serving.controller_plot import main as draw
@@ -239,14 +239,14 @@ def test_changes_are_counted_by_dwell_time() -> None:
     assert changes_by_dwell(HISTORY, HEAVY, 85.0, 15.0, 1) == [1]
 
 
-def test_replica_seconds_are_those_of_the_trace() -> None:
+def test_core_seconds_are_those_reserved_during_the_trace() -> None:
     seen = observation()
     found = [
         Round(99.0, {HEAVY: 1, LIGHT: 1, JUDGE: 1}, 200, seen),
         Round(104.0, {HEAVY: 2, LIGHT: 1, JUDGE: 1}, 200, seen),
     ]
-    assert replica_seconds(found, 100.0, 110.0) == pytest.approx(2 * 4 + 3 * 6)
-    assert replica_seconds([], 100.0, 110.0) == 0.0
+    assert core_seconds(found, 100.0, 110.0) == pytest.approx(1.0 * 4 + 1.5 * 6)
+    assert core_seconds([], 100.0, 110.0) == 0.0
 
 
 def test_another_policy_plans_in_replicas_and_keeps_the_discriminator() -> None:
@@ -263,9 +263,10 @@ def test_another_policy_plans_in_replicas_and_keeps_the_discriminator() -> None:
     assert {one.pool: one.num_replicas for one in plan.pools} == {HEAVY: 2, LIGHT: 1, JUDGE: 1}
 
 
-def test_costs_are_those_of_the_live_cell_with_a_device_for_each_replica() -> None:
+def test_costs_are_those_of_the_live_cell_with_what_replicas_reserve() -> None:
     costs = costs_of(rounds())
-    assert costs.num_slots == 3
+    assert (costs.supply, costs.num_slots) == (175, 3)
+    assert [one.gpus_per_replica for one in costs.fleet.pools] == [50, 50]
     assert [one.model for one in costs.fleet.pools] == [LIGHT, HEAVY]
     assert costs.image_s(HEAVY) == pytest.approx(0.3, rel=0.01)
     [service] = costs.fleet.services
@@ -282,7 +283,7 @@ def test_a_simulated_day_has_an_answer_for_every_call() -> None:
     assert [made.at_s for made in run.answers] == list(one.trace.instants_s)
     assert np.mean(violations(run.answers)) < 0.03
     assert {made.stage for made in run.answers} == {"light", "heavy"}
-    assert 100 < run.replica_s < 3 * 60 + 1
+    assert 50 < run.core_s < 1.75 * 60 + 1
 
 
 def live_day(one: Day) -> dict[str, Live]:
@@ -345,6 +346,7 @@ def test_a_row_tells_late_from_refused() -> None:
     assert (row["calls"], row["late"], row["refused"], row["failed"]) == (3, 1, 1, 0)
     assert row["violations, %"].startswith("66.7")
     assert row["all right, %"].startswith("100.0")
+    assert row["of calls right in time, %"].startswith("33.3")
     assert rights(answers)[:2] == [1.0, 1.0]
 
 
