@@ -18,7 +18,7 @@ from ray_cluster.imaging.control_maps import ControlMap, MapOrder, control_map
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
-from ray_cluster.protocol.control import PlanReport
+from ray_cluster.protocol.control import PlanReport, RoundMode
 from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
@@ -344,7 +344,8 @@ class FakeDispatcherClient:
 
     async def pause_plan(self, is_paused: bool) -> PlanReport:
         self._check()
-        self.plan = replace(self.plan, is_paused=is_paused)
+        mode: RoundMode = "paused" if is_paused else "applied"
+        self.plan = replace(self.plan, is_paused=is_paused, mode=mode)
         return self.plan
 
     async def add_lora(self, lora: Lora) -> LoraAdded:

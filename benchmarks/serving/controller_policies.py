@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.serving.controller_comparison import OURS, STATIC, Live
@@ -56,11 +57,23 @@ class Costs(NamedTuple):
         seen: the live cell's models at one instant; none of them is at work.
         fleet: them, light ones first; a replica takes what it reserves live.
         supply: hundredths of CPUs for them.
+        paces: by pool, how many times as long as by the fleet images took live.
     """
 
     seen: Observation
     fleet: Fleet
     supply: int
+    paces: Mapping[str, float] = MappingProxyType({})
+
+    @property
+    def as_it_ran(self) -> Fleet:
+        """The fleet with the seconds that images took live; planners do not know them."""
+        return replace(self.fleet, pools=tuple(map(self._paced, self.fleet.pools)))
+
+    def _paced(self, pool: PoolSpec) -> PoolSpec:
+        pace = self.paces.get(pool.name, 1.0)
+        options = (replace(one, seconds=pace * one.seconds) for one in pool.options)
+        return replace(pool, options=tuple(options))
 
     @property
     def num_slots(self) -> int:
@@ -123,10 +136,34 @@ def costs_of(rounds: Sequence[Round]) -> Costs:
     Raises:
         ValueError: no round has seen both models.
     """
-    found = [_costs(one) for one in rounds if _has_both(one)]
-    if not found:
+    rounds = [one for one in rounds if _has_both(one)]
+    if not rounds:
         raise ValueError("the watcher has never seen both models")
-    return sorted(found, key=lambda one: one.image_s(HEAVY))[len(found) // 2]
+    found = [_costs(one) for one in rounds]
+    middle = sorted(found, key=lambda one: one.image_s(HEAVY))[len(found) // 2]
+    paces = {
+        pool.name: _pace(pool, rounds, [one.fleet.pools[number] for one in found])
+        for number, pool in enumerate(middle.fleet.pools)
+    }
+    return middle._replace(paces=paces)
+
+
+def _pace(typical: PoolSpec, rounds: Sequence[Round], pools: Sequence[PoolSpec]) -> float:
+    """Return how many times as long images took as a pool says that is typical of all rounds.
+
+    Others compute while many images are made: steps are learnt to take longer then, and images take
+    longer than was predicted by them. Each round counts by the images in its batches.
+
+    Args:
+        pools: as they were in each round.
+    """
+    took_s = typical_s = 0.0
+    for one, pool in zip(rounds, pools, strict=True):
+        queue = one.seen.queue(pool.model)
+        num_images = min(queue.num_leased, pool.options[-1].batch)
+        took_s += num_images * queue.safety_factor * pool.batch_s(max(1, num_images))
+        typical_s += num_images * typical.batch_s(max(1, num_images))
+    return took_s / typical_s if typical_s else 1.0
 
 
 def _costs(one: Round) -> Costs:

@@ -45,7 +45,7 @@ def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
     [device], [service] = fleet.devices, fleet.services
     cluster = SimulatedCluster(
         events,
-        fleet,
+        costs.as_it_ran,
         {device.device: costs.supply},
         np.random.default_rng(_SEED),
         noise_cv=_NOISE_CV,

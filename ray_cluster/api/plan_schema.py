@@ -9,8 +9,6 @@ from pydantic import BaseModel, Field
 
 from ray_cluster.protocol.control import PlanReport, RoundRecord
 
-# silence after which a controller is said to be silent
-SILENT_S = 60.0
 PlanState = Literal["applied", "paused", "dry_run", "starting", "silent"]
 
 
@@ -87,8 +85,8 @@ class PlanResponse(BaseModel):
     object: Literal["plan"] = "plan"
     state: PlanState = Field(
         description="`applied`: plans are made and applied; `paused`, `dry_run`: only made; "
-        "`starting`: none yet; `silent`: the controller has not been heard of for a minute. The "
-        "last plan stays in force meanwhile."
+        "`starting`: none yet; `silent`: the controller has not been heard of for 20 s or four "
+        "periods. The last plan stays in force meanwhile."
     )
     heard_at: float | None = Field(description="Unix time of the last round; null before one.")
     latest: RoundCard | None = Field(description="The last round.")
@@ -108,9 +106,9 @@ def plan_reply(report: PlanReport, now_s: float) -> PlanResponse:
 def _state_of(report: PlanReport, now_s: float) -> PlanState:
     if report.latest is None or report.heard_s is None:
         return "starting"
-    if now_s - report.heard_s > SILENT_S:
+    if now_s - report.heard_s > report.silent_s:
         return "silent"
-    return "paused" if report.is_paused else report.latest.mode
+    return report.mode
 
 
 def _round(record: RoundRecord) -> RoundCard:

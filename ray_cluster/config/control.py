@@ -34,7 +34,7 @@ class ControlArguments(Section):
 class ControlSettings(Section):
     """How the controller plans."""
 
-    period_s: float = Field(5.0, ge=0.5, le=3600, description="time from plan to plan")
+    period_s: float = Field(5.0, ge=0.5, le=60, description="time from plan to plan")
     dwell_s: float = Field(
         60.0,
         ge=0,

@@ -157,10 +157,11 @@ def _pools(
     specs = {one.name: one for one in glance.planned.fleet.pools}
     helpers = {one.name: one for one in glance.planned.helpers}
     calls = {one.counter: _per_s(one.demand) or 0.0 for one in memory.calls}
+    paces = {one.pool: one.image_s for one in memory.paces}
     for one in plan.pools:
         load_s, load = 0.0, 0.0
         if (spec := specs.get(one.pool)) is not None:
-            load, rate = loads.get(spec.model, 0.0), _rate(spec, one)
+            load, rate = loads.get(spec.model, 0.0), _rate(spec, one, paces.get(one.pool))
             load_s, fewest, most = spec.load_s, spec.min_replicas, spec.max_replicas
         else:
             helper = helpers[one.pool]
@@ -184,10 +185,15 @@ def _pools(
         )
 
 
-def _rate(spec: PoolSpec, plan: PoolPlan) -> float:
-    """Images per second of a replica at the planned cap."""
+def _rate(spec: PoolSpec, plan: PoolPlan, image_s: float | None) -> float:
+    """Images per second of a replica at the planned cap, as they were planned with.
+
+    Args:
+        image_s: seconds of one image alone, smoothed; None for those of this moment.
+    """
     found = [one for one in spec.options if one.batch <= max(1, plan.max_batch)]
-    return max(one.rate_per_s for one in found or spec.options)
+    alone_s = spec.options[0].seconds
+    return max(one.rate_per_s for one in found or spec.options) * alone_s / (image_s or alone_s)
 
 
 def loads_of(plan: Plan, glance: Glance, memory: CellMemory, drain_s: float) -> dict[str, float]:

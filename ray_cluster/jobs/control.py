@@ -27,7 +27,7 @@ from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.observability.logs import log_event
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.plan import PlannedSettings
-from ray_cluster.protocol.control import Observation, PlanReport, RoundRecord
+from ray_cluster.protocol.control import Observation, PlanReport, RoundMode, RoundRecord
 from ray_cluster.protocol.leases import Registration
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,22 @@ class ControlService:
 
     async def plan_report(self) -> PlanReport:
         """Return the plan, and what was planned before."""
-        return replace(self._report, is_enabled=self.is_enabled)
+        return replace(
+            self._report, is_enabled=self.is_enabled, mode=self._mode, silent_s=self._silent_s
+        )
+
+    @property
+    def _mode(self) -> RoundMode:
+        if self._report.is_paused:
+            return "paused"
+        is_dry = self._settings is not None and self._settings.control.dry_run
+        return "dry_run" if is_dry else "applied"
+
+    @property
+    def _silent_s(self) -> float:
+        """Seconds after which a controller that was not heard of is not counted on."""
+        period_s = 0.0 if self._settings is None else self._settings.control.period_s
+        return max(_SILENT_S, _SILENT_PERIODS * period_s)
 
     def metrics(self) -> Snapshot:
         """Return the metrics of the rounds."""
@@ -200,9 +215,7 @@ class ControlService:
             self._silence.cancel()
         self._is_heard = True
         self._note_asleep(is_woken=True)
-        period_s = 0.0 if self._settings is None else self._settings.control.period_s
-        silent_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
-        self._silence = asyncio.get_running_loop().call_later(silent_s, self._lose)
+        self._silence = asyncio.get_running_loop().call_later(self._silent_s, self._lose)
 
     def _lose(self) -> None:
         self._is_heard = False

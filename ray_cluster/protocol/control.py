@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -272,6 +273,8 @@ class PlanReport:
 
     Attributes:
         is_enabled: whether the cell has one.
+        mode: what its next round does with its plan.
+        silent_s: seconds without a round after which it is not counted on.
         heard_s: Unix time at which it was heard of last; None if not by this dispatcher.
         latest: its last round.
         history: rounds that changed something, the oldest first.
@@ -281,6 +284,8 @@ class PlanReport:
 
     is_enabled: bool
     is_paused: bool = False
+    mode: RoundMode = "applied"
+    silent_s: float = math.inf
     heard_s: float | None = None
     latest: RoundRecord | None = None
     history: tuple[RoundRecord, ...] = ()

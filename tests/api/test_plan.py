@@ -82,5 +82,5 @@ async def test_planning_is_paused_and_resumed(
     assert (await http.post(f"{PLAN}/pause")).json()["state"] == "paused"
     assert fake.plan.is_paused
     assert (await http.post(f"{PLAN}/resume")).json()["state"] == "applied"
-    fake.plan = PlanReport(True, heard_s=0.0, latest=a_round(0.0))
+    fake.plan = PlanReport(True, heard_s=0.0, silent_s=20.0, latest=a_round(0.0))
     assert (await http.get(PLAN)).json()["state"] == "silent"

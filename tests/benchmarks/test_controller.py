@@ -17,19 +17,15 @@ import pytest
 from benchmarks.serving.contenders import Counts, Site
 from benchmarks.serving.controller import section
 from benchmarks.serving.controller_audit import Ended, audit
-from benchmarks.serving.controller_calls import Known
 from benchmarks.serving.controller_comparison import (
     OURS,
     RIVALS,
     STATIC,
-    Day,
-    Live,
     core_seconds,
-    mixed_prompts,
     row_of,
 )
 from benchmarks.serving.controller_plot import main as draw
-from benchmarks.serving.controller_policies import SERVE, costs_of, ours
+from benchmarks.serving.controller_policies import SERVE
 from benchmarks.serving.controller_reshapes import (
     Reshape,
     Reshaped,
@@ -37,13 +33,12 @@ from benchmarks.serving.controller_reshapes import (
     planned_at,
 )
 from benchmarks.serving.controller_service import (
-    CASCADE,
     HEAVY,
     LIGHT,
     ControlledContender,
     Service,
 )
-from benchmarks.serving.controller_simulated import simulate, simulate_all
+from benchmarks.serving.controller_simulated import simulate_all
 from benchmarks.serving.controller_trace import (
     Answer,
     by_bin,
@@ -56,87 +51,11 @@ from benchmarks.serving.controller_trace import (
 from benchmarks.serving.controller_watch import (
     DIFFSERVE,
     Round,
-    SlotPlanner,
-    curves_of,
-    diffserve,
-    in_slots,
 )
 from ray_cluster.config.loading import load_config
-from ray_cluster.control.fleet import fleet_of, state_of
-from ray_cluster.control.records import Glance
-from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import (
-    ModelQueue,
-    Observation,
-    ObservedCascade,
-    ObservedLimits,
-    ObservedPool,
-    ObservedReplica,
-    TypicalRequest,
-)
+from tests.benchmarks.controlled_cell import JUDGE, day, live_day, observation
 
 ROOT = Path(__file__).resolve().parents[2]
-JUDGE = "shapes-judge"
-
-
-def observed_pool(name: str, num_steps: int, step_s: float, num_replicas: int) -> ObservedPool:
-    cost = StepCost(fixed_s=step_s, per_megapixel_s=1.0)
-    is_judge = name == JUDGE
-    return ObservedPool(
-        pool=name,
-        kind="score" if is_judge else "denoise",
-        serves=name,
-        device="cpu",
-        num_cpus=0.25 if is_judge else 0.5,
-        num_gpus=0.0,
-        load_s=3.0,
-        step_cost=cost,
-        typical=None if is_judge else TypicalRequest(64, 64, num_steps, uses_guidance=False),
-        max_batch=8,
-        replicas=tuple(
-            ObservedReplica(f"{name}-{number}", 100.0, 0, 8, cost) for number in range(num_replicas)
-        ),
-    )
-
-
-def observation(threshold: float = 1.0, num_heavy: int = 1) -> Observation:
-    """Return a cell whose heavy images take 0.3 s and light ones a tenth of that."""
-    cascade = ObservedCascade(
-        CASCADE,
-        LIGHT,
-        HEAVY,
-        JUDGE,
-        curves="shapes-discriminator",
-        threshold=threshold,
-        deferral_rate=None,
-        reserve_s=0.5,
-    )
-    return Observation(
-        now_s=1e9,
-        started_s=1e9,
-        default_slo_s=2.0,
-        services=(),
-        models=(ModelQueue(LIGHT), ModelQueue(HEAVY)),
-        pools=(
-            observed_pool(HEAVY, 20, 0.011, num_heavy),
-            observed_pool(LIGHT, 2, 0.011, 1),
-            observed_pool(JUDGE, 1, 0.005, 1),
-        ),
-        cascades=(cascade,),
-        limits=ObservedLimits(2.0, 15.0, 4, 180.0, dry_run=False),
-    )
-
-
-def rounds(threshold: float = 1.0) -> list[Round]:
-    targets = {HEAVY: 1, LIGHT: 1, JUDGE: 1}
-    return [Round(1e9 + at_s, targets, 200, observation(threshold)) for at_s in (0.0, 2.0, 4.0)]
-
-
-def day(duration_s: float = 60.0, high_per_s: float = 9.0) -> Day:
-    prompts = mixed_prompts(20)
-    trace = squeezed_day(0.5, high_per_s, duration_s, slo_s=2.0, num_prompts=len(prompts))
-    known = [Known(number / 20, number >= 8, True) for number in range(20)]
-    return Day(trace, prompts, known, 3.3, 0.4)
 
 
 def answer(at_s: float, *, is_right: bool | None = True, is_late: bool = False) -> Answer:
@@ -247,54 +166,6 @@ def test_core_seconds_are_those_reserved_during_the_trace() -> None:
     ]
     assert core_seconds(found, 100.0, 110.0) == pytest.approx(1.0 * 4 + 1.5 * 6)
     assert core_seconds([], 100.0, 110.0) == 0.0
-
-
-def test_another_policy_plans_in_replicas_and_keeps_the_discriminator() -> None:
-    seen = observation(num_heavy=2)
-    planned = fleet_of(seen, curves_of)
-    state = state_of(seen, planned, supply={"cpu": 200}, targets={HEAVY: 2, LIGHT: 1, JUDGE: 1})
-    assert in_slots(state, planned).devices[0].num_gpus == 3
-    glance = Glance(seen, planned, state)
-    planner = SlotPlanner(
-        lambda: glance, lambda fleet: diffserve(fleet, {"smoothing": 0.5, "demand_factor": 1.05})
-    )
-    memory = planner.begin(state)
-    plan, _ = planner.plan(replace(state, now_s=state.now_s + 2), memory)
-    assert {one.pool: one.num_replicas for one in plan.pools} == {HEAVY: 2, LIGHT: 1, JUDGE: 1}
-
-
-def test_costs_are_those_of_the_live_cell_with_what_replicas_reserve() -> None:
-    costs = costs_of(rounds())
-    assert (costs.supply, costs.num_slots) == (175, 3)
-    assert [one.gpus_per_replica for one in costs.fleet.pools] == [50, 50]
-    assert [one.model for one in costs.fleet.pools] == [LIGHT, HEAVY]
-    assert costs.image_s(HEAVY) == pytest.approx(0.3, rel=0.01)
-    [service] = costs.fleet.services
-    assert service.cascade is not None
-    assert (service.slo_s, service.cascade.num_scorers) == (2.0, 1)
-    assert 0 < service.cascade.discriminate_s < 0.02
-    with pytest.raises(ValueError, match="both models"):
-        costs_of([])
-
-
-def test_a_simulated_day_has_an_answer_for_every_call() -> None:
-    one = day()
-    run = simulate(costs_of(rounds()), ours(costs_of(rounds()), 0.5), one)
-    assert [made.at_s for made in run.answers] == list(one.trace.instants_s)
-    assert np.mean(violations(run.answers)) < 0.03
-    assert {made.stage for made in run.answers} == {"light", "heavy"}
-    assert 50 < run.core_s < 1.75 * 60 + 1
-
-
-def live_day(one: Day) -> dict[str, Live]:
-    """Return live runs that were as simulated ones of the same costs."""
-    found = {}
-    for name in RIVALS:
-        run = simulate(costs_of(rounds()), ours(costs_of(rounds()), 0.5), one)
-        seen = rounds(0.5 if name == STATIC else 1.0)
-        cores = {"cores_by_role": {"model replica": 1.2}, "cores_of_others": 0.1}
-        found[name] = Live(run.answers, seen, 1e9, one.trace.duration_s, cores)
-    return found
 
 
 def test_the_tables_have_every_policy_and_the_plot_is_drawn(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_the_timeout_ends_the_command_and_not_the_job(
     cli: Cli, served: Served, tmp_path: Path
 ) -> None:
     served.is_working = False
-    arguments = ("generate", "x", "-o", tmp_path / "a.png", "--timeout", 1)
+    arguments = ("generate", "x", "-o", tmp_path / "a.png", "--timeout", 3)
     result = cli(*arguments, *here(served))
     assert result.exit_code == 1
     (job,) = served.jobs()

@@ -162,6 +162,12 @@ async def test_a_paused_loop_changes_nothing_and_says_what_it_would() -> None:
     assert (planned.num_before, planned.num_ready, planned.num_planned) == (1, 1, 3)
     assert planned.replica_per_s == pytest.approx(1.0)
     assert 1.5 < planned.load_per_s < 2.5
+    # what a replica makes is what was planned with: smoothed, not of this moment
+    memory = rounds.loop.memory
+    assert memory is not None
+    slow = replace(memory, paces=tuple(replace(one, image_s=2.0) for one in memory.paces))
+    record = record_of(report, rounds.cluster.glance, slow, Times(0.0, 0.1, 15.0))
+    assert record.pools[0].replica_per_s == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

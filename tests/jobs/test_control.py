@@ -276,6 +276,14 @@ async def test_a_pause_is_seen_by_the_controller_and_by_a_later_dispatcher(tmp_p
         service = cell.jobs_service.control
         cell.dispatch.apply(service.planned(settings()))
         seen = await service.wake(-1, 0.0)
+        # what the next round will do, whatever the last one did
+        assert (await service.pause_plan(True)).mode == "paused"
+        assert (await service.pause_plan(False)).mode == "applied"
+        dry = {"enabled": True, "dry_run": True, "period_s": 15}
+        service.planned(some_settings(control=dry))
+        found = await service.plan_report()
+        assert (found.mode, found.silent_s) == ("dry_run", 60.0)
+        service.planned(settings())
         assert (await service.pause_plan(True)).is_paused
         # it plans at once, to say so
         assert await service.wake(seen, 0.0) > seen
