@@ -74,7 +74,7 @@ def test_a_preview_that_cannot_be_decoded_costs_only_itself(zoo: Zoo) -> None:
     staged = StagedModel(zoo.model("sd"), [one])
 
     def spoil(stage: str, ids: Sequence[str]) -> None:
-        if stage == "decode" and ids == ["?"]:
+        if stage == "decode" and "?" in ids:
             raise ArithmeticError("a spoiled preview")
 
     staged.before.append(spoil)
