@@ -9,6 +9,7 @@ plan.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from contextvars import Context
@@ -29,7 +30,6 @@ from ray_cluster.deployments.serve_scaler import ServeScaler, dashboard_url
 from ray_cluster.errors import ConfigError, DispatcherUnavailable
 from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.cell_planner import CellMemory, drain_s_of
-from ray_cluster.process.gc_freeze import uncollected
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +50,14 @@ class Controller:
     async def __init__(self, arguments: ControllerArguments) -> None:  # type: ignore[misc]
         set_up_actor_logs(arguments.logs)
         # what the imports have left is not searched for garbage in the middle of a round
-        with uncollected():
-            self._calls = DispatcherHandle(patience_s=arguments.patience_s).control
-            self._cluster = LiveCluster(
-                self._calls,
-                asyncio.get_running_loop(),
-                _scaler_of(arguments.scaling),
-                cache(_curves_of),
-            )
+        gc.freeze()
+        self._calls = DispatcherHandle(patience_s=arguments.patience_s).control
+        self._cluster = LiveCluster(
+            self._calls,
+            asyncio.get_running_loop(),
+            _scaler_of(arguments.scaling),
+            cache(_curves_of),
+        )
         # in a context of its own: Serve cancels what a cancelled request has called
         self._task = asyncio.create_task(self._run(), context=Context())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from ortools.sat.python import cp_model
 
@@ -127,12 +126,12 @@ def units_per_s(service: Service, problem: AllocationProblem) -> float:
 def gain_points(service: Service) -> list[tuple[int, int]]:
     """Return the points of a cascade's quality up to the best: rate and gain, in thousandths."""
     assert service.quality is not None
-    gains = service.quality.gains
-    best = max(gains)
-    points = zip(service.quality.deferral_rates, gains, strict=True)
+    gains, best_rate = service.quality.gains, service.quality.best_rate
+    best = max(gains) or 1.0
     return [
-        (round(THOUSAND * rate), round(THOUSAND * gain / (best or 1.0)))
-        for rate, gain in islice(points, gains.index(best) + 1)
+        (round(THOUSAND * rate), round(THOUSAND * gain / best))
+        for rate, gain in zip(service.quality.deferral_rates, gains, strict=True)
+        if rate <= best_rate
     ]
 
 

@@ -345,7 +345,7 @@ class FakeDispatcherClient:
     async def pause_plan(self, is_paused: bool) -> PlanReport:
         self._check()
         mode: RoundMode = "paused" if is_paused else "applied"
-        self.plan = replace(self.plan, is_paused=is_paused, mode=mode)
+        self.plan = replace(self.plan, mode=mode)
         return self.plan
 
     async def add_lora(self, lora: Lora) -> LoraAdded:

@@ -79,19 +79,8 @@ def pixels_of(image: bytes) -> Pixels:
         return np.asarray(opened.convert("RGB"))
 
 
-def post(
-    client: httpx.Client,
-    prompt: SuitePrompt,
-    slo_s: float,
-    *,
-    hangs_up: bool = False,
-    **fields: Any,
-) -> Reply:
-    """Have an image made; nothing is raised, whatever becomes of it.
-
-    Args:
-        hangs_up: whether the caller waits no longer than its deadline.
-    """
+def post(client: httpx.Client, prompt: SuitePrompt, slo_s: float, **fields: Any) -> Reply:
+    """Have an image made; nothing is raised, whatever becomes of it."""
     body = {
         "model": CASCADE,
         "prompt": prompt.caption,
@@ -100,12 +89,11 @@ def post(
         **fields,
     }
     began_s = time.perf_counter()
-    timeout = slo_s + _PATIENCE_S if hangs_up else httpx.USE_CLIENT_DEFAULT
     try:
-        reply = client.post("/v1/images/generations", json=body, timeout=timeout)
-    except httpx.HTTPError as error:
-        if hangs_up and isinstance(error, httpx.ReadTimeout):
-            return Reply(time.perf_counter() - began_s, "late")
+        reply = client.post("/v1/images/generations", json=body)
+    except httpx.ReadTimeout:
+        return Reply(time.perf_counter() - began_s, "late")
+    except httpx.HTTPError:
         return Reply(time.perf_counter() - began_s, "failed")
     total_s = time.perf_counter() - began_s
     if reply.status_code != httpx.codes.OK:
@@ -127,7 +115,7 @@ def is_up(service: Service) -> bool:
     """Return whether both models and the discriminator answer."""
     [prompt] = mixed_prompts(1)
     with service.client() as client:
-        ways: Sequence[dict[str, Any]] = ({"quality": "low"}, {"quality": "high"}, {})
+        ways: Sequence[dict[str, str]] = ({"quality": "low"}, {"quality": "high"}, {})
         made = [post(client, prompt, 120.0, **fields) for fields in ways]
     return all(one.image for one in made) and made[-1].confidence is not None
 
@@ -190,10 +178,11 @@ def heavy_capacity(service: Service, prompts: Sequence[SuitePrompt], seconds: fl
 def send(service: Service, trace: Trace, prompts: Sequence[SuitePrompt]) -> list[Reply]:
     """Send the trace's calls, each at its instant."""
     with service.client() as client:
+        client.timeout = httpx.Timeout(trace.slo_s + _PATIENCE_S)
 
         def one(number: int) -> Reply:
             prompt = prompts[trace.prompts[number]]
-            return post(client, prompt, trace.slo_s, hangs_up=True, when_late="refuse")
+            return post(client, prompt, trace.slo_s, when_late="refuse")
 
         replies = open_loop(trace.instants_s, one)
     return [Reply(0.0, "failed") if one is None else one for one in replies]

@@ -74,6 +74,7 @@ class ControlService:
         self._plan: PlannedSettings | None = None
         self._memory = ""
         self._latest: RoundRecord | None = None
+        self._is_paused = False
         # rounds of the history that were ever written
         self._num_written = 0
         self._report = PlanReport(is_enabled=True)
@@ -99,8 +100,8 @@ class ControlService:
         written = sorted((one for one in rounds if one), key=lambda one: one[0])
         self._num_written = written[-1][0] + 1 if written else 0
         history = tuple(record for _, record in written)
-        is_paused = saved.get("mode") == "paused"
-        self._report = replace(self._report, history=history, is_paused=is_paused)
+        self._is_paused = saved.get("mode") == "paused"
+        self._report = replace(self._report, history=history)
         self._memory = saved.get("memory", "")
         self._latest = history[-1] if history else None
         self._note_asleep(is_woken=False)
@@ -118,8 +119,7 @@ class ControlService:
 
     async def observe(self, cursors: Mapping[str, int]) -> Observation:
         """Return the state of the cell; see :class:`ControlCalls`."""
-        is_paused = self._report.is_paused
-        in_force = InForce(self._known_settings(), self._started_s, self._plan, is_paused)
+        in_force = InForce(self._known_settings(), self._started_s, self._plan, self._is_paused)
         seen = self._dispatch.observe(in_force, self._known, cursors, self._wall_clock())
         return replace(seen, last_version=0 if self._latest is None else self._latest.version)
 
@@ -165,13 +165,16 @@ class ControlService:
 
     async def plan_report(self) -> PlanReport:
         """Return the plan, and what was planned before."""
+        return self._present_report()
+
+    def _present_report(self) -> PlanReport:
         return replace(
             self._report, is_enabled=self.is_enabled, mode=self._mode, silent_s=self._silent_s
         )
 
     @property
     def _mode(self) -> RoundMode:
-        if self._report.is_paused:
+        if self._is_paused:
             return "paused"
         is_dry = self._settings is not None and self._settings.control.dry_run
         return "dry_run" if is_dry else "applied"
@@ -184,12 +187,11 @@ class ControlService:
 
     def metrics(self) -> Snapshot:
         """Return the metrics of the rounds."""
-        report = replace(self._report, is_enabled=self.is_enabled)
-        return plan_snapshot(report, self._wall_clock())
+        return plan_snapshot(self._present_report(), self._wall_clock())
 
     async def pause_plan(self, is_paused: bool) -> PlanReport:
         """Have plans made and not applied, or applied again."""
-        self._report = replace(self._report, is_paused=is_paused)
+        self._is_paused = is_paused
         log_event(logger, "plan_paused" if is_paused else "plan_resumed")
         await self._save("mode", "paused" if is_paused else "applied")
         self._note_asleep(is_woken=self._is_heard)
@@ -236,7 +238,7 @@ class ControlService:
                 number = one.num_planned if is_applied else one.num_before
                 counts[worker.model] = counts.get(worker.model, 0) + number
         asleep = [model for model, number in counts.items() if number == 0]
-        acts = is_applied and not self._report.is_paused
+        acts = is_applied and not self._is_paused
         self._dispatch.note_asleep(asleep, is_woken=is_woken and acts)
 
     async def memory(self) -> str:

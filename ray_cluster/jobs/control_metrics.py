@@ -55,7 +55,7 @@ class _PlanCollector(Collector):
             value=report.num_rollbacks,
         )
         yield GaugeMetricFamily(
-            "ray_cluster_plan_paused", "Whether plans are made only.", value=report.is_paused
+            "ray_cluster_plan_paused", "Whether plans are made only.", value=report.mode == "paused"
         )
         latest = report.latest
         if latest is not None and report.heard_s is not None:

@@ -283,7 +283,6 @@ class PlanReport:
     """
 
     is_enabled: bool
-    is_paused: bool = False
     mode: RoundMode = "applied"
     silent_s: float = math.inf
     heard_s: float | None = None

@@ -80,7 +80,7 @@ async def test_planning_is_paused_and_resumed(
     fake.plan = PlanReport(True, heard_s=1e12, latest=a_round(1e12))
     assert (await http.get(PLAN)).json()["state"] == "applied"
     assert (await http.post(f"{PLAN}/pause")).json()["state"] == "paused"
-    assert fake.plan.is_paused
+    assert fake.plan.mode == "paused"
     assert (await http.post(f"{PLAN}/resume")).json()["state"] == "applied"
     fake.plan = PlanReport(True, heard_s=0.0, silent_s=20.0, latest=a_round(0.0))
     assert (await http.get(PLAN)).json()["state"] == "silent"

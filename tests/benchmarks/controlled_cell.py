@@ -11,18 +11,10 @@ from benchmarks.serving.controller_comparison import (
     mixed_prompts,
 )
 from benchmarks.serving.controller_policies import costs_of, ours
-from benchmarks.serving.controller_service import (
-    CASCADE,
-    HEAVY,
-    LIGHT,
-)
+from benchmarks.serving.controller_service import CASCADE, HEAVY, LIGHT
 from benchmarks.serving.controller_simulated import simulate
-from benchmarks.serving.controller_trace import (
-    squeezed_day,
-)
-from benchmarks.serving.controller_watch import (
-    Round,
-)
+from benchmarks.serving.controller_trace import squeezed_day
+from benchmarks.serving.controller_watch import Round
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.control import (
     ModelQueue,

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from benchmarks.serving.contenders import Counts, Site
 from benchmarks.serving.controller import section
 from benchmarks.serving.controller_audit import Ended, audit
+from benchmarks.serving.controller_calls import mixed_prompts, post
 from benchmarks.serving.controller_comparison import (
     OURS,
     RIVALS,
@@ -48,10 +50,7 @@ from benchmarks.serving.controller_trace import (
     squeezed_day,
     violations,
 )
-from benchmarks.serving.controller_watch import (
-    DIFFSERVE,
-    Round,
-)
+from benchmarks.serving.controller_watch import DIFFSERVE, Round
 from ray_cluster.config.loading import load_config
 from tests.benchmarks.controlled_cell import JUDGE, day, live_day, observation
 
@@ -209,6 +208,18 @@ def test_a_run_whose_images_are_others_is_a_problem() -> None:
     problems = section(reshaped, one, live, simulated, 2.0)["problems"]
     assert problems[0] == "never done"
     assert "are not those made beforehand" in problems[1]
+
+
+def test_a_caller_that_hung_up_was_answered_late_and_any_other_failure_is_one() -> None:
+    fates = []
+    for error in (httpx.ReadTimeout, httpx.ConnectTimeout, httpx.ReadError):
+
+        def fail(_: httpx.Request, error: type[httpx.TransportError] = error) -> httpx.Response:
+            raise error("")
+
+        with httpx.Client(transport=httpx.MockTransport(fail), base_url="http://x") as client:
+            fates.append(post(client, mixed_prompts(1)[0], 1.0).fate)
+    assert fates == ["late", "failed", "failed"]
 
 
 def test_a_row_tells_late_from_refused() -> None:

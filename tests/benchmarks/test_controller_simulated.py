@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.serving.controller_policies import costs_of, ours
-from benchmarks.serving.controller_service import (
-    HEAVY,
-    LIGHT,
-)
+from benchmarks.serving.controller_service import HEAVY, LIGHT
 from benchmarks.serving.controller_simulated import simulate
-from benchmarks.serving.controller_trace import (
-    violations,
-)
+from benchmarks.serving.controller_trace import violations
 from benchmarks.serving.controller_watch import (
     Round,
     SlotPlanner,
@@ -26,10 +21,7 @@ from benchmarks.serving.controller_watch import (
 from ray_cluster.control.fleet import fleet_of, state_of
 from ray_cluster.control.records import Glance
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import (
-    ModelQueue,
-    ObservedReplica,
-)
+from ray_cluster.protocol.control import ModelQueue, ObservedReplica
 from tests.benchmarks.controlled_cell import JUDGE, day, observation, rounds
 
 

@@ -284,7 +284,7 @@ async def test_a_pause_is_seen_by_the_controller_and_by_a_later_dispatcher(tmp_p
         found = await service.plan_report()
         assert (found.mode, found.silent_s) == ("dry_run", 60.0)
         service.planned(settings())
-        assert (await service.pause_plan(True)).is_paused
+        assert (await service.pause_plan(True)).mode == "paused"
         # it plans at once, to say so
         assert await service.wake(seen, 0.0) > seen
         assert (await service.observe({})).limits.is_paused
@@ -293,7 +293,7 @@ async def test_a_pause_is_seen_by_the_controller_and_by_a_later_dispatcher(tmp_p
     async with cell:
         service = cell.jobs_service.control
         assert (await service.observe({})).limits.is_paused
-        assert not (await service.pause_plan(False)).is_paused
+        assert (await service.pause_plan(False)).mode == "applied"
 
 
 async def test_rounds_are_counted_and_those_that_changed_something_are_listed(

@@ -8,6 +8,7 @@ queues and confidences are drawn, for no image is made.
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 import time
 from collections import Counter
@@ -37,7 +38,6 @@ from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.cell_planner import CellMemory
 from ray_cluster.policies.plan import PlannedSettings
 from ray_cluster.policies.types import StepCost
-from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.protocol.control import ModelQueue, Observation, RoundRecord, ServiceCount
 from ray_cluster.protocol.leases import Registration
 
@@ -128,9 +128,9 @@ class DrawnCell:
 
 async def _rounds(folder: Path, count: int, samples: Samples, report: Report) -> None:
     async with _cell(folder) as control:
-        # as a controller does once it has started
-        with uncollected():
-            cell = DrawnCell(control, np.random.default_rng(0))
+        # as a controller does when it starts
+        gc.freeze()
+        cell = DrawnCell(control, np.random.default_rng(0))
         curves = Curves(_CURVES.quality, _CURVES.deferral)
         cluster = LiveCluster(cell, asyncio.get_running_loop(), cell, lambda _source: curves)
         loop = ControlLoop(
