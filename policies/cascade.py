@@ -17,6 +17,8 @@ import numpy as np
 from ray_cluster.policies.plan import CascadePlan
 from ray_cluster.policies.types import CascadeEntry, CascadeReason
 
+# of the slack that an idle heavy model would leave, above which a request's threshold rises
+_IDLE_FROM = 0.5
 # before its deadline, at which a light image is published for a heavy one that is not there yet
 _LAST_S = 0.05
 
@@ -180,12 +182,14 @@ class HeavyOutlook:
         num_ahead: deferred images that wait.
         max_batch: images that a replica takes at once.
         batch_s: seconds of a full batch.
+        alone_s: seconds of one image.
     """
 
     free_in_s: tuple[float, ...]
     num_ahead: int
     max_batch: int
     batch_s: float
+    alone_s: float
 
 
 def heavy_finish_s(outlook: HeavyOutlook) -> float:
@@ -201,7 +205,29 @@ def heavy_finish_s(outlook: HeavyOutlook) -> float:
     return free[place] + (rounds + 1) * outlook.batch_s
 
 
-def request_threshold(threshold: float, slack_s: float, reserve_s: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """Seconds that are left before a request's deadline once the heavy model is done.
+
+    Attributes:
+        present_s: after what it has to do now; negative if it would be late.
+        idle_s: if it had nothing else to do.
+    """
+
+    present_s: float
+    idle_s: float
+
+
+NO_HURRY = Slack(math.inf, math.inf)
+"""Of a request without a deadline."""
+
+
+def slack_of(outlook: HeavyOutlook, left_s: float) -> Slack:
+    """Return the slack of an image that is deferred now, so long before its deadline."""
+    return Slack(left_s - heavy_finish_s(outlook), left_s - outlook.alone_s)
+
+
+def request_threshold(plan: CascadePlan, slack: Slack) -> float:
     """Return the confidence below which one request is deferred, given its slack.
 
     Deferring is worth nothing if the image then comes late. So with a chance P of being in time,
@@ -209,18 +235,44 @@ def request_threshold(threshold: float, slack_s: float, reserve_s: float) -> flo
     confidence, so the threshold is P times that of others. P is taken to rise linearly from 0
     without slack to 1 at the reserve, about two standard deviations of the predicted finish.
 
+    A planned threshold is for the heavy model's queue as it is expected. Where more than half of
+    the slack is left that an idle heavy model would leave, the queue is shorter, and time on the
+    heavy model is cheap: the threshold rises linearly to the one of idle models. So a plan that
+    takes the heavy model for slower than it is does not let it stand idle.
+
     Args:
-        threshold: of requests with time enough.
-        slack_s: left before the deadline once the heavy model is done; negative if it would be
-            late.
-        reserve_s: slack that is enough for certain; 0 trusts the prediction.
+        plan: whose ``threshold`` is of requests with time enough, whose ``reserve_s`` is the slack
+            that is enough for certain (0 trusts the prediction, None ignores slack), and whose
+            ``idle_threshold`` is that of an image for which the heavy model stands idle.
     """
-    if slack_s < 0:
+    if plan.reserve_s is None:
+        return plan.threshold
+    if slack.present_s < 0:
         return 0.0
-    if slack_s >= reserve_s:
+    threshold = _with_idle(plan, slack)
+    if slack.present_s >= plan.reserve_s:
         return threshold
     # an infinite threshold defers whatever can be in time
-    return min(threshold, 1.0) * slack_s / reserve_s
+    return min(threshold, 1.0) * slack.present_s / plan.reserve_s
+
+
+def _with_idle(plan: CascadePlan, slack: Slack) -> float:
+    idle, has_queue = _highest(plan), math.isfinite(slack.present_s) and slack.idle_s > 0
+    # a request without a deadline does not tell how long the queue is
+    if idle <= plan.threshold or not has_queue:
+        return plan.threshold
+    rise = (slack.present_s / slack.idle_s - _IDLE_FROM) / (1 - _IDLE_FROM)
+    if rise >= 1:
+        return idle
+    # confidences are at most 1, thresholds may be infinite
+    return plan.threshold + max(0.0, rise) * (min(idle, 1.0) - plan.threshold)
+
+
+def _highest(plan: CascadePlan) -> float:
+    """Return the threshold that no request's is above."""
+    if plan.idle_threshold is None or plan.reserve_s is None:
+        return plan.threshold
+    return max(plan.threshold, plan.idle_threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,29 +293,25 @@ class CascadeDecision:
 
 def needs_slack(plan: CascadePlan, confidence: float) -> bool:
     """Return whether :func:`decide_deferral` depends on the slack, which costs a prediction."""
-    is_wanted = plan.routing == "confidence" and confidence < plan.threshold
+    is_wanted = plan.routing == "confidence" and confidence < _highest(plan)
     return is_wanted and plan.reserve_s is not None
 
 
 def decide_deferral(
-    plan: CascadePlan, confidence: float, slack_s: float = math.inf
+    plan: CascadePlan, confidence: float, slack: Slack = NO_HURRY
 ) -> CascadeDecision:
     """Decide whether the heavy model makes an image anew (DiffServe, section 3.2).
 
     Args:
         confidence: of the light image, in [0, 1].
-        slack_s: as in :func:`request_threshold`; read only where :func:`needs_slack` says so.
+        slack: read only where :func:`needs_slack` says so.
     """
     if plan.routing == "random":
         return CascadeDecision(is_deferred=False, reason="random_routing")
-    if confidence >= plan.threshold:
-        return CascadeDecision(is_deferred=False, reason="confident")
-    threshold = plan.threshold
-    if plan.reserve_s is not None:
-        threshold = request_threshold(threshold, slack_s, plan.reserve_s)
-    if confidence < threshold:
+    if confidence < request_threshold(plan, slack):
         return CascadeDecision(is_deferred=True, reason="deferred")
-    return CascadeDecision(is_deferred=False, reason="no_time")
+    is_wanted = confidence < plan.threshold
+    return CascadeDecision(is_deferred=False, reason="no_time" if is_wanted else "confident")
 
 
 def decide_unscored(wanted: CascadeEntry, slack_s: float) -> CascadeDecision:
@@ -271,7 +319,7 @@ def decide_unscored(wanted: CascadeEntry, slack_s: float) -> CascadeDecision:
 
     Args:
         wanted: the model whose image is published then; the heavy one only if it is in time.
-        slack_s: as in :func:`request_threshold`.
+        slack_s: left before the deadline once the heavy model is done.
     """
     if wanted == "heavy" and slack_s < 0:
         return CascadeDecision(is_deferred=False, reason="no_time")

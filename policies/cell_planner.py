@@ -165,7 +165,7 @@ class CellPlanner:
         return free
 
     def _freed(self, cascade: CascadePlan) -> CascadePlan:
-        """A cascade's plan without a threshold of its own where as much is deferred as may be.
+        """A cascade's plan without thresholds of its own where as much is deferred as may be.
 
         The settings' threshold then holds: one that follows from a planner's confidences would
         differ from it by chance, and so move without need.
@@ -173,9 +173,11 @@ class CellPlanner:
         spec = next(one for one in self.models.fleet.services if one.name == cascade.service)
         assert spec.cascade is not None, f"{cascade.service} is no cascade"
         most = spec.cascade.quality.deferral_rates[-1]
-        if cascade.deferral_rate < most - _ROUNDED:
-            return cascade
-        return replace(cascade, threshold=math.inf)
+        if spec.cascade.quality.best_rate >= most - _ROUNDED:
+            cascade = replace(cascade, idle_threshold=math.inf)
+        if cascade.deferral_rate >= most - _ROUNDED:
+            cascade = replace(cascade, threshold=math.inf)
+        return cascade
 
     def _calls_per_s(self, demand: Demand) -> float:
         """Calls that are to be answered: as many as are expected, or as there were lately."""

@@ -29,6 +29,8 @@ class CascadePlan:
             the heavy model and defers nothing.
         heavy_share: that share.
         reserve_s: see :func:`ray_cluster.policies.cascade.request_threshold`; None to ignore slack.
+        idle_threshold: likewise; the threshold of an image for which the heavy model stands idle,
+            None for no other.
         when_late: what becomes of a deferred image that can't be in time any more: the light
             model's answer, or nothing.
     """
@@ -40,6 +42,7 @@ class CascadePlan:
     heavy_share: float = 0.0
     reserve_s: float | None = None
     when_late: LateAnswer = "light"
+    idle_threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,19 @@ def settled(old: Plan, new: Plan, *, within: float) -> Plan:
 
 def _settled(old: Plan, new: CascadePlan, within: float) -> CascadePlan:
     before = old.cascade(new.service)
-    if before is None or replace(new, threshold=0.0, deferral_rate=0.0) != replace(
-        before, threshold=0.0, deferral_rate=0.0
-    ):
+    if before is None or _without_thresholds(new) != _without_thresholds(before):
         return new
+    pairs = (
+        (before.threshold, new.threshold),
+        (before.idle_threshold or 0.0, new.idle_threshold or 0.0),
+    )
     # infinite thresholds are equal, too
-    is_near = before.threshold == new.threshold or abs(before.threshold - new.threshold) < within
+    is_near = all(one == other or abs(one - other) < within for one, other in pairs)
     return before if is_near else new
+
+
+def _without_thresholds(cascade: CascadePlan) -> CascadePlan:
+    return replace(cascade, threshold=0.0, deferral_rate=0.0, idle_threshold=None)
 
 
 def bounded(actions: PlanDiff, most_scales: int) -> PlanDiff:

@@ -281,7 +281,8 @@ class AllocationPlanner:
 
     def _cascade(self, spec: ServiceSpec, now: Allocation, memory: Memory) -> CascadePlan:
         window = next(one.confidences for one in memory if one.service == spec.name)
-        assert window is not None
+        assert window is not None, f"{spec.name} is a cascade"
+        assert spec.cascade is not None, f"{spec.name} is a cascade"
         rate = now.deferral_rate(spec.name)
         return CascadePlan(
             spec.name,
@@ -289,4 +290,5 @@ class AllocationPlanner:
             rate,
             reserve_s=self.reserve_s,
             when_late="light",
+            idle_threshold=threshold_for(window, spec.cascade.quality.best_rate),
         )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from ray_cluster.policies.plan import CascadePlan
 from ray_cluster.protocol.control import PlanReport, RoundRecord
 
 PlanState = Literal["applied", "paused", "dry_run", "starting", "silent"]
@@ -37,7 +38,10 @@ class PlannedCascadeCard(BaseModel):
         description="Confidence below which images are made anew, if the settings allow as many; "
         "null for all that they allow."
     )
-    deferral_rate: float = Field(description="Share of the images that this is meant to give.")
+    idle_threshold: float | None = Field(
+        description="Likewise for an image for which the heavy model stands idle."
+    )
+    deferral_rate: float = Field(description="Share of the images that `threshold` is to give.")
 
 
 class DemandCard(BaseModel):
@@ -133,13 +137,19 @@ def _round(record: RoundRecord) -> RoundCard:
         infeasible=record.infeasible,
         demand=[DemandCard(**asdict(one)) for one in record.demand],
         pools=[PlannedPoolCard(**asdict(one)) for one in record.pools],
-        cascades=[
-            PlannedCascadeCard(
-                service=one.service,
-                # above 1 all of them are below it, and JSON has no infinity
-                threshold=one.threshold if one.threshold <= 1 else None,
-                deferral_rate=one.deferral_rate,
-            )
-            for one in record.cascades
-        ],
+        cascades=[_cascade_card(one) for one in record.cascades],
+    )
+
+
+def _cascade_card(cascade: CascadePlan) -> PlannedCascadeCard:
+    idle = cascade.threshold if cascade.idle_threshold is None else cascade.idle_threshold
+    # above 1 all of them are below it, and JSON has no infinity
+    threshold, idle_threshold = (
+        one if one <= 1 else None for one in (cascade.threshold, max(cascade.threshold, idle))
+    )
+    return PlannedCascadeCard(
+        service=cascade.service,
+        threshold=threshold,
+        idle_threshold=idle_threshold,
+        deferral_rate=cascade.deferral_rate,
     )

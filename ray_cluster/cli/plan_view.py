@@ -116,11 +116,17 @@ def _replicas(count: int) -> str:
 
 def _cascades(one: RoundCard) -> Iterator[str]:
     for cascade in one.cascades:
-        limit = "what the settings allow"
-        if cascade.threshold is not None:
-            limit = f"confidences below {cascade.threshold:.3g}"
         share = f"{100 * cascade.deferral_rate:.0f} %"
-        yield f"{cascade.service}: defers {limit}, planned as {share} of images"
+        words = (
+            f"{cascade.service}: defers {_below(cascade.threshold)}, planned as {share} of images"
+        )
+        if cascade.idle_threshold != cascade.threshold:
+            words += f"; while the heavy model stands idle, {_below(cascade.idle_threshold)}"
+        yield words
+
+
+def _below(threshold: float | None) -> str:
+    return "what the settings allow" if threshold is None else f"confidences below {threshold:.3g}"
 
 
 def _problems(one: RoundCard) -> Iterator[str]:

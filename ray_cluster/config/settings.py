@@ -57,6 +57,19 @@ class ControlNetSettings(ControlNetTuning):
     is_service: bool
 
 
+class CascadeSettings(CascadeConfig):
+    """A cascade, and what a plan that has lowered its threshold leaves for idle heavy models.
+
+    Attributes:
+        idle_threshold: for an image for which the heavy model stands idle, if it gives no more than
+            ``idle_deferral_rate``; None for no other than all images'.
+        idle_deferral_rate: None for any.
+    """
+
+    idle_threshold: float | None = None
+    idle_deferral_rate: float | None = None
+
+
 class Settings(Section):
     """The settings of a cell; API keys are in it as digests only.
 
@@ -73,7 +86,7 @@ class Settings(Section):
     storage: StorageSettings
     pools: tuple[PoolSettings, ...]
     discriminators: tuple[DiscriminatorSettings, ...] = ()
-    cascades: tuple[CascadeConfig, ...] = ()
+    cascades: tuple[CascadeSettings, ...] = ()
     loras: LoraSettings = LoraSettings()
     controlnets: tuple[ControlNetSettings, ...] = ()
     control: ControlSettings = ControlSettings()
@@ -139,12 +152,11 @@ def pool_config(arguments: PoolArguments, tuning: PoolTuning | None) -> PoolConf
         raise ConfigError(f"pool {arguments.name}: {describe(error, PoolConfig)}") from error
 
 
-def _cascade(cascade: CascadeConfig, config: ClusterConfig) -> CascadeConfig:
+def _cascade(cascade: CascadeConfig, config: ClusterConfig) -> CascadeSettings:
     """Return a cascade that says where its curves are."""
-    if cascade.curves is not None:
-        return cascade
     given = config.discriminator(cascade.discriminator)
-    return cascade.model_copy(update={"curves": given.calibration or given.model})
+    curves = cascade.curves or given.calibration or given.model
+    return CascadeSettings(**{**cascade.model_dump(), "curves": curves})
 
 
 def _controlnet_settings(one: ControlNetConfig) -> ControlNetSettings:

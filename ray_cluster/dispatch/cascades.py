@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ray_cluster.config.cascades import CascadeConfig
+from ray_cluster.config.settings import CascadeSettings
 from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.cascade_record import CascadeRecord, scored_view
 from ray_cluster.dispatch.ledger import Ledger
@@ -22,9 +22,11 @@ from ray_cluster.dispatch.state import RequestRecord, Restored
 from ray_cluster.observability.logs import LogFields
 from ray_cluster.policies.admission import predict_s
 from ray_cluster.policies.cascade import (
+    NO_HURRY,
     CascadeDecision,
     ConfidenceWindow,
     DeferralCurve,
+    Slack,
     decide_deferral,
     decide_unscored,
     deferral_rate,
@@ -47,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 # while a deferral rate is wanted and nothing is known of confidences
 _FIRST_THRESHOLD = 0.5
-CurveOf = Callable[[CascadeConfig], DeferralCurve | None]
+CurveOf = Callable[[CascadeSettings], DeferralCurve | None]
 """Returns what a cascade's confidences were calibrated to; None where nobody knows."""
 
 
@@ -61,7 +63,7 @@ class _Cascade:
         num_scored: real confidences so far, also those that the window has no more.
     """
 
-    config: CascadeConfig
+    config: CascadeSettings
     curve: DeferralCurve | None
     window: ConfidenceWindow | None
     num_scored: int = 0
@@ -69,12 +71,15 @@ class _Cascade:
     @property
     def plan(self) -> CascadePlan:
         """Threshold and slack by the settings and the latest confidences."""
-        config, threshold = self.config, self.config.threshold
+        config, threshold, idle = self.config, self.config.threshold, self.config.idle_threshold
         if threshold is None:
-            rate = config.deferral_rate or 0.0
-            known = self.window
-            threshold = _FIRST_THRESHOLD if known is None else threshold_for(known, rate)
-        return CascadePlan(config.name, threshold, reserve_s=config.reserve_s)
+            threshold = self._threshold_for(config.deferral_rate or 0.0)
+        if idle is not None and config.idle_deferral_rate is not None:
+            idle = min(idle, self._threshold_for(config.idle_deferral_rate))
+        return CascadePlan(config.name, threshold, reserve_s=config.reserve_s, idle_threshold=idle)
+
+    def _threshold_for(self, rate: float) -> float:
+        return _FIRST_THRESHOLD if self.window is None else threshold_for(self.window, rate)
 
     def observe(self, confidence: float) -> None:
         """Count a confidence."""
@@ -141,7 +146,7 @@ class Cascades:
         self._later: dict[str, RequestRecord] = {}
         self._deferred: list[Deferred] = []
 
-    def apply(self, configs: Sequence[CascadeConfig]) -> None:
+    def apply(self, configs: Sequence[CascadeSettings]) -> None:
         """Apply other settings; confidences are kept. Requests keep the stages they began with."""
         # by a removed one, requests of before are still decided
         self._offered = [config.name for config in configs]
@@ -258,12 +263,13 @@ class Cascades:
             # before it counts itself
             plan = known.plan
             known.observe(confidence)
-            slack_s = math.inf
+            slack = NO_HURRY
             if needs_slack(plan, confidence):
                 predicted_s = self._predicted_s(heavy, now_s)
-                slack_s = heavy.deadline_s - now_s - predicted_s
-            decision = decide_deferral(plan, confidence, slack_s)
-            cascade.threshold = _threshold(plan, slack_s)
+                slack = self._slack(heavy, now_s, predicted_s)
+            decision = decide_deferral(plan, confidence, slack)
+            # for replies: everything is below a little above 1
+            cascade.threshold = min(1.0, request_threshold(plan, slack))
         cascade.stages = decide(cascade.stages, cascade.stages.index, decision, confidence)
         fields = LogFields(reason=decision.reason)
         if confidence is not None:
@@ -279,6 +285,11 @@ class Cascades:
         if not self._replicas.ids(heavy.model):
             return math.inf
         return predict_s([heavy], self._queue, now_s)
+
+    def _slack(self, heavy: RequestView, now_s: float, predicted_s: float) -> Slack:
+        left_s, pool = heavy.deadline_s - now_s, self._queue.pool(heavy.model)
+        idle_s = math.inf if pool is None else alone_s(pool.slowest_cost, heavy)
+        return Slack(left_s - predicted_s, left_s - idle_s)
 
     def _defer(
         self,
@@ -375,15 +386,7 @@ class Cascades:
         return known is None or known.config.reserve_s is None
 
 
-def _is_same(old: CascadeConfig, new: CascadeConfig) -> bool:
+def _is_same(old: CascadeSettings, new: CascadeSettings) -> bool:
     """Whether confidences of one say something of the other's."""
     of_confidence = ("light", "discriminator", "curves", "window")
     return all(getattr(old, name) == getattr(new, name) for name in of_confidence)
-
-
-def _threshold(plan: CascadePlan, slack_s: float) -> float:
-    """Return the threshold that counted, for replies: everything is below a little above 1."""
-    threshold = plan.threshold
-    if plan.reserve_s is not None:
-        threshold = request_threshold(threshold, slack_s, plan.reserve_s)
-    return min(threshold, 1.0)

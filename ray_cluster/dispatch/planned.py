@@ -1,12 +1,15 @@
-"""Settings narrowed by a plan: it lowers batch caps and thresholds, and raises none."""
+"""Settings narrowed by a plan: it lowers batch caps and thresholds, and raises none.
+
+A lowered threshold is for a heavy model that has much to do. While it has not, more images may be
+made anew, as far as the plan finds them worth it and the settings allow it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
-from ray_cluster.config.cascades import CascadeConfig
-from ray_cluster.config.settings import Settings
+from ray_cluster.config.settings import CascadeSettings, Settings
 from ray_cluster.policies.plan import CascadePlan, PlannedSettings
 
 _CAPS = "+"
@@ -46,10 +49,15 @@ def document_version(version: str) -> str:
     return version.partition(_CAPS)[0]
 
 
-def _narrowed(cascade: CascadeConfig, plan: CascadePlan | None) -> CascadeConfig:
+def _narrowed(cascade: CascadeSettings, plan: CascadePlan | None) -> CascadeSettings:
     if plan is None:
         return cascade
+    changes: dict[str, float | None] = {"idle_threshold": plan.idle_threshold}
     if cascade.threshold is not None:
-        return cascade.model_copy(update={"threshold": min(cascade.threshold, plan.threshold)})
-    rate = min(cascade.deferral_rate or 0.0, plan.deferral_rate)
-    return cascade.model_copy(update={"deferral_rate": rate})
+        changes["threshold"] = min(cascade.threshold, plan.threshold)
+        if plan.idle_threshold is not None:
+            changes["idle_threshold"] = min(cascade.threshold, plan.idle_threshold)
+    else:
+        changes["deferral_rate"] = min(cascade.deferral_rate or 0.0, plan.deferral_rate)
+        changes["idle_deferral_rate"] = cascade.deferral_rate
+    return cascade.model_copy(update=changes)

@@ -24,10 +24,11 @@ from ray_cluster.dispatch.stages import (
     single_route,
 )
 from ray_cluster.policies.cascade import (
+    Slack,
     answers_with_light,
     decide_deferral,
-    heavy_finish_s,
     needs_slack,
+    slack_of,
 )
 from ray_cluster.policies.cluster_state import ClusterState, ModelState, ServiceState
 from ray_cluster.policies.fleet import Fleet, ServiceSpec
@@ -232,9 +233,7 @@ class SimulatedCluster:
         stages, plan = self._stages[request.number], self._plan_of(request.service)
         self._confidences[request.service].append(request.confidence)
         if needs_slack(plan, request.confidence):
-            decision = decide_deferral(
-                plan, request.confidence, self._slack_s(request, stages.route)
-            )
+            decision = decide_deferral(plan, request.confidence, self._slack(request, stages.route))
         else:
             decision = decide_deferral(plan, request.confidence)
         self._go_on(request, decide(stages, stages.index, decision, request.confidence))
@@ -245,10 +244,10 @@ class SimulatedCluster:
         keeps_light = answers_with_light(self._plan_of(request.service), left_s)
         self._go_on(request, fail(stages, stages.index, "too_late", keeps_light=keeps_light))
 
-    def _slack_s(self, request: SimulatedRequest, route: Route) -> float:
+    def _slack(self, request: SimulatedRequest, route: Route) -> Slack:
         """Seconds before the deadline that are left once the last stage is done."""
-        finish_s = heavy_finish_s(self.serving.outlook(route.stages[-1].model))
-        return request.deadline_s - self._events.now_s - finish_s
+        outlook = self.serving.outlook(route.stages[-1].model)
+        return slack_of(outlook, request.deadline_s - self._events.now_s)
 
     def _note_end(self, request: SimulatedRequest, stages: RequestStages) -> None:
         now_s, published = self._events.now_s, stages.published

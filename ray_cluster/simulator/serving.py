@@ -171,6 +171,7 @@ class Serving:
             num_ahead=self.num_waiting(model),
             max_batch=min((cap for _, cap in caps), default=1),
             batch_s=max((pool.batch_s(cap) for pool, cap in caps), default=0.0),
+            alone_s=max((pool.batch_s(1) for pool, _ in caps), default=0.0),
         )
 
     def _staying(self, model: str) -> Iterator[str]:

@@ -23,7 +23,8 @@ PLAN = "/v1/plan"
 
 def a_round(at_s: float, *actions: str) -> RoundRecord:
     pool = PlannedPool("sd", 1, 1, 2, 4, 1.5, 0.8, 12.0, "the load")
-    cascades = CascadePlan("auto", 0.4, 0.3), CascadePlan("other", math.inf, 1.0)
+    auto = CascadePlan("auto", 0.4, 0.3, idle_threshold=0.75)
+    cascades = auto, CascadePlan("other", math.inf, 1.0), CascadePlan("before", 0.5, 0.5)
     demand = (ServiceDemand("sd", 1.25, 3),)
     return RoundRecord(at_s, 7, 0.1, "applied", (pool,), cascades, demand, actions)
 
@@ -58,7 +59,9 @@ async def test_a_plan_says_what_why_and_what_was_before(
     ]
     assert found["latest"]["demand"] == [{"service": "sd", "per_s": 1.25, "num_waiting": 3}]
     # JSON has no infinity
-    assert [one["threshold"] for one in found["latest"]["cascades"]] == [0.4, None]
+    planned = found["latest"]["cascades"]
+    assert [one["threshold"] for one in planned] == [0.4, None, 0.5]
+    assert [one["idle_threshold"] for one in planned] == [0.75, None, 0.5]
     assert [one["actions"] for one in found["history"]] == [["sd: 1 to 2 replicas"]]
 
 

@@ -115,6 +115,15 @@ class Served:
         found: list[dict[str, Any]] = self._call("GET", "/v1/jobs").json()["data"]
         return found
 
+    def only_job(self) -> dict[str, Any]:
+        """Return the only job of the first key, once it is stored; it is queued before."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not (found := self.jobs()):
+            assert time.monotonic() < end_s, "no job was stored"
+            time.sleep(0.01)
+        (job,) = found
+        return job
+
     def ended(self, job_id: str) -> dict[str, Any]:
         """Return a job once it has ended."""
         end_s = time.monotonic() + PATIENCE_S

@@ -275,8 +275,7 @@ def test_ctrl_c_while_the_service_is_away_tells_how_to_cancel(
 ) -> None:
     served.is_working = False
     with subprocess_of("generate", "x", "-o", tmp_path / "a.png", *here(served)) as process:
-        served.until(lambda: served.cell.core.num_waiting)
-        (job,) = served.jobs()
+        job = served.only_job()
         served.stop()
         assert process.stderr is not None
         assert "trying again" in process.stderr.readline()

@@ -53,8 +53,9 @@ def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sd: 1.25 images/s are called for, 3 wait" in text
     assert "sd: 2 replicas instead of 1, 1 ready, because of the load" in text
     assert "a started one serves after some 12 s" in text
-    assert "auto: defers confidences below 0.4, planned as 30 % of images" in text
-    assert "other: defers what the settings allow" in text
+    assert "auto: defers confidences below 0.4, planned as 30 % of images; while" in text
+    assert "while the heavy model stands idle, confidences below 0.75" in text
+    assert "other: defers what the settings allow, planned as 100 % of images before:" in text
     assert "changes: sd: 1 to 2 replicas" in text
     explain_plan(PLAN, None)
     assert "plan 8, round of" in said(capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -217,6 +218,19 @@ def test_a_threshold_that_hardly_moves_is_no_new_plan() -> None:
     assert cluster.actions() == []
     loop.run_round()
     assert cluster.actions() == ["apply 2"]
+
+
+def test_so_it_is_with_the_threshold_for_idle_models() -> None:
+    plans = (
+        replace(SMALL, cascades=(CascadePlan("s", 0.3, idle_threshold=idle),))
+        for idle in (None, 0.7, 0.71, 0.73, math.inf, math.inf)
+    )
+    loop, cluster, _ = shown(*plans)
+    applied = []
+    for _ in range(6):
+        loop.run_round()
+        applied.append(len(cluster.actions()))
+    assert applied[1:] == [1, 0, 1, 1, 0]
 
 
 def test_a_loop_that_may_not_act_says_what_it_would_do() -> None:

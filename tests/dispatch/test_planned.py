@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.dispatch.planned import document_version, within
@@ -26,8 +28,13 @@ def document(**changes: Any) -> Settings:
     )
 
 
-def plan(caps: dict[str, int], threshold: float = 0.3, rate: float = 0.2) -> PlannedSettings:
-    cascades = (CascadePlan("auto", threshold, deferral_rate=rate),)
+def plan(
+    caps: dict[str, int],
+    threshold: float = 0.3,
+    rate: float = 0.2,
+    idle: float | None = None,
+) -> PlannedSettings:
+    cascades = (CascadePlan("auto", threshold, deferral_rate=rate, idle_threshold=idle),)
     return PlannedSettings(3, tuple(caps.items()), cascades)
 
 
@@ -73,3 +80,28 @@ def test_a_cascade_decides_by_the_planned_threshold_and_forgets_no_confidence() 
     (outcome,) = score_of(core, routed("b"), 0.4)
     assert outcome.cascade is not None
     assert outcome.cascade.stage == "light"
+
+
+def test_idle_models_get_no_more_than_the_settings_allow() -> None:
+    settings, planned = document(threshold=0.6), plan({}, 0.2, idle=0.5)
+    assert within(settings, planned).cascades[0].idle_threshold == 0.5
+    assert within(settings, plan({}, 0.2, idle=math.inf)).cascades[0].idle_threshold == 0.6
+    # the document's own have none, and neither has a plan of before
+    assert settings.cascades[0].idle_threshold is None
+    assert within(settings, plan({}, 0.2)).cascades[0].idle_threshold is None
+
+
+@pytest.mark.parametrize("given", [{"threshold": 0.6}, {"threshold": None, "deferral_rate": 0.6}])
+def test_an_idle_heavy_model_takes_what_a_plan_would_not_defer(given: dict[str, Any]) -> None:
+    core = make_core()
+    # confidences are equally likely, so that rates and thresholds are about the same
+    core.apply(within(document(**given), plan({}, 0.2, rate=0.2, idle=math.inf)), 0.0)
+    assert score_of(core, routed("taken"), 0.5) == ()
+    (sure,) = score_of(core, routed("sure"), 0.7)
+    assert sure.cascade is not None
+    assert (sure.cascade.stage, sure.cascade.reason) == ("light", "confident")
+    for number in range(8):
+        score_of(core, routed(f"more-{number}"), 0.1)
+    (left,) = score_of(core, routed("left", slo_s=8.0), 0.5)
+    assert left.cascade is not None
+    assert (left.cascade.stage, left.cascade.reason) == ("light", "confident")

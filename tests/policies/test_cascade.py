@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.cascade import (
+    NO_HURRY,
     ConfidenceWindow,
     DeferralCurve,
     HeavyOutlook,
     QualityCurve,
+    Slack,
     answers_with_light,
     cascade_entry,
     decide_deferral,
@@ -22,6 +24,7 @@ from ray_cluster.policies.cascade import (
     needs_slack,
     observe,
     request_threshold,
+    slack_of,
     threshold_for,
     window_from,
 )
@@ -114,30 +117,81 @@ def test_an_empty_window_is_refused() -> None:
     ("num_ahead", "finish_s"), [(0, 4.0), (3, 4.0), (4, 5.0), (8, 8.0), (12, 9.0)]
 )
 def test_the_heavy_model_takes_full_batches_in_turn(num_ahead: int, finish_s: float) -> None:
-    outlook = HeavyOutlook((0.0, 1.0), num_ahead, max_batch=4, batch_s=4.0)
+    outlook = HeavyOutlook((0.0, 1.0), num_ahead, max_batch=4, batch_s=4.0, alone_s=1.5)
     assert heavy_finish_s(outlook) == finish_s
+    assert slack_of(outlook, 9.5) == Slack(9.5 - finish_s, 8.0)
 
 
 def test_without_a_heavy_replica_nothing_is_deferred() -> None:
-    finish_s = heavy_finish_s(HeavyOutlook((), 0, 4, 1.0))
-    assert request_threshold(math.inf, 5.0 - finish_s, 0.5) == 0.0
+    slack = slack_of(HeavyOutlook((), 0, 4, 1.0, 1.0), 5.0)
+    plan = CascadePlan("s", math.inf, reserve_s=0.5, idle_threshold=math.inf)
+    assert request_threshold(plan, slack) == 0.0
 
 
-@given(shares, st.floats(-10, 10), st.floats(0, 2))
+idle_thresholds = st.one_of(st.none(), shares, st.just(math.inf))
+
+
+@given(shares, idle_thresholds, st.floats(-10, 10), st.floats(-10, 10), st.floats(0, 2))
 def test_a_request_without_slack_stays_and_one_with_enough_is_treated_as_any(
-    threshold: float, slack_s: float, reserve_s: float
+    threshold: float, idle: float | None, present_s: float, idle_s: float, reserve_s: float
 ) -> None:
-    found = request_threshold(threshold, slack_s, reserve_s)
-    assert 0 <= found <= threshold
-    if slack_s < 0:
+    plan = CascadePlan("s", threshold, reserve_s=reserve_s, idle_threshold=idle)
+    found = request_threshold(plan, Slack(present_s, idle_s))
+    assert 0 <= found <= max(threshold, idle or 0.0)
+    if present_s < 0:
         assert found == 0
-    if slack_s >= reserve_s and slack_s >= 0:
-        assert found == threshold
+    elif present_s >= reserve_s:
+        assert found >= threshold
+        if idle is None or present_s <= idle_s / 2:
+            assert found == threshold
+        elif present_s >= idle_s > 0:
+            assert found == max(threshold, idle)
 
 
 def test_half_the_reserve_halves_the_threshold() -> None:
-    assert request_threshold(0.4, 0.5, 1.0) == pytest.approx(0.2)
-    assert request_threshold(math.inf, 0.5, 1.0) == pytest.approx(0.5)
+    assert request_threshold(CascadePlan("s", 0.4, reserve_s=1.0), Slack(0.5, 9.0)) == 0.2
+    assert request_threshold(CascadePlan("s", math.inf, reserve_s=1.0), Slack(0.5, 9.0)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("present_s", "idle", "threshold"),
+    [
+        (4.0, 0.8, 0.8),
+        (3.0, 0.8, 0.5),
+        (2.0, 0.8, 0.2),
+        (1.0, 0.8, 0.2),
+        (0.25, 0.8, 0.1),
+        # slower than it is alone by what was predicted last: as good as idle
+        (4.5, 0.8, 0.8),
+        (4.0, math.inf, math.inf),
+        (3.0, math.inf, 0.6),
+        (4.0, 0.1, 0.2),
+        (4.0, None, 0.2),
+    ],
+)
+def test_the_threshold_rises_as_the_heavy_model_has_less_to_do(
+    present_s: float, idle: float | None, threshold: float
+) -> None:
+    plan = CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=idle)
+    assert request_threshold(plan, Slack(present_s, 4.0)) == pytest.approx(threshold)
+
+
+@given(shares, shares, st.tuples(st.floats(0, 4), st.floats(0, 4)))
+def test_more_slack_never_lowers_a_threshold(
+    threshold: float, idle: float, slacks_s: tuple[float, float]
+) -> None:
+    plan = CascadePlan("s", threshold, reserve_s=0.5, idle_threshold=idle)
+    less, more = (request_threshold(plan, Slack(one, 4.0)) for one in sorted(slacks_s))
+    assert less <= more + 1e-12
+
+
+def test_a_threshold_rises_only_by_a_slack_that_tells_of_the_queue() -> None:
+    plan = CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8)
+    assert request_threshold(plan, NO_HURRY) == 0.2
+    # it would be late even alone, so that nothing is known of the queue either
+    assert request_threshold(plan, Slack(0.5, -1.0)) == 0.2
+    blind = CascadePlan("s", 0.2, reserve_s=None, idle_threshold=0.8)
+    assert request_threshold(blind, Slack(4.0, 4.0)) == 0.2
 
 
 @pytest.mark.parametrize(
@@ -168,13 +222,18 @@ def test_only_what_the_light_model_supports_enters_the_cascade(
         (CascadePlan("s", 0.5, reserve_s=0.0), 0.4, -0.1, "no_time"),
         (CascadePlan("s", 0.5, reserve_s=1.0), 0.5, -0.1, "confident"),
         (CascadePlan("s", math.inf, reserve_s=0.0), 1.0, 0.0, "deferred"),
+        (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.7, 9.5, "deferred"),
+        # the plan wants it only where there is nothing else to do
+        (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.7, 5.0, "confident"),
+        (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.8, 9.9, "confident"),
+        (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.19, 0.1, "no_time"),
         (CascadePlan("s", 0.5, routing="random", heavy_share=1.0), 0.0, 9.0, "random_routing"),
     ],
 )
 def test_a_light_image_is_deferred_below_the_threshold_that_its_slack_allows(
     plan: CascadePlan, confidence: float, slack_s: float, reason: str
 ) -> None:
-    found = decide_deferral(plan, confidence, slack_s)
+    found = decide_deferral(plan, confidence, Slack(slack_s, 10.0))
     assert (found.is_deferred, found.reason) == (reason == "deferred", reason)
 
 
@@ -184,6 +243,7 @@ plans = st.builds(
     st.sampled_from([0.0, 0.3, 1.0, math.inf]),
     routing=st.sampled_from(["confidence", "random"]),
     reserve_s=st.sampled_from([None, 0.0, 1.0]),
+    idle_threshold=st.sampled_from([None, 0.1, 0.6, math.inf]),
 )
 
 
@@ -192,7 +252,8 @@ def test_slack_is_needed_wherever_a_decision_depends_on_it(
     plan: CascadePlan, confidence: float, slack_s: float
 ) -> None:
     if not needs_slack(plan, confidence):
-        assert decide_deferral(plan, confidence, slack_s) == decide_deferral(plan, confidence)
+        found = decide_deferral(plan, confidence, Slack(slack_s, 10.0))
+        assert found == decide_deferral(plan, confidence)
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,15 @@ def test_a_threshold_is_planned_where_the_load_is_too_much() -> None:
     found = planned(capped(CURVE, 0.3), per_s=6)
     assert 0 < found.deferral_rate < 0.2
     assert 0 < found.threshold < 0.2
+    # not so while nothing waits
+    assert found.idle_threshold == math.inf
 
 
 def test_a_threshold_is_planned_where_more_would_make_images_worse() -> None:
     found = planned(QualityCurve((0.0, 0.4, 1.0), (9.0, 5.0, 6.0)), per_s=1)
     assert found.deferral_rate == 0.4
     assert abs(found.threshold - 0.4) < 0.01
+    assert found.idle_threshold == found.threshold
 
 
 def test_a_curve_is_capped_between_its_points() -> None:

@@ -232,7 +232,8 @@ def test_idle_equal_replicas_end_within_one_request_of_the_best_split(
         for split in product(range(num_replicas), repeat=len(queue))
     )
     left = sorted(queue, key=queue_key)
-    for turn in range(2 * num_replicas):
+    # in each turn of all of them, whoever would end the first request leases it
+    for turn in range(num_replicas * len(queue)):
         index = (first + turn) % num_replicas
         peers = [view for other, view in enumerate(views) if other != index]
         taken = leases_of(left, views[index], peers)
