@@ -6,7 +6,7 @@ Live and simulated runs give the same answers, so that all tables are made in on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,24 +143,25 @@ def by_bin(
 
 
 def over_time(
-    found: dict[str, Sequence[Answer]], duration_s: float, bin_s: float = BIN_S
+    found: dict[str, Sequence[Answer]], duration_s: float, titles: Collection[str] = tuple(FIGURES)
 ) -> list[dict[str, Any]]:
-    """Return a row for each bin, with the figures of each contender.
+    """Return a row for each bin, with figures of each contender.
 
     A figure is None where a bin has no calls, or no images.
     """
     columns = {
-        f"{name}: {title}": by_bin(answers, figure(answers), duration_s, bin_s)
+        f"{name}: {title}": by_bin(answers, figure(answers), duration_s)
         for title, figure in FIGURES.items()
+        if title in titles
         for name, answers in found.items()
     }
     first = next(iter(found.values()))
-    num_bins = max(1, math.ceil(duration_s / bin_s))
+    num_bins = max(1, math.ceil(duration_s / BIN_S))
     calls = [0] * num_bins
     for one in first:
-        calls[min(num_bins - 1, int(one.at_s // bin_s))] += 1
+        calls[min(num_bins - 1, int(one.at_s // BIN_S))] += 1
     return [
-        {"from_s": place * bin_s, "calls": calls[place]}
+        {"from_s": place * BIN_S, "calls": calls[place]}
         | {name: _rounded(values[place]) for name, values in columns.items()}
         for place in range(num_bins)
     ]
