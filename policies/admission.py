@@ -180,4 +180,4 @@ def _departures_s(model: str, queue: QueueView) -> Iterator[float]:
     yield from repeat(0.0, num_free)
     interval_s = load_s(pool.shared_cost, waiting) / waiting.num_requests
     for number in range(1, waiting.num_requests - num_free + 1):
-        yield number * interval_s
+        yield pool.starts_in_s + number * interval_s

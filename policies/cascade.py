@@ -219,7 +219,7 @@ class Slack:
 
 
 NO_HURRY = Slack(math.inf, math.inf)
-"""Of a request without a deadline."""
+"""Of a request without a deadline, or where slack does not matter."""
 
 
 def slack_of(outlook: HeavyOutlook, left_s: float) -> Slack:
@@ -282,7 +282,8 @@ class CascadeDecision:
     Attributes:
         is_deferred: whether the heavy model makes the image anew; else the light one is published.
         reason: ``confident`` and ``deferred``: its confidence is above or below the threshold;
-            ``no_time``: the heavy model would be wanted, but would probably be late;
+            ``no_time``: the heavy model would be wanted, but has too much to do, or would probably
+            be late;
             ``scorer_away``: nobody could say how good it is; ``random_routing``: the plan defers
             nothing.
     """
@@ -310,7 +311,8 @@ def decide_deferral(
         return CascadeDecision(is_deferred=False, reason="random_routing")
     if confidence < request_threshold(plan, slack):
         return CascadeDecision(is_deferred=True, reason="deferred")
-    is_wanted = confidence < plan.threshold
+    # below either threshold, the heavy model's image would be worth its time if there were any
+    is_wanted = confidence < _highest(plan)
     return CascadeDecision(is_deferred=False, reason="no_time" if is_wanted else "confident")
 
 

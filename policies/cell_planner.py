@@ -97,7 +97,13 @@ class CellPlanner:
         plan, services = self.models.plan(left, recalled)
         plan = self._cautious(plan, left, recalled)
         cascades = tuple(self._freed(one) for one in plan.cascades)
-        plan = replace(plan, pools=(*plan.pools, *sizes), cascades=cascades)
+        reasons = [*([plan.infeasible] if plan.infeasible else ()), *self._unfit(left)]
+        plan = replace(
+            plan,
+            pools=(*plan.pools, *sizes),
+            cascades=cascades,
+            infeasible="; ".join(reasons) or None,
+        )
         return plan, CellMemory(services, calls, paces)
 
     def _paces(self, state: ClusterState, known: tuple[PaceMemory, ...]) -> Iterator[PaceMemory]:
@@ -154,6 +160,18 @@ class CellPlanner:
             pools.append(replace(one, num_replicas=max(one.num_replicas, kept)))
         wider = replace(plan, pools=tuple(pools))
         return wider if min(self._free(wider, state).values()) >= 0 else plan
+
+    def _unfit(self, state: ClusterState) -> Iterator[str]:
+        """Say which pools have not even room for their fewest replicas, were they alone."""
+        room = {one.device: one.num_gpus for one in state.devices}
+        for spec in self.models.fleet.pools:
+            fitting = room[spec.device] // spec.gpus_per_replica
+            if fitting < spec.min_replicas:
+                yield (
+                    f"min_replicas of {spec.name} is {spec.min_replicas}, and {fitting} fit: each "
+                    f"reserves {spec.gpus_per_replica} of the {room[spec.device]} hundredths of "
+                    f"{spec.device} that are left for models"
+                )
 
     def _free(self, plan: Plan, state: ClusterState) -> dict[str, int]:
         """What a plan of the models' pools leaves of each device; below zero if it takes more."""

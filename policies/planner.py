@@ -250,7 +250,11 @@ class AllocationPlanner:
         state: ClusterState,
         wanted: Allocation,
     ) -> AllocationProblem:
-        """The cascades' demand of now for the replicas that are ready and stay, and no others."""
+        """The cascades' demand of now for the replicas that are ready and stay, and no others.
+
+        A model whose first replica is to come counts as having one: what waits for it is told apart
+        by its slack.
+        """
         services = [
             self._service(spec, one, state, ahead_s=0.0)
             for spec, one in zip(self.fleet.services, memory, strict=True)
@@ -259,7 +263,8 @@ class AllocationPlanner:
         models = {model for one in services for model in one.models}
         pools = []
         for pool in (one for one in problem.pools if one.model in models):
-            num = min(state.pool(pool.name).num_ready, wanted.size(pool.name).num_replicas)
+            num_ready = max(1, state.pool(pool.name).num_ready)
+            num = min(num_ready, wanted.size(pool.name).num_replicas)
             pools.append(
                 replace(
                     pool,

@@ -144,7 +144,10 @@ def model_not_ready(
     model: str, retry_after_s: float = DEFAULT_RETRY_AFTER_S, *, is_deployed: bool = True
 ) -> ApiError:
     """Return the 503 for a model of which no replica is up."""
-    loading = f"The model {model!r} is still loading or has no live replica; try again."
+    loading = (
+        f"The model {model!r} is still loading, or has no live replica while plans are paused or "
+        "nobody plans ('ray-cluster plan show' tells); try again."
+    )
     return unavailable(
         loading if is_deployed else f"The model {not_deployed([repr(model)])}.",
         "model_not_ready",

@@ -153,5 +153,5 @@ def resume(url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None
     from ray_cluster.cli.output import stdout
 
     with plain_errors(), service_at(url, api_key, config) as service:
-        service.pause_plan(is_paused=False)
-        stdout().print("resumed")
+        is_dry = service.pause_plan(is_paused=False).state == "dry_run"
+        stdout().print("not paused; control.dry_run still holds" if is_dry else "resumed")

@@ -335,6 +335,6 @@ class PoolConfig(PoolTuning, PoolArguments):
         if self.replicas < self.min_replicas or (most is not None and self.replicas > most):
             raise ValueError(
                 f"replicas {self.replicas} is not between min_replicas {self.min_replicas} and "
-                f"max_replicas {most}"
+                f"max_replicas {most}; change replicas, too (1 where it is left out)"
             )
         return self

@@ -46,6 +46,8 @@ class AdmissionView:
         self.has_preemption = has_preemption
         self.asleep: frozenset[str] = frozenset()
         self.is_woken = True
+        # that are planned to have a replica again, and had none since
+        self._rising: frozenset[str] = frozenset()
 
     @property
     def num_waiting(self) -> int:
@@ -59,6 +61,19 @@ class AdmissionView:
         """As documented there; None as well for a model that nobody would wake."""
         is_lost = not self.is_woken and model in self.asleep and not self._replicas.ids(model)
         return None if is_lost else self._replicas.pool(model)
+
+    def note_asleep(self, models: Collection[str], *, is_woken: bool) -> None:
+        """Know which models have no replica by a plan, and whether a controller would start one."""
+        rising = {one for one in self._rising | self.asleep if not self._replicas.ids(one)}
+        self.asleep, self.is_woken = frozenset(models), is_woken
+        self._rising = frozenset(rising) - self.asleep
+
+    def is_served(self, model: str) -> bool:
+        """Whether a replica of a model lives, or a controller starts the first one."""
+        if self._replicas.ids(model):
+            return True
+        is_to_come = model in self.asleep or model in self._rising
+        return self.is_woken and is_to_come and self._replicas.pool(model) is not None
 
     def best_pool(self, model: str) -> PoolView | None:
         return self._replicas.best_pool(model)

@@ -281,8 +281,8 @@ class Cascades:
             self._complete_light(record, cascade, now_s)
 
     def _predicted_s(self, heavy: RequestView, now_s: float) -> float:
-        """Return the seconds until the heavy model is done; infinite without a live replica."""
-        if not self._replicas.ids(heavy.model):
+        """Return the seconds until the heavy model is done; infinite if nobody serves it."""
+        if not self._queue.is_served(heavy.model):
             return math.inf
         return predict_s([heavy], self._queue, now_s)
 

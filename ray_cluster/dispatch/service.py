@@ -315,7 +315,7 @@ class DispatchService:
 
     def note_asleep(self, models: Collection[str], *, is_woken: bool) -> None:
         """Know which models have no replicas by a plan, and whether calls for them wake one."""
-        self._core.queue.asleep, self._core.queue.is_woken = frozenset(models), is_woken
+        self._core.queue.note_asleep(models, is_woken=is_woken)
 
     def _note_wanted(self, requests: Sequence[ImageRequest]) -> None:
         """Say so if accepted requests are for a model without a replica."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from ray_cluster.cli.plan_view import explain_plan, list_rounds, show_plan
 from ray_cluster.errors import ConfigError
 from ray_cluster.protocol.control import HeldPool, PlanReport
 from tests.api.test_plan import a_round
+from tests.cli.conftest import Cli
 
 FIRST = a_round(1e9, "sd: 1 to 2 replicas")
 LAST = replace(a_round(1e9 + 5), version=8, infeasible="sd lacks capacity for 2/s")
@@ -78,3 +82,28 @@ def test_a_controller_that_starts_has_no_plan(capsys: pytest.CaptureFixture[str]
     for show in (lambda one: show_plan(one, as_json=False), lambda one: explain_plan(one, None)):
         show(plan_reply(PlanReport(True), 0.0))
         assert "it has made no plan yet" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("applied", "resumed"), ("dry_run", "control.dry_run still holds")]
+)
+def test_resuming_says_whether_plans_are_applied_then(cli: Cli, mode: Any, words: str) -> None:
+    report = PlanReport(True, heard_s=1e9, latest=replace(LAST, mode="paused"), mode=mode)
+    reply = plan_reply(report, 1e9).model_dump_json().encode()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = cli("plan", "resume", "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert result.exit_code == 0, result.output
+    assert words in result.stdout

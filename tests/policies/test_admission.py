@@ -13,12 +13,20 @@ from ray_cluster.policies.admission import (
     predict_s,
 )
 from ray_cluster.policies.cost_model import StepWork, step_s
-from ray_cluster.policies.fluid import pool_of
+from ray_cluster.policies.fluid import PoolView, pool_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.types import RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import alone_s, batch_s, share_s
 from tests.policies.queues import BATCH_S, SHARE_S, ListQueue, queue_of
+
+
+class StartingQueue(ListQueue):
+    """A queue whose model's first replica is there after 12 s."""
+
+    def pool(self, model: str) -> PoolView | None:
+        found = super().pool(model)
+        return None if found is None else replace(found, starts_in_s=12.0)
 
 
 def group_of(num: int, **changes: float) -> list[RequestView]:
@@ -103,6 +111,12 @@ def test_a_model_without_any_replica_is_not_ready_or_unknown() -> None:
 def test_a_queue_of_a_model_that_nobody_serves_never_drains() -> None:
     queue = replace(queue_of(), waits=[request_view(model="gone")])
     assert drain_s(1, queue) == math.inf
+
+
+def test_nothing_leaves_the_queue_before_a_first_replica_is_there() -> None:
+    full = queue_of(num_waiting=8, num_in_progress=4)
+    starting = StartingQueue(full.waits, full.in_progress, full.replicas, full.max_waiting)
+    assert drain_s(2, starting) == pytest.approx(12.0 + drain_s(2, full))
 
 
 def test_an_empty_group_is_accepted() -> None:

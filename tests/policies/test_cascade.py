@@ -223,8 +223,8 @@ def test_only_what_the_light_model_supports_enters_the_cascade(
         (CascadePlan("s", 0.5, reserve_s=1.0), 0.5, -0.1, "confident"),
         (CascadePlan("s", math.inf, reserve_s=0.0), 1.0, 0.0, "deferred"),
         (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.7, 9.5, "deferred"),
-        # the plan wants it only where there is nothing else to do
-        (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.7, 5.0, "confident"),
+        # it would be worth it where there is nothing else to do
+        (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.7, 5.0, "no_time"),
         (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.8, 9.9, "confident"),
         (CascadePlan("s", 0.2, reserve_s=0.5, idle_threshold=0.8), 0.19, 0.1, "no_time"),
         (CascadePlan("s", 0.5, routing="random", heavy_share=1.0), 0.0, 9.0, "random_routing"),

@@ -145,3 +145,25 @@ def test_a_planner_follows_the_settings_within_bounds() -> None:
     assert slow.negligible_per_s == 1 / 600
     assert (fast.smoothing.peak_s, fast.window_s, fast.drain_s) == (10.0, 120.0, 10.0)
     assert drain_s_of(1e6) == 60.0
+
+
+def test_fewest_replicas_that_do_not_fit_are_told() -> None:
+    pools = (PoolSpec("big", "m", "gpu", (BatchOption(1, 1.0),), 100, min_replicas=3),)
+    fleet = Fleet((DeviceSpec("gpu"),), pools, (ServiceSpec("m", "m", 60.0),))
+    planner = CellPlanner(AllocationPlanner(fleet))
+
+    def infeasible(num_gpus: int) -> str | None:
+        state = ClusterState(
+            2.0,
+            (DeviceState("gpu", num_gpus),),
+            (PoolState("big", 1),),
+            (),
+            (ServiceState("m", 0),),
+        )
+        return planner.plan(state, planner.begin(state))[0].infeasible
+
+    assert infeasible(300) is None
+    found = infeasible(275)
+    assert found is not None
+    assert "min_replicas of big is 3, and 2 fit" in found
+    assert "100 of the 275 hundredths of gpu" in found

@@ -114,6 +114,12 @@ def test_the_threshold_is_for_the_replicas_that_are_ready() -> None:
     assert half.cascades[0].deferral_rate < 0.75 * whole.cascades[0].deferral_rate
 
 
+def test_a_model_whose_first_replica_is_to_come_counts_as_having_one() -> None:
+    none, _ = run(AllocationPlanner(FLEET), *steady(4, ready=(0, 0), loading=1))
+    one, _ = run(AllocationPlanner(FLEET), *steady(4, ready=(1, 1), loading=0))
+    assert none.cascades[0].deferral_rate == one.cascades[0].deferral_rate > 0
+
+
 def test_the_threshold_follows_the_confidences_that_are_seen() -> None:
     planner = AllocationPlanner(FLEET, window_size=100)
     low = tuple(0.001 * n for n in range(100))
