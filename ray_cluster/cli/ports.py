@@ -17,7 +17,7 @@ from ray_cluster.errors import ConfigError
 
 # a raylet's command line has thousands
 _SHOWN_CHARS = 200
-_ANSWER_S = 3.0
+_ANSWER_S = 10.0
 # as the API's own description and Ray's page name themselves
 _API_TITLE = "ray-cluster"
 _DASHBOARD_TITLE = "<title>Ray Dashboard</title>"
