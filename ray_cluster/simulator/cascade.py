@@ -157,7 +157,8 @@ class CascadeExperiment(ControlExperiment):
             f"Dropped and late requests are violations. {name} ({better} is better) is that of "
             f"the curves {self.curves} at the mean deferral, {name} over time the mean of their "
             "values at the deferrals of every bin. Kept are light answers that should have been "
-            "deferred; changes are rounds that start or stop replicas."
+            "deferred: below the plan's threshold, for allocation below that of idle heavy models, "
+            "too; changes are rounds that start or stop replicas."
         )
 
     @property
