@@ -145,8 +145,8 @@ def model_not_ready(
 ) -> ApiError:
     """Return the 503 for a model of which no replica is up."""
     loading = (
-        f"The model {model!r} is still loading, or has no live replica while plans are paused or "
-        "nobody plans ('ray-cluster plan show' tells); try again."
+        f"The model {model!r} is still loading or has no live replica; try again. Where replicas "
+        "are planned, 'ray-cluster plan show' says whether that is paused."
     )
     return unavailable(
         loading if is_deployed else f"The model {not_deployed([repr(model)])}.",

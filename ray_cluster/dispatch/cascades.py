@@ -255,7 +255,7 @@ class Cascades:
             slack_s = 0.0
             if wanted == "heavy" and known is not None and known.config.reserve_s is not None:
                 predicted_s = self._predicted_s(heavy, now_s)
-                slack_s = heavy.deadline_s - now_s - predicted_s
+                slack_s = self._slack(heavy, now_s, predicted_s).present_s
             decision = decide_unscored(wanted, slack_s)
             if cascade.is_late:
                 decision = CascadeDecision(is_deferred=False, reason="no_time")
