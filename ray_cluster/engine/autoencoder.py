@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ray_cluster.engine.device_errors import is_out_of_memory
 from ray_cluster.engine.streams import finish_queued
+from ray_cluster.engine.wide_layers import widen
 from ray_cluster.models.local import vae_scale_factor
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ class _Autoencoder:
         self._turn = turn or threading.Lock()
         # with tiles of its own
         self._vae: Any = copy.copy(in_decoders_format(vae.eval(), device))
-        # diffusers walks through all modules to answer this
-        self._dtype = vae.dtype
+        self._dtype = widen(vae, device)
         self._device = device
         config = vae.config
         self._factor = vae_scale_factor(config)

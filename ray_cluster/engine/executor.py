@@ -113,7 +113,7 @@ class Executor(Protocol, Generic[PreparedT, EncodedT]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model, and of the factors that :meth:`bind` takes."""
+        """In which it computes, and of the factors that :meth:`bind` takes."""
 
     @property
     def num_levels(self) -> int:

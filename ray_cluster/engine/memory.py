@@ -34,9 +34,11 @@ from ray_cluster.engine.denoisers import (
 )
 from ray_cluster.engine.executor import StepBatch
 from ray_cluster.engine.folders import component_config
+from ray_cluster.engine.packed_weights import packs
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.token_layout import SizeGroup, layout_of
 from ray_cluster.engine.weights import component_weights, is_text_encoder, vae_dtype
+from ray_cluster.engine.wide_layers import computing_dtype, widen
 from ray_cluster.models.local import vae_scale_factor
 from ray_cluster.policies.gpu_shares import CUDA_CONTEXT_BYTES, Card, replica_bytes
 from ray_cluster.policies.memory import ActivationCost, MemoryNeed, MemoryPlan, SizePx, plan_memory
@@ -47,31 +49,39 @@ _TOKENS = 77
 _TRANSFORMER_TOKENS = {"SD3Transformer2DModel": _TOKENS + 256, "FluxTransformer2DModel": 512}
 # of what is free; the rest is for the allocator's slack and the other processes
 _USABLE_SHARE = 0.85
+# of a convolution, that oneDNN computes at a time with AVX2
+_OUTPUTS = 24
 _KEPT_COUNTS = 256
 
 
 class PeakBytes(TorchDispatchMode):
     """Follows the live bytes of all tensors made while it is active.
 
+    Args:
+        copies_weights: whether convolutions copy their weights into oneDNN's layout in every call.
+
     Attributes:
         peak: most bytes alive at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies_weights: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
+        self._copies_weights = copies_weights
         self._alive = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count the storages it returns that are new."""
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf.untyped_storage())
-        if "conv" in str(func) and not _is_channels_last(args[0]):
-            # while it runs, a convolution copies its input into a layout of its own
-            self.peak = max(self.peak, self._alive + args[0].nbytes)
+        # what it returns of what it was given, such as views of weights, is not new
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if storage._cdata not in given:
+                self._count(storage)
+        if "conv" in str(func):
+            copied = _copied_bytes(args[0], args[1] if self._copies_weights else None)
+            self.peak = max(self.peak, self._alive + copied)
         return result
 
     def _count(self, storage: Any) -> None:
@@ -88,8 +98,23 @@ class PeakBytes(TorchDispatchMode):
         self._alive -= size
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+def _storages(tree: Any) -> list[Any]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _copied_bytes(images: Tensor, weight: Tensor | None) -> int:
+    """Return what a convolution copies into layouts of its own, and keeps while it runs.
+
+    Args:
+        weight: ``[D, C, h, w]``; None if it is not copied.
+    """
+    is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
+    copied = 0 if is_channels_last else images.nbytes
+    if weight is not None and max(weight.shape[2:]) > 1:
+        num_outputs = len(weight)
+        # filled up to whole registers: what AVX2 takes, and a little more than other CPUs do
+        copied += weight.nbytes // num_outputs * (-(-num_outputs // _OUTPUTS) * _OUTPUTS)
+    return copied
 
 
 def step_bytes(
@@ -97,16 +122,26 @@ def step_bytes(
     latent_hw: tuple[int, int],
     rows: int,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = _CPU,
 ) -> int:
-    """Return the peak bytes of one step on a CPU with ``rows`` model rows of a latent size."""
-    return _step_bytes(json.dumps(config, sort_keys=True), latent_hw, rows, dtype)
+    """Return the peak bytes of one step with ``rows`` model rows of a latent size.
+
+    Args:
+        dtype: of the weights; this CPU may compute in another (``wide_layers.py``).
+        device: of one that is no CPU, what its libraries copy is not counted.
+    """
+    # packed weights are in the layout already
+    copies = device.type == "cpu" and not packs(dtype)
+    return _step_bytes(json.dumps(config, sort_keys=True), latent_hw, rows, dtype, copies=copies)
 
 
 # seconds of work that pools of the same model, and a check before a load, share
 @lru_cache(maxsize=_KEPT_COUNTS)
-def _step_bytes(config_json: str, latent_hw: tuple[int, int], rows: int, dtype: torch.dtype) -> int:
+def _step_bytes(
+    config_json: str, latent_hw: tuple[int, int], rows: int, dtype: torch.dtype, *, copies: bool
+) -> int:
     config = json.loads(config_json)
-    with _fake() as peak:
+    with _fake(copies=copies) as peak:
         with _making(dtype):
             model = model_class(config).from_config(config)
             conditioning = _fake_conditioning(config)
@@ -127,27 +162,55 @@ def _step_bytes(config_json: str, latent_hw: tuple[int, int], rows: int, dtype: 
 
 
 def decode_bytes(
-    config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
+    config: dict[str, Any],
+    latent_hw: tuple[int, int],
+    device: torch.device = _CPU,
+    dtype: torch.dtype = torch.float32,
 ) -> int:
-    """Return the peak bytes of decoding one image of a latent size in float32."""
-    return _coding_bytes(json.dumps(config, sort_keys=True), latent_hw, device, encodes=False)
+    """Return the peak bytes of decoding one image of a latent size in a number format."""
+    return _coding_bytes(config, latent_hw, device, dtype, encodes=False)
 
 
 def encode_bytes(
-    config: dict[str, Any], latent_hw: tuple[int, int], device: torch.device = _CPU
+    config: dict[str, Any],
+    latent_hw: tuple[int, int],
+    device: torch.device = _CPU,
+    dtype: torch.dtype = torch.float32,
 ) -> int:
-    """Return the peak bytes of encoding one image of a latent size in float32."""
-    return _coding_bytes(json.dumps(config, sort_keys=True), latent_hw, device, encodes=True)
+    """Return the peak bytes of encoding one image of a latent size in a number format."""
+    return _coding_bytes(config, latent_hw, device, dtype, encodes=True)
+
+
+def _coding_bytes(
+    config: dict[str, Any],
+    latent_hw: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    encodes: bool,
+) -> int:
+    # where activations are in float32 the weights' own format is followed; else they scale with it
+    is_wide = computing_dtype(dtype, device) is not dtype
+    followed = dtype if is_wide else torch.float32
+    share = 1.0 if is_wide else dtype.itemsize / followed.itemsize
+    config_json = json.dumps(config, sort_keys=True)
+    return int(share * _coding(config_json, latent_hw, device, followed, encodes=encodes))
 
 
 @lru_cache(maxsize=_KEPT_COUNTS)
-def _coding_bytes(
-    config_json: str, latent_hw: tuple[int, int], device: torch.device, *, encodes: bool
+def _coding(
+    config_json: str,
+    latent_hw: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    encodes: bool,
 ) -> int:
     config = json.loads(config_json)
-    with _fake() as peak:
-        vae = getattr(diffusers, config["_class_name"]).from_config(config)
-        in_decoders_format(vae, device)
+    with _fake(copies=device.type == "cpu") as peak:
+        with _making(dtype):
+            vae = getattr(diffusers, config["_class_name"]).from_config(config)
+        widen(in_decoders_format(vae, device), device)
         factor = vae_scale_factor(config)
         image = torch.zeros(1, 3, *(side * factor for side in latent_hw))
         latents = torch.zeros(1, config["latent_channels"], *latent_hw)
@@ -160,9 +223,9 @@ def _coding_bytes(
 
 
 @contextmanager
-def _fake() -> Iterator[PeakBytes]:
+def _fake(*, copies: bool) -> Iterator[PeakBytes]:
     with FakeTensorMode(), torch.inference_mode():
-        yield PeakBytes()
+        yield PeakBytes(copies_weights=copies)
 
 
 @contextmanager
@@ -210,19 +273,23 @@ def model_need(
     model, vae = (component_config(folder, name) for name in (denoiser_name(folder), "vae"))
     per_request = 2 if guidance_kind(model) == "rows" else 1
     factor = vae_scale_factor(vae)
-    # on a CPU norms and attention of half precision are computed in float32; elsewhere activations
-    # scale with the width of the numbers they are made of
+    # on a CPU norms and attention of half precision are computed in float32, and where it has no
+    # instructions for it all layers; elsewhere activations scale with the width of the numbers they
+    # are made of
     followed = dtype if device.type == "cpu" else torch.float32
-    share = dtype.itemsize / followed.itemsize
-    coding_share = vae_dtype(vae, dtype).itemsize / torch.float32.itemsize
+    share, of_vae = dtype.itemsize / followed.itemsize, vae_dtype(vae, dtype)
     activation = {}
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
-        one, two = (share * step_bytes(model, latent_hw, n * per_request, followed) for n in (1, 2))
+        one, two = (
+            share * step_bytes(model, latent_hw, n * per_request, followed, device) for n in (1, 2)
+        )
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
-        coding = max(count(vae, latent_hw, device) for count in (decode_bytes, encode_bytes))
+        coding = max(
+            count(vae, latent_hw, device, of_vae) for count in (decode_bytes, encode_bytes)
+        )
         activation[size] = ActivationCost(
-            fixed_bytes=int(max(0, 2 * one - two) + coding_share * together * coding),
+            fixed_bytes=int(max(0, 2 * one - two) + together * coding),
             per_row_bytes=int(two - one),
         )
     weights = component_weights(folder, dtype)

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from ray_cluster.engine.deltas import Owned, RowDeltas, owned_by
 from ray_cluster.engine.weight_parts import HeldWeight, WeightPart, note_parts
+from ray_cluster.engine.wide_layers import computing_dtype, has_instructions
 from ray_cluster.kernels.geglu.op import geglu
 
 Product = Callable[[Tensor], Tensor]
@@ -64,21 +65,16 @@ class Convolution(Protocol):
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN's layers are the faster ones for a weight, and it is a real one."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
+    return weight.device.type == "cpu" and not is_fake(weight) and packs(weight.dtype)
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's layers are the faster ones for weights of a format on this CPU."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
-    if is_fake(weight) or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch.backends.mkldnn.is_available():
         return False
-    match weight.dtype:
-        case torch.float32:
-            return True
-        case torch.bfloat16:
-            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        case torch.float16:
-            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-        case _:
-            return False
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and has_instructions(dtype)
 
 
 def packed_linear(*layers: nn.Module) -> Layer:
@@ -210,14 +206,14 @@ class _CalledLinear:
 
 
 class _PlainProduct:
-    """A product with weights as PyTorch has them, ``[D, C]``."""
+    """A product with weights as PyTorch has them, ``[D, C]``, in the format of the rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.tensor = weight
-        self._bias = bias
+        self._bias = None if bias is None else bias.to(computing_dtype(bias.dtype, bias.device))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, self.tensor, self._bias)
+        return F.linear(rows, self.tensor.to(rows.dtype), self._bias)
 
     def plain(self) -> Tensor:
         return self.tensor.clone()
@@ -279,7 +275,8 @@ class _CalledConv:
         ):
             # one product for all, by views: as a convolution it takes up to three times as long
             rows, weight = (one.permute(0, 2, 3, 1).flatten(1) for one in (windows, layer.weight))
-            return F.linear(rows, weight, layer.bias)[:, :, None, None]
+            bias = None if layer.bias is None else layer.bias.to(rows.dtype)
+            return F.linear(rows, weight.to(rows.dtype), bias)[:, :, None, None]
         padding, layer.padding = layer.padding, (0, 0)
         try:
             return self(windows)

@@ -15,6 +15,8 @@ from ray_cluster.engine.deltas import LayerDeltas, RowDeltas, adding, bound_delt
 from ray_cluster.engine.folders import text_pipeline
 from ray_cluster.engine.prompt_limits import PromptReader, clip_length, prompt_lengths
 from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.weights import is_text_encoder
+from ray_cluster.engine.wide_layers import widen
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.models.prompt_tokens import packed, too_long
 from ray_cluster.requests import ImageRequest, PromptTokenizer
@@ -103,6 +105,9 @@ class PipelineEncoder:
         self._pipeline = pipeline
         self._device = device
         self._family = _FAMILIES[text_pipeline(type(pipeline).__name__)]
+        for name, part in pipeline.components.items():
+            if is_text_encoder(name) and part is not None:
+                widen(part, device)
         self._limits = _token_limits(pipeline)
 
     @property

@@ -33,6 +33,7 @@ from ray_cluster.engine.model_rows import (
 from ray_cluster.engine.packed_weights import packed_linear
 from ray_cluster.engine.rings import Rings
 from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.wide_layers import widen
 from ray_cluster.errors import ModelUnsupported
 
 _NO_RESIDUALS = "ControlNets of diffusion transformers are not covered"
@@ -93,9 +94,8 @@ class DiTExecutor:
         check_dit_config(dict(model.config) | {"_class_name": type(model).__name__})
         check_dit_layers(model)
         self._device = device
-        # diffusers walks through all modules to answer this
-        self._dtype: torch.dtype = model.dtype
-        self._model = model.eval()
+        self._dtype = widen(model.eval(), device)
+        self._model = model
         is_flux = isinstance(model, FluxTransformer2DModel)
         self._lean: LeanDiT = LeanFlux(model) if is_flux else LeanSD3(model)
         self._prompts = packed_linear(model.context_embedder)
@@ -113,7 +113,7 @@ class DiTExecutor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model."""
+        """In which it computes."""
         return self._dtype
 
     @property

@@ -28,6 +28,7 @@ from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.unet.blocks import LeanEncoder, Pair
 from ray_cluster.engine.unet.grids import grids_of, level_rows
 from ray_cluster.engine.unet.parts import Conditions, Downsample
+from ray_cluster.engine.wide_layers import widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,8 @@ class UNetEncoder:
 
     def __init__(self, model: Any, lean: LeanEncoder, *, device: torch.device) -> None:
         self._device = device
-        # diffusers walks through all modules to answer this
-        self._dtype: torch.dtype = model.dtype
-        self._model = model.eval()
+        self._dtype = widen(model.eval(), device)
+        self._model = model
         self._lean = lean
         self._rounds = can_pack(model.conv_in.weight)
         self._stacked = KeptStacks(_stack)
@@ -90,7 +90,7 @@ class UNetEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model."""
+        """In which it computes."""
         return self._dtype
 
     @property

@@ -52,7 +52,7 @@ class UNetExecutor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model."""
+        """In which it computes."""
         return self._encoder.dtype
 
     @property
