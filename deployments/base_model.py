@@ -30,7 +30,8 @@ class BaseModel(Worker):
         set_up_actor_logs(arguments.logs)
         await asyncio.to_thread(refuse_local_storage, arguments.storage)
         link = DispatcherHandle(patience_s=arguments.patience_s).link
-        coder = ImageCoder()
+        # the images in flight bound what waits
+        coder = ImageCoder(max_waiting_bytes=None)
         set_environment(ALLOCATOR_ENVIRONMENT)
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -12,19 +13,30 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ray_cluster.api.auth import caller_of
 from ray_cluster.api.errors import ApiError, unavailable
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
+from ray_cluster.policies.fair_share import fits
 
 # what a client may go on sending after the limit: it reads the 413 only when it has sent all
 DRAIN_FACTOR = 16
 _MAX_DRAINED_BYTES = 64 << 20
 # no call needs as many; millions of them take seconds to read, and gigabytes of memory
 _MAX_JSON_VALUES = 100_000
-# bodies of the largest allowed that may be read at the same time
+# bodies with images, of the largest allowed, that may be read at the same time
 LARGEST_AT_ONCE = 2
+# likewise without images; and what they may hold at least
+_TEXTS_AT_ONCE = 64
+_TEXT_BYTES = 64 << 20
+# what a call takes beside what has arrived of its body
+_LEAST_BYTES = 64 << 10
+# each holds some pieces of a MiB on their way to the input store, and its texts
+FORMS_AT_ONCE = 128
 # above it, reading takes a thread: the event loop would stop for some milliseconds
 _LARGE_BYTES = 1 << 20
+
+Take = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,39 +84,86 @@ class BodyLimit:
             ) from None
 
 
-class BodyMemory:
-    """Bounds what the JSON bodies that are being read hold together."""
+class _Pot:
+    """Something bounded that clients hold; see :func:`~ray_cluster.policies.fair_share.fits`."""
 
-    def __init__(self) -> None:
-        self._num_bytes = 0
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._held: Counter[str] = Counter()
 
     @contextmanager
-    def share(self, max_bytes: int) -> Iterator[Callable[[int], None]]:
-        """Return a function that takes bytes, which are given back at the end of the block.
+    def share(self, client: str, most: int, least: int) -> Iterator[Take]:
+        """Return a function that takes some of it, which is given back at the end of the block.
 
         Args:
-            max_bytes: of all shares together.
+            most: what there is for all.
+            least: what is taken at once; the function takes nothing before it is used up.
 
         Raises:
-            ApiError: 503 from the function: others hold so much that these have no room.
+            ApiError: 503, also from the function: the client holds its share already.
         """
-        mine = 0
+        mine = asked = 0
 
-        def take(num_bytes: int) -> None:
-            nonlocal mine
-            if self._num_bytes + num_bytes > max_bytes:
+        def take(num: int) -> None:
+            nonlocal mine, asked
+            asked += num
+            more = max(0, asked - mine)
+            wanted = self._held[client] + more
+            others = [held for name, held in self._held.items() if name != client]
+            if not fits(wanted, others, most):
                 raise unavailable(
-                    "Other calls are sending so much that this one has no room; try again, or send "
-                    "images as files of a form, which take none.",
+                    f"The calls of yours that this gateway is reading would hold {wanted} "
+                    f"{self._unit}, of {most} that you share with {len(others)} other clients; let "
+                    "some of them end, then try again. Images hold least as files of a form.",
                     "too_many_uploads",
                 )
-            mine += num_bytes
-            self._num_bytes += num_bytes
+            mine += more
+            self._held[client] = wanted
 
+        take(least)
+        asked = 0
         try:
             yield take
         finally:
-            self._num_bytes -= mine
+            self._held[client] -= mine
+            if not self._held[client]:
+                del self._held[client]
+
+
+class BodyMemory:
+    """Bounds what the bodies hold that a gateway is reading, so that no client keeps others out.
+
+    Bodies without images, those with images, and forms each have a bound of their own. Within each,
+    a client has what the others leave, and of k clients always a k-th. Bytes count as they arrive;
+    a body that has hardly begun counts as :data:`_LEAST_BYTES`, which bounds their number, too.
+    """
+
+    def __init__(self) -> None:
+        self._texts, self._images, self._forms = _Pot("bytes"), _Pot("bytes"), _Pot("forms")
+
+    @contextmanager
+    def share(self, request: Request, limit: BodyLimit, limits: LimitsConfig) -> Iterator[Take]:
+        """Return a function that takes bytes for a JSON body until the end of the block.
+
+        Args:
+            limit: of this body.
+
+        Raises:
+            ApiError: 503, also from the function: the client's bodies hold its share already.
+        """
+        is_small = 0 < announced_bytes(request) <= limits.max_body_bytes
+        pot, most = self._images, LARGEST_AT_ONCE * limits.max_upload_bytes
+        if is_small or limit.max_bytes <= limits.max_body_bytes:
+            pot, most = self._texts, max(_TEXT_BYTES, _TEXTS_AT_ONCE * limits.max_body_bytes)
+        least = min(_LEAST_BYTES, limit.max_bytes)
+        with pot.share(caller_of(request), most, least) as take:
+            yield take
+
+    @contextmanager
+    def form(self, request: Request) -> Iterator[None]:
+        """Read a form in the block; raises :class:`ApiError` 503 where its client has too many."""
+        with self._forms.share(caller_of(request), FORMS_AT_ONCE, 1):
+            yield
 
 
 async def read_object(
@@ -112,7 +171,7 @@ async def read_object(
     limit: BodyLimit,
     *,
     may_be_form: bool = False,
-    take: Callable[[int], None] | None = None,
+    take: Take | None = None,
 ) -> dict[str, Any]:
     """Return the request's JSON object.
 

@@ -11,18 +11,22 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from ray_cluster.api.auth import owner_of
+from ray_cluster.api.auth import caller_of, owner_of
+from ray_cluster.api.body import BodyMemory
 from ray_cluster.api.control_schema import MAX_CONTROLS
 from ray_cluster.api.edits import EditImages
 from ray_cluster.api.errors import unavailable
 from ray_cluster.api.file_ids import FILE_PREFIX
 from ray_cluster.api.schema import MAX_INPUT_IMAGES, ImageEditRequest
+from ray_cluster.api.stored_inputs import ClientInputs, StoredBytes
 from ray_cluster.api.uploads import MoreFiles, Uploads, once, store_fails
 from ray_cluster.api.validate import describe, refused
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.control_maps import ControlMap, MapOrder
 from ray_cluster.imaging.detectors import Detectors
+from ray_cluster.imaging.fair_queue import QueueFull
+from ray_cluster.imaging.image_coder import Source
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -42,11 +46,17 @@ P = ParamSpec("P")
 class ImageChecks(Protocol):
     """The part of an :class:`~ray_cluster.imaging.image_coder.ImageCoder` that is used here."""
 
-    def image_facts(self, data: bytes, param: str, max_pixels: int) -> Future[ImageFacts]: ...
+    def image_facts(
+        self, data: Source, param: str, max_pixels: int, client: str
+    ) -> Future[ImageFacts]: ...
 
-    def mask_facts(self, data: bytes, param: str, max_pixels: int) -> Future[MaskFacts]: ...
+    def mask_facts(
+        self, data: Source, param: str, max_pixels: int, client: str
+    ) -> Future[MaskFacts]: ...
 
-    def control_map(self, data: bytes, order: MapOrder, max_pixels: int) -> Future[ControlMap]: ...
+    def control_map(
+        self, data: Source, order: MapOrder, max_pixels: int, client: str
+    ) -> Future[ControlMap]: ...
 
 
 class ImageTexts(NamedTuple):
@@ -89,6 +99,9 @@ class SentImages:
         inputs: where they are kept.
         checks: decodes them in other processes.
         detectors: those that make maps there.
+
+    Attributes:
+        memory: bounds what the bodies hold that are being read.
     """
 
     def __init__(
@@ -97,6 +110,8 @@ class SentImages:
         self._inputs = inputs
         self._checks = checks
         self.detectors = detectors or Detectors()
+        self.memory = BodyMemory()
+        self._stored = StoredBytes(inputs.grace_s)
 
     async def read_form(
         self, request: Request, limits: LimitsConfig, kind: type[ImageEditRequest]
@@ -111,7 +126,8 @@ class SentImages:
         """
         most = {"image": MAX_INPUT_IMAGES, "mask": 1}
         more = MoreFiles(MAX_CONTROLS, frozenset(kind.model_fields))
-        form = await Uploads(self._inputs, limits).read_form(request, most, more)
+        with self.memory.form(request):
+            form = await self._uploads(request, limits).read_form(request, most, more)
         if not form.images.get("image"):
             raise _no_image()
         [image] = form.images["image"]
@@ -128,7 +144,8 @@ class SentImages:
         Raises:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
         """
-        form = await Uploads(self._inputs, limits).read_form(request, {name: 1})
+        with self.memory.form(request):
+            form = await self._uploads(request, limits).read_form(request, {name: 1})
         if not form.images.get(name):
             raise no_file(name)
         [image] = form.images[name]
@@ -138,9 +155,8 @@ class SentImages:
         self, request: Request, image: BlobRef, param: str, limits: LimitsConfig
     ) -> ImageFacts:
         """Decode a stored image and return what it is; errors are those of :meth:`check`."""
-        data = await self._fetch(owner_of(request), image)
-        most = limits.max_input_pixels
-        return await _answer(self._checks.image_facts, data, param, most)
+        data, most = self._fetch_of(request, image), limits.max_input_pixels
+        return await _answer(self._checks.image_facts, data, param, most, caller_of(request))
 
     async def sent_s(self, request: Request, image: BlobRef) -> float | None:
         """Return when a client has sent an image, in Unix time; None if it is not there (any more).
@@ -172,7 +188,8 @@ class SentImages:
         self, request: Request, text: str, param: str, limits: LimitsConfig
     ) -> BlobRef:
         """Store an image of a JSON body; errors are those of :meth:`Uploads.store_text`."""
-        return await Uploads(self._inputs, limits).store_text(owner_of(request), text, param)
+        uploads = self._uploads(request, limits)
+        return await uploads.store_text(owner_of(request), text, param)
 
     async def check(
         self, request: Request, image: BlobRef, mask: BlobRef | None, limits: LimitsConfig
@@ -187,9 +204,9 @@ class SentImages:
         image_facts = await self.check_one(request, image, "image", limits)
         if mask is None:
             return EditImages(image, image_facts)
-        data = await self._fetch(owner_of(request), mask)
-        most = limits.max_input_pixels
-        mask_facts = await _answer(self._checks.mask_facts, data, "mask", most)
+        data, most = self._fetch_of(request, mask), limits.max_input_pixels
+        client = caller_of(request)
+        mask_facts = await _answer(self._checks.mask_facts, data, "mask", most, client)
         return EditImages(image, image_facts, mask, mask_facts)
 
     async def make_map(
@@ -202,31 +219,49 @@ class SentImages:
             InvalidRequest: it cannot be decoded, has too many pixels or several frames; or the
                 detector cannot be run.
         """
-        owner = owner_of(request)
-        data = await self._fetch(owner, image)
+        data, most = self._fetch_of(request, image), limits.max_input_pixels
         order = replace(order, folder=self.detectors.folder)
-        made = await _answer(self._checks.control_map, data, order, limits.max_input_pixels)
+        made = await _answer(self._checks.control_map, data, order, most, caller_of(request))
         try:
-            ref = await self._inputs.put(owner, once(made.png), max_bytes=len(made.png))
+            ref = await self._inputs_of(request, limits).put(
+                owner_of(request), once(made.png), max_bytes=len(made.png)
+            )
         except BlobStoreError as error:
             raise store_fails(error) from error
         return MadeMap(ref, made)
 
-    async def _fetch(self, owner: str, ref: BlobRef) -> bytes:
-        try:
-            data = await asyncio.to_thread(self._inputs.get, owner, ref)
-        except BlobStoreError as error:
-            raise store_fails(error) from error
-        if data is None:
-            # it was stored a moment ago
-            raise store_fails()
-        return data
+    def _uploads(self, request: Request, limits: LimitsConfig) -> Uploads:
+        return Uploads(self._inputs_of(request, limits), limits)
+
+    def _inputs_of(self, request: Request, limits: LimitsConfig) -> ClientInputs:
+        most = limits.max_stored_bytes_per_client
+        return ClientInputs(self._inputs, self._stored, caller_of(request), most)
+
+    def _fetch_of(self, request: Request, ref: BlobRef) -> Source:
+        """Return what fetches a stored image: those that wait for their check take no memory."""
+        owner = owner_of(request)
+
+        def fetch() -> bytes:
+            data = self._inputs.get(owner, ref)
+            if data is None:
+                raise BlobStoreError("an image is gone that was stored a moment ago")
+            return data
+
+        return fetch
 
 
 async def _answer(submit: Callable[P, Future[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what a coder's job returns; raises :class:`ApiError` 503 where it has no answer."""
     try:
         return await asyncio.wrap_future(submit(*args, **kwargs))
+    except QueueFull as error:
+        raise unavailable(
+            "Too many images of yours wait to be checked at this gateway; let calls that send "
+            "images end, then try again.",
+            "too_many_checks",
+        ) from error
+    except BlobStoreError as error:
+        raise store_fails(error) from error
     except _CHECK_ERRORS as error:
         logger.error("an image that a client sends is not checked: %r", error)
         raise unavailable(

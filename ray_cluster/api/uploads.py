@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Protocol
 
 from starlette.requests import Request
 
@@ -24,7 +25,7 @@ from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
-from ray_cluster.storage.inputs import InputStore, InputTooLarge
+from ray_cluster.storage.inputs import InputTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,14 @@ class MoreFiles:
         return num_before < self.most and name not in self.texts and "[" not in name
 
 
+class Inputs(Protocol):
+    """The part of an :class:`~ray_cluster.storage.inputs.InputStore` that is used here."""
+
+    async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef: ...
+
+    def renew(self, owner: str, ref: BlobRef) -> bool: ...
+
+
 class Uploads:
     """Stores the images of calls under their client, each checked for size and kind.
 
@@ -77,7 +86,7 @@ class Uploads:
     decoded.
     """
 
-    def __init__(self, inputs: InputStore, limits: LimitsConfig) -> None:
+    def __init__(self, inputs: Inputs, limits: LimitsConfig) -> None:
         self._inputs = inputs
         self._limit = BodyLimit.of_uploads(limits)
         self._max_input_bytes = limits.max_input_bytes
@@ -134,10 +143,10 @@ class Uploads:
     async def _store_again(self, owner: str, file_id: str, param: str) -> BlobRef:
         ref = file_of_id(file_id)
         try:
-            data = None if ref is None else await asyncio.to_thread(self._inputs.get, owner, ref)
+            is_there = ref is not None and await asyncio.to_thread(self._inputs.renew, owner, ref)
         except BlobStoreError as error:
             raise store_fails(error) from error
-        if ref is None or data is None or len(data) != ref.num_bytes:
+        if ref is None or not is_there:
             raise InvalidRequest(
                 f"The parameter {param!r} names the file {file_id[:100]!r}, which does not exist: "
                 "files are kept for a while, and only for whoever has uploaded them. Upload it "
@@ -145,7 +154,7 @@ class Uploads:
                 param,
                 "file_not_found",
             )
-        return await self.store(owner, once(data), param)
+        return ref
 
     async def store(self, owner: str, chunks: AsyncIterator[bytes], param: str) -> BlobRef:
         """Store an image while it arrives; errors are those of :meth:`store_text`."""

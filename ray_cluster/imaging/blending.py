@@ -11,6 +11,7 @@ Pixels = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 _WHOLE = 255
+_STRIP_PIXELS = 1 << 20
 
 
 def any_in(mask: Mask, size_px: SizePx) -> Mask:
@@ -44,17 +45,33 @@ def blend_weights(mask: Mask, feather_px: int) -> Pixels:
     The weights grow with the distance from the nearest pixel outside, over ``feather_px`` pixels.
     The border of the image is no border of the mask.
     """
-    weights = np.where(mask, _WHOLE, 0).astype(np.uint8)
+    weights = mask.astype(np.uint8)
+    weights *= _WHOLE
     if feather_px == 0 or mask.all() or not mask.any():
         return weights
+    # with one pixel around, if there is one: it has the nearest pixel outside
+    rows, columns = _extent(mask.max(axis=1)), _extent(mask.max(axis=0))
+    # some rows at a time, with those around that are near enough to count: the distances of all
+    # would take eight times the memory of the image
+    height = _STRIP_PIXELS // (columns.stop - columns.start) + feather_px
+    for top in range(rows.start, rows.stop, height):
+        part = slice(top, min(rows.stop, top + height))
+        around = slice(max(0, part.start - feather_px), part.stop + feather_px)
+        near = _near(mask[around, columns], feather_px)
+        weights[part, columns] = near[part.start - around.start :][: part.stop - part.start]
+    return weights
+
+
+def _near(mask: Mask, feather_px: int) -> Pixels:
+    """Return the weights of a mask of which at least one pixel is outside, or none is near."""
+    if mask.all():
+        return np.full(mask.shape, _WHOLE, np.uint8)
     # large, and needed here alone
     from scipy import ndimage
 
-    # with one pixel around, if there is one: it has the nearest pixel outside
-    rows, columns = _extent(mask.max(axis=1)), _extent(mask.max(axis=0))
-    distance_px = ndimage.distance_transform_edt(mask[rows, columns])
+    distance_px = ndimage.distance_transform_edt(mask)
     share = np.minimum(distance_px / (feather_px + 1), 1.0)
-    weights[rows, columns] = np.rint(share * _WHOLE)
+    weights: Pixels = np.rint(share * _WHOLE).astype(np.uint8)
     return weights
 
 

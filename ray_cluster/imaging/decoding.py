@@ -1,6 +1,7 @@
 """From the bytes of an image that a client sends to its pixels; nothing in them is trusted.
 
-What can be told from the header is checked before a pixel is decoded.
+What can be told from the header is checked before a pixel is decoded. Whoever needs no more than
+one look at the pixels takes them in strips, which costs less memory than another copy of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -20,7 +24,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP")
 # photos of phones: several views of one scene, of which the first is the photo
 _SEVERAL_VIEWS = "MPO"
 # programs write 20 at most; each costs the decoder a pass over all pixels, for 10 bytes of the file
-_MAX_JPEG_SCANS = 100
+MAX_JPEG_SCANS = 32
 # what Pillow raises for damaged files; its bomb error is an Exception of no other kind
 _DAMAGED: tuple[type[Exception], ...] = (
     *MODEL_ERRORS,
@@ -39,8 +43,60 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_MARKER_WITH_LENGTH_OR_END = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")
+# those that swap width and height
+_LYING = (5, 6, 7, 8)
+# the last 0xff before it: a run of them would cost the square of its length
+_MARKER_WITH_LENGTH_OR_END = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_STRIP_PIXELS = 1 << 20
+
+
+class Header(NamedTuple):
+    """What the first bytes of a file say.
+
+    Attributes:
+        kind: PNG, JPEG, MPO or WEBP; nothing for a file that cannot be read.
+    """
+
+    kind: str = ""
+    width_px: int = 0
+    height_px: int = 0
+
+    @property
+    def num_pixels(self) -> int:
+        """Of the image; 0 for a file that cannot be read."""
+        return self.width_px * self.height_px
+
+
+def header_of(data: bytes) -> Header:
+    """Return what a file seems to be; next to nothing of it is checked."""
+    if (webp := _webp_header(data)) is not None:
+        return webp
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                return Header(image.format or "", *image.size)
+    except Image.DecompressionBombError:
+        return Header()
+    except _DAMAGED:
+        return Header()
+
+
+def _webp_header(data: bytes) -> Header | None:
+    """Return what a WebP seems to be: opened by Pillow, it has memory for its pixels already."""
+    head = data[:30].ljust(30, b"\0")
+    number = int.from_bytes(head[21:25], "little")
+    match head[:4], head[8:16]:
+        case b"RIFF", b"WEBPVP8X":
+            sides = (int.from_bytes(head[start : start + 3], "little") + 1 for start in (24, 27))
+        case b"RIFF", b"WEBPVP8L":
+            sides = ((number >> shift) % (1 << 14) + 1 for shift in (0, 14))
+        case b"RIFF", b"WEBPVP8 ":
+            sides = (int.from_bytes(head[at : at + 2], "little") % (1 << 14) for at in (26, 28))
+        case _:
+            return None
+    return Header("WEBP", *sides)
 
 
 def decoded(data: bytes, param: str, max_pixels: int | None = None) -> Image.Image:
@@ -53,18 +109,44 @@ def decoded(data: bytes, param: str, max_pixels: int | None = None) -> Image.Ima
         max_pixels: None for an image that has passed this check.
 
     Raises:
+        InvalidRequest: as of :func:`opened`.
+    """
+    with opened(data, param, max_pixels) as image:
+        image.load()
+        mode = _mode_of(image)
+        is_plain = image.mode == mode
+        return upright(image if is_plain else joined(strips(image), mode, image.size), image)
+
+
+@contextmanager
+def opened(data: bytes, param: str, max_pixels: int | None = None) -> Iterator[Image.Image]:
+    """Open an image whose header is in order; its pixels are still to be decoded.
+
+    Args:
+        param, max_pixels: as of :func:`decoded`.
+
+    Raises:
         InvalidRequest: names ``param``; no PNG, JPEG or WebP that can be decoded whole, more pixels
-            than allowed, or several frames.
+            than allowed, several frames, or too many scans; also for what decoding raises in the
+            block.
     """
     try:
         with warnings.catch_warnings():
             # of damaged metadata, which changes no pixel, and of sizes, which are checked here
             warnings.simplefilter("ignore")
-            return _decoded(data, param, max_pixels)
+            if (webp := _webp_header(data)) is not None:
+                _check_size(webp.width_px, webp.height_px, param, max_pixels)
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                _check_size(*image.size, param, max_pixels)
+                _check_kind(image, data, param)
+                yield image
     except Image.DecompressionBombError as error:
         raise _too_large(param, "far too many", max_pixels) from error
     except UnidentifiedImageError as error:
         raise not_decodable(param, "it is of another kind, or damaged at its start") from error
+    except MemoryError as error:
+        reason = "decoding it takes more memory than an image of its size may"
+        raise not_decodable(param, reason) from error
     except _DAMAGED as error:
         # one line, whatever the file made of it
         reason = " ".join(str(error).split())[:100] or type(error).__name__
@@ -90,25 +172,52 @@ def on_white(image: Image.Image) -> Image.Image:
     return white
 
 
-def _decoded(data: bytes, param: str, max_pixels: int | None) -> Image.Image:
-    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        num_pixels = image.width * image.height
-        if num_pixels == 0:
-            raise ValueError("it has no pixels")
-        if max_pixels is not None and num_pixels > max_pixels:
-            raise _too_large(param, f"{image.width}x{image.height} = {num_pixels}", max_pixels)
-        if image.format != _SEVERAL_VIEWS and getattr(image, "is_animated", False):
-            raise InvalidRequest(
-                f"{param!r} is an animation; only images of one frame are edited. Send one frame.",
-                param,
-                "invalid_image",
-            )
-        if image.format in ("JPEG", _SEVERAL_VIEWS):
-            _check_scans(data)
-        image.load()
-        turn = _TURNS.get(_orientation(image))
-        plain = _of_eight_bits(image)
-    return plain if turn is None else plain.transpose(turn)
+def upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
+    """Return the pixels of an image, all or some of their channels, turned as it is seen."""
+    turn = _TURNS.get(_orientation(image))
+    return pixels if turn is None else pixels.transpose(turn)
+
+
+def upright_size(size_px: tuple[int, int], image: Image.Image) -> tuple[int, int]:
+    """Return the width and height of a decoded image, of this size in its file, as it is seen."""
+    width, height = size_px
+    return (height, width) if _orientation(image) in _LYING else size_px
+
+
+def strips(image: Image.Image) -> Iterator[Image.Image]:
+    """Yield the rows of a decoded image, some at a time, as RGB or RGBA; they are not turned."""
+    mode, num_rows = _mode_of(image), max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, num_rows):
+        bottom = min(image.height, top + num_rows)
+        yield _of_eight_bits(image.crop((0, top, image.width, bottom)), mode)
+
+
+def joined(parts: Iterator[Image.Image], mode: str, size_px: tuple[int, int]) -> Image.Image:
+    """Return the image of these strips."""
+    whole, top = Image.new(mode, size_px), 0
+    for part in parts:
+        whole.paste(part, (0, top))
+        top += part.height
+    return whole
+
+
+def _check_size(width_px: int, height_px: int, param: str, max_pixels: int | None) -> None:
+    num_pixels = width_px * height_px
+    if num_pixels == 0:
+        raise ValueError("it has no pixels")
+    if max_pixels is not None and num_pixels > max_pixels:
+        raise _too_large(param, f"{width_px}x{height_px} = {num_pixels}", max_pixels)
+
+
+def _check_kind(image: Image.Image, data: bytes, param: str) -> None:
+    if image.format != _SEVERAL_VIEWS and getattr(image, "is_animated", False):
+        raise InvalidRequest(
+            f"{param!r} is an animation; only images of one frame are edited. Send one frame.",
+            param,
+            "invalid_image",
+        )
+    if image.format in ("JPEG", _SEVERAL_VIEWS):
+        _check_scans(data)
 
 
 def _too_large(param: str, given: str, max_pixels: int | None) -> InvalidRequest:
@@ -127,8 +236,8 @@ def _check_scans(jpeg: bytes) -> None:
         if kind == _END_OF_IMAGE:
             return
         num_scans += kind == _START_OF_SCAN
-        if num_scans > _MAX_JPEG_SCANS:
-            raise ValueError(f"it has more than {_MAX_JPEG_SCANS} progressive scans")
+        if num_scans > MAX_JPEG_SCANS:
+            raise ValueError(f"it has more than the {MAX_JPEG_SCANS} progressive scans allowed")
         position = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2], "big")
 
 
@@ -141,12 +250,17 @@ def _orientation(image: Image.Image) -> int:
     return orientation if isinstance(orientation, int) else 1
 
 
-def _of_eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image as RGB, or as RGBA if it has transparency."""
-    if image.mode.startswith("I"):
-        return _of_sixteen_bits(image)
-    mode = "RGBA" if image.has_transparency_data else "RGB"
-    return image if image.mode == mode else image.convert(mode)
+def _mode_of(image: Image.Image) -> str:
+    """Return RGB, or RGBA if an image has transparency."""
+    if image.mode == "P" and image.palette is None:
+        raise ValueError("it lacks its palette")
+    return "RGBA" if image.has_transparency_data else "RGB"
+
+
+def _of_eight_bits(strip: Image.Image, mode: str) -> Image.Image:
+    if strip.mode.startswith("I"):
+        return _of_sixteen_bits(strip)
+    return strip if strip.mode == mode else strip.convert(mode)
 
 
 def _of_sixteen_bits(image: Image.Image) -> Image.Image:

@@ -74,9 +74,12 @@ def canny_edges(pixels: Pixels) -> npt.NDArray[np.bool_]:
     """Return Canny's edges ``[H, W]`` of ``[H, W, 3]`` uint8."""
     import cv2
 
-    edges: npt.NDArray[np.bool_] = (
-        cv2.Canny(np.ascontiguousarray(pixels), _CANNY_LOW, _CANNY_HIGH) > 0
-    )
+    try:
+        found = cv2.Canny(np.ascontiguousarray(pixels), _CANNY_LOW, _CANNY_HIGH)
+    except cv2.error as error:
+        # the one thing that goes wrong with pixels; of a kind that ends a coder process
+        raise MemoryError(str(error)) from error
+    edges: npt.NDArray[np.bool_] = found > 0
     return edges
 
 
@@ -86,13 +89,16 @@ def _canny(pixels: Pixels) -> Pixels:
 
 def _scribble(pixels: Pixels) -> Pixels:
     # the weights of brightness that Pillow and OpenCV have
-    grey = pixels.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)
-    return _in_three_channels(grey < _STROKE_BELOW)
+    weights = np.array([0.299, 0.587, 0.114], np.float32)
+    is_stroke = np.empty(pixels.shape[:2], np.bool_)
+    # row by row: as floats, an image takes five times its size
+    for row, is_set in zip(pixels, is_stroke, strict=True):
+        is_set[:] = row.astype(np.float32) @ weights < _STROKE_BELOW
+    return _in_three_channels(is_stroke)
 
 
 def _in_three_channels(is_set: npt.NDArray[np.bool_]) -> Pixels:
-    white = np.where(is_set, 255, 0).astype(np.uint8)
-    return np.repeat(white[..., None], 3, axis=2)
+    return np.repeat(is_set.astype(np.uint8)[..., None] * np.uint8(255), 3, axis=2)
 
 
 _BUILT_IN: Mapping[str, Callable[[Pixels], Pixels]] = {
@@ -101,7 +107,8 @@ _BUILT_IN: Mapping[str, Callable[[Pixels], Pixels]] = {
     "invert": lambda pixels: 255 - pixels,
     "scribble": _scribble,
 }
-DETECTOR_NAMES = (*_BUILT_IN, *_NETWORKS)
+BUILT_IN_NAMES = tuple(_BUILT_IN)
+DETECTOR_NAMES = (*BUILT_IN_NAMES, *_NETWORKS)
 
 
 @dataclass(frozen=True, slots=True)

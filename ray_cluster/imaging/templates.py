@@ -11,7 +11,15 @@ from PIL import Image
 
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.blending import Mask, Pixels, any_in, blend_in, blend_weights
-from ray_cluster.imaging.decoding import decoded, on_white
+from ray_cluster.imaging.decoding import (
+    decoded,
+    joined,
+    on_white,
+    opened,
+    strips,
+    upright,
+    upright_size,
+)
 from ray_cluster.policies.edits import Box, SizePx
 from ray_cluster.requests import Edit
 
@@ -88,9 +96,17 @@ def image_facts(data: bytes, param: str, max_pixels: int) -> ImageFacts:
         InvalidRequest: names ``param``; no image that can be decoded, more pixels than allowed, or
             several frames.
     """
-    image = decoded(data, param, max_pixels)
-    has_alpha = image.mode == "RGBA" and image.getchannel("A").getextrema() != (_OPAQUE, _OPAQUE)
-    return ImageFacts(image.width, image.height, has_alpha)
+    with opened(data, param, max_pixels) as image:
+        size_px = image.size
+        # of a jpeg, all is read, and an eighth of its rows and columns made of that
+        image.draft(None, (1, 1))
+        image.load()
+        has_alpha = any(map(_has_alpha, strips(image)))
+        return ImageFacts(*upright_size(size_px, image), has_alpha)
+
+
+def _has_alpha(strip: Image.Image) -> bool:
+    return strip.mode == "RGBA" and strip.getchannel("A").getextrema() != (_OPAQUE, _OPAQUE)
 
 
 def mask_facts(data: bytes, param: str, max_pixels: int) -> MaskFacts:
@@ -99,7 +115,7 @@ def mask_facts(data: bytes, param: str, max_pixels: int) -> MaskFacts:
     Raises:
         InvalidRequest: likewise for one without an alpha channel, or that leaves nothing to edit.
     """
-    edited = _edited(decoded(data, param, max_pixels), param)
+    edited = _edited(data, param, max_pixels)
     bounds = edited.getbbox()
     if bounds is None:
         raise InvalidRequest(
@@ -128,7 +144,7 @@ def edit_pixels(image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx) -
     work = window_pixels(canvas, edit.window, work_px)
     if mask is None:
         return EditPixels(work, None, canvas, None)
-    edited = _edited(decoded(mask, "mask"), "mask")
+    edited = _edited(mask, "mask")
     on_canvas = any_in(np.asarray(edited) == _EDITED, edit.canvas_px)
     window = edit.window or Box(0, 0, *edit.canvas_px)
     content_px = _content_px(window.size_px, work_px)
@@ -169,9 +185,16 @@ def finished(made: Pixels, edit: EditPixels, window: Box | None) -> Pixels:
     return result
 
 
-def _edited(mask: Image.Image, param: str) -> Image.Image:
+def _edited(data: bytes, param: str, max_pixels: int | None = None) -> Image.Image:
     """Return where a mask is transparent, as ``_EDITED`` and 0."""
-    if mask.mode != "RGBA":
+    with opened(data, param, max_pixels) as image:
+        image.load()
+        parts = (_edited_part(strip, param) for strip in strips(image))
+        return upright(joined(parts, "L", image.size), image)
+
+
+def _edited_part(strip: Image.Image, param: str) -> Image.Image:
+    if strip.mode != "RGBA":
         raise InvalidRequest(
             f"{param!r} has no alpha channel; a mask is a PNG or WebP that is transparent where "
             "the image is to be edited. Of one that is white there, Pillow makes it by "
@@ -180,7 +203,7 @@ def _edited(mask: Image.Image, param: str) -> Image.Image:
             "invalid_image",
         )
     kept = 256 - _LEAST_KEPT_ALPHA
-    return mask.getchannel("A").point([_EDITED] * _LEAST_KEPT_ALPHA + [0] * kept)
+    return strip.getchannel("A").point([_EDITED] * _LEAST_KEPT_ALPHA + [0] * kept)
 
 
 def _content_px(window_px: SizePx, work_px: SizePx) -> SizePx:

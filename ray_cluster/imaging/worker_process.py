@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
 _FRAME = struct.Struct("!IB")
 _LENGTH = struct.Struct("!Q")
 _CLOSE_TIMEOUT_S = 5.0
+# from the end of a child's pipe to its own
+_END_S = 1.0
 _PARENT_CHECK_S = 1.0
 
 Bytes = bytes | bytearray | memoryview
@@ -112,6 +115,9 @@ class CoderProcess:
             if is_late.is_set():
                 message = f"process {self.pid} was ended after {max_s:g} s of a job"
                 raise JobTooLong(message) from error
+            if isinstance(error, EOFError | BrokenPipeError) and self._is_out_of_time():
+                message = f"process {self.pid} has used up the CPU time of a job"
+                raise JobTooLong(message) from error
             raise ProcessDied(f"process {self.pid} ended during a job: {error!r}") from error
         finally:
             timer.cancel()
@@ -120,6 +126,12 @@ class CoderProcess:
         if "error" in reply.header:
             raise RequestFailed(reply.header["error"], "coding")
         return reply
+
+    def _is_out_of_time(self) -> bool:
+        """Whether the child has ended by the timer of :mod:`.allowance`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_END_S) == -signal.SIGPROF
+        return False
 
     def _end_late(self, is_late: threading.Event) -> None:
         is_late.set()

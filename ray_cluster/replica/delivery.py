@@ -18,6 +18,7 @@ from ray_cluster.engine.events import Decoded, Previewed
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.templates import EditPixels, Paste
 from ray_cluster.observability.logs import bound, fields_of
+from ray_cluster.replica.edit_images import fair_client
 from ray_cluster.replica.retries import retry_waits_s
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, OutputSpec, candidate_name
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -34,6 +35,7 @@ class Coder(Protocol):
         spec: OutputSpec,
         recipe: Mapping[str, str],
         paste: Paste | None = None,
+        client: str = "",
     ) -> Future[bytes]: ...
 
 
@@ -149,7 +151,8 @@ class Delivery:
     ) -> bytes:
         paste = None if self._edits is None else await self._edits.paste(request)
         try:
-            return await asyncio.wrap_future(self._coder.submit(pixels, spec, recipe, paste))
+            coding = self._coder.submit(pixels, spec, recipe, paste, fair_client(request))
+            return await asyncio.wrap_future(coding)
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
 

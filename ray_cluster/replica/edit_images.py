@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from ray_cluster.policies.edits import SizePx
 from ray_cluster.replica.retries import retry_waits_s
 from ray_cluster.requests import BlobRef, Edit, ImageRequest, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError
+from ray_cluster.storage.inputs import OPEN_OWNER
 
 logger = logging.getLogger(__name__)
 
 # a photo of 12 megapixels and its weights are 48 MB
 _MOST_KEPT_BYTES = 256 << 20
+# edits of one client whose files are in memory: one is fetched while another is decoded
+_READ_AT_ONCE = 2
 _MEASURED_PX = 256
 _REPEATS = 3
 
@@ -38,7 +42,7 @@ class PixelReader(Protocol):
     """The part of an :class:`~ray_cluster.imaging.image_coder.ImageCoder` that is used here."""
 
     def edit_pixels(
-        self, image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx
+        self, image: bytes, mask: bytes | None, edit: Edit, work_px: SizePx, client: str = ""
     ) -> Future[EditPixels]: ...
 
 
@@ -68,6 +72,8 @@ class EditImages:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[Hashable, EditPixels] = OrderedDict()
         self._reading: dict[Hashable, asyncio.Task[EditPixels]] = {}
+        # by client; gone when nobody waits for its turn
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @property
     def num_bytes(self) -> int:
@@ -124,10 +130,13 @@ class EditImages:
         assert edit is not None, "only edits have images"
         # whatever goes wrong ends this request: an error of another kind would leave its lease open
         try:
-            image = await self._fetch(request, edit.image)
-            mask = None if edit.mask is None else await self._fetch(request, edit.mask)
-            reading = self._reader.edit_pixels(image, mask, edit, request.size_px)
-            return await asyncio.wrap_future(reading)
+            # files that wait for their turn are not fetched yet
+            client = fair_client(request)
+            async with self._turns.setdefault(client, asyncio.Semaphore(_READ_AT_ONCE)):
+                image = await self._fetch(request, edit.image)
+                mask = None if edit.mask is None else await self._fetch(request, edit.mask)
+                reading = self._reader.edit_pixels(image, mask, edit, request.size_px, client)
+                return await asyncio.wrap_future(reading)
         except InvalidRequest as error:
             # the gateway had found nothing wrong with them
             raise RequestFailed(error.message, "image") from error
@@ -154,6 +163,11 @@ class EditImages:
                 )
             return data
         raise AssertionError("the last try returns or raises")
+
+
+def fair_client(request: ImageRequest) -> str:
+    """Return whose turn it is when a request's images are coded: its client's, or its call's."""
+    return request.call_id if request.owner == OPEN_OWNER else request.owner
 
 
 def reading_per_megapixel_s(coder: Coder, clock: Callable[[], float]) -> float:

@@ -84,12 +84,12 @@ class InputStore:
         returns.
 
         Args:
-            owner: a digest of the client's API key, or :data:`OPEN_OWNER`.
+            owner: of the client, by its name or its API key's digest, or :data:`OPEN_OWNER`.
 
         Raises:
             InputTooLarge: it has more than ``max_bytes``.
             BlobStoreError: the store failed.
-            ValueError: the owner is no digest.
+            ValueError: the owner is no name of an owner.
         """
         if _OWNER.fullmatch(owner) is None:
             raise ValueError(f"no owner of inputs: {owner[:100]!r}")
@@ -102,6 +102,20 @@ class InputStore:
             asyncio.get_running_loop().run_in_executor(None, writer.discard)
             raise
         return ref
+
+    def renew(self, owner: str, ref: BlobRef) -> bool:
+        """Keep an input as if it were sent again now; False if it is not there. Blocks.
+
+        Raises:
+            BlobStoreError: the store failed.
+            ValueError: as of :meth:`get`.
+        """
+        latest, *_ = names = list(self._entries_of(owner, ref))
+        for name in names:
+            blob = self._blobs.find(name)
+            if blob is not None and blob.num_bytes == ref.num_bytes:
+                return self._blobs.copy(name, latest)
+        return False
 
     def _commit(self, writer: BlobWriter, owner: str, ref: BlobRef) -> None:
         writer.commit(f"{input_name(owner, ref)}.{self._period % _NUM_GENERATIONS}")

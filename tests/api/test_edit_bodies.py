@@ -13,7 +13,6 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.sent_images import SentImages
@@ -43,6 +42,7 @@ from tests.fakes import (
     settings_for,
 )
 from tests.imaging.pictures import file_of
+from tests.keys import with_keys
 
 JSON = {"content-type": "application/json"}
 # what cannot be compressed
@@ -140,11 +140,10 @@ async def test_a_body_that_never_ends_is_a_408(
 async def test_clients_have_images_of_their_own(
     fake: FakeDispatcherClient, config: ClusterConfig, tmp_path: Path
 ) -> None:
-    keys = config.http.model_copy(update={"api_keys": (SecretStr("alice"), SecretStr("bob"))})
     inputs = InputStore(BlobStore(str(tmp_path)), grace_s=3600.0, wall_clock=time.time)
     app = create_app(
         fake,
-        settings_for(config.model_copy(update={"http": keys})),
+        settings_for(with_keys(config, "alice", "bob")),
         results=memory_results(),
         images=SentImages(inputs, PlainChecks()),
     )
@@ -224,7 +223,7 @@ async def test_what_checks_images_may_fail_in_any_way(
     fake: FakeDispatcherClient, config: ClusterConfig
 ) -> None:
     class Failing(PlainChecks):
-        def image_facts(self, data: bytes, param: str, max_pixels: int) -> Any:
+        def image_facts(self, *_: Any) -> Any:
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
     images = sent_images()

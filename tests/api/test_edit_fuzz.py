@@ -22,7 +22,7 @@ from tests.api.checks import error_of
 from tests.api.conftest import shapes_config, shapes_profile
 from tests.api.edit_calls import EDITS, PROMPT, VARIATIONS, coded, mask_of, parts, picture
 from tests.fakes import FakeDispatcherClient, memory_results, settings_for
-from tests.imaging.hostile import bombs, hostile_files, peak_bytes, regular_files
+from tests.imaging.hostile import bombs, hostile_files, peak_bytes, reader_of, regular_files
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def present_bytes() -> int:
 def test_a_thousand_hostile_uploads_are_images_or_clear_refusals(
     coder: ImageCoder, tmp_path: Path
 ) -> None:
-    (process_id,) = coder.process_ids
+    process_id = reader_of(coder)
     # those that are made once stay
     assert bombs()
     assert regular_files()

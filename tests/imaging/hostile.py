@@ -13,8 +13,10 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from ray_cluster.imaging.image_coder import ImageCoder
 from tests.imaging.pictures import exif_of, file_of, gradient
 
+_START_OF_SCAN = b"\xff\xda"
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 Chunk = tuple[bytes, bytes]
 
@@ -42,6 +44,30 @@ def plain_png(
     return [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
 
 
+def vast_png(side: int, *, depth: int = 8, colour: int = 2, more: Sequence[Chunk] = ()) -> bytes:
+    """Return a png of side x side black pixels, made by repetition: of 64 megapixels in no time."""
+    samples = {0: 1, 2: 3, 3: 1, 6: 4}[colour]
+    num_bytes = side * (1 + side * samples * depth // 8)
+    block = 1 << 20
+    coding = zlib.compressobj(9, zlib.DEFLATED, -15)
+    zeros = coding.compress(bytes(block)) + coding.flush(zlib.Z_FULL_FLUSH)
+    last = zlib.compressobj(9, zlib.DEFLATED, -15)
+    rest = last.compress(bytes(num_bytes % block)) + last.flush()
+    # Adler-32 of zeros
+    check = struct.pack("!HH", num_bytes % 65521, 1)
+    data = b"\x78\x9c" + zeros * (num_bytes // block) + rest + check
+    first, _, end = plain_png(side, side, depth=depth, colour=colour)
+    return png_of([first, *more, (b"IDAT", data), end])
+
+
+def vast_scans(side: int, num_scans: int) -> bytes:
+    """Return the header and the scans of a progressive jpeg of side x side pixels."""
+    data = bytearray(many_scans(num_scans))
+    size = data.index(b"\xff\xc2") + 5
+    data[size : size + 4] = struct.pack("!HH", side, side)
+    return bytes(data)
+
+
 def animation(kind: str) -> bytes:
     frames = [Image.fromarray(one) for one in (gradient(), 255 - gradient(), gradient())]
     return file_of(frames[0], kind, save_all=True, append_images=frames[1:], duration=50)
@@ -54,10 +80,18 @@ def photo_of_a_phone() -> bytes:
 
 
 def many_scans(num_scans: int) -> bytes:
-    """Return a progressive jpeg whose last scan is repeated."""
+    """Return a progressive jpeg of so many scans, the last of which is repeated."""
     data = file_of(gradient(), "JPEG", progressive=True)
-    last = data.rindex(b"\xff\xda")
-    return data[:-2] + data[last:-2] * num_scans + data[-2:]
+    last = data.rindex(_START_OF_SCAN)
+    more = num_scans - data.count(_START_OF_SCAN)
+    return data[:-2] + data[last:-2] * more + data[-2:]
+
+
+def reader_of(coder: ImageCoder) -> int:
+    """Return the id of the process that decodes; it is the only one that has started."""
+    coder.image_facts(regular_files()[0], "image", 1 << 20).result(60)
+    (process_id,) = coder.process_ids
+    return process_id
 
 
 @cache

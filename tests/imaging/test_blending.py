@@ -84,6 +84,10 @@ def test_weights_are_those_of_all_distances(
     mask = np.random.default_rng(seed).random(shape) < 0.7
     outside = np.argwhere(~mask)
     weights = blend_weights(mask, feather_px)
+    with pytest.MonkeyPatch.context() as patch:
+        # and some rows at a time
+        patch.setattr("ray_cluster.imaging.blending._STRIP_PIXELS", 1)
+        assert np.array_equal(blend_weights(mask, feather_px), weights)
     for position in np.ndindex(shape):
         distance = min((math.dist(position, other) for other in outside), default=math.inf)
         assert weights[position] == round(255 * min(1.0, distance / (feather_px + 1)))

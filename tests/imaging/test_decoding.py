@@ -11,15 +11,17 @@ import pytest
 from PIL import Image
 
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.imaging.decoding import decoded, on_white
+from ray_cluster.imaging.decoding import Header, decoded, header_of, on_white
 from ray_cluster.imaging.encoder import Pixels
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.policies.edits import Box
 from tests.imaging.hostile import (
     animation,
+    hostile_files,
     photo_of_a_phone,
     plain_png,
     png_of,
+    regular_files,
 )
 from tests.imaging.pictures import exif_of, file_of, gradient, mask_file
 
@@ -85,6 +87,54 @@ def test_an_orientation_that_is_a_text_turns_nothing() -> None:
     entry = struct.pack("<HHI4s", 0x0112, 2, 2, b"6\0\0\0")
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + bytes(4)
     assert np.array_equal(seen(file_of(gradient(), exif=exif)), gradient())
+
+
+@pytest.mark.parametrize("size_px", [(40, 24), (1, 1), (300, 1000)])
+def test_the_header_of_a_webp_is_read_without_memory_for_its_pixels(
+    size_px: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image.new("RGBA", size_px, (1, 2, 3, 4))
+    files = [
+        file_of(one, "WEBP", lossless=is_lossless, exif=exif)
+        for one in (image, image.convert("RGB"))
+        for is_lossless in (True, False)
+        for exif in (b"", exif_of(1))
+    ]
+    assert {data[8:16] for data in files} == {b"WEBPVP8 ", b"WEBPVP8L", b"WEBPVP8X"}
+    monkeypatch.setattr(Image, "open", None)
+    for data in files:
+        assert header_of(data) == Header("WEBP", *size_px)
+        with pytest.raises(InvalidRequest, match="{}x{} = ".format(*size_px)):
+            decoded(data, "image", size_px[0] * size_px[1] - 1)
+
+
+def test_a_check_finds_what_decoding_gives() -> None:
+    """It looks at strips, and at an eighth of a jpeg's pixels."""
+    for data in hostile_files(400, seed=47):
+        image = _decoded_or_none(data)
+        if image is None:
+            with pytest.raises(InvalidRequest):
+                image_facts(data, "image", MAX_PIXELS)
+            continue
+        alpha = image.getchannel("A").getextrema() if image.mode == "RGBA" else (255, 255)
+        facts = ImageFacts(image.width, image.height, alpha != (255, 255))
+        assert image_facts(data, "image", MAX_PIXELS) == facts
+
+
+def test_strips_are_joined_to_the_image_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [_decoded_or_none(data) for data in regular_files()]
+    monkeypatch.setattr("ray_cluster.imaging.decoding._STRIP_PIXELS", 100)
+    cut = [_decoded_or_none(data) for data in regular_files()]
+    assert sum(one is not None for one in whole) > 10
+    for one, other in zip(whole, cut, strict=True):
+        assert np.array_equal(np.array(one), np.array(other))
+
+
+def _decoded_or_none(data: bytes) -> Image.Image | None:
+    try:
+        return decoded(data, "image", MAX_PIXELS)
+    except InvalidRequest:
+        return None
 
 
 def test_transparency_lies_on_white() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from ray_cluster.errors import InvalidRequest, RequestFailed
+from ray_cluster.imaging.decoding import MAX_JPEG_SCANS, Header, header_of
 from ray_cluster.imaging.image_coder import ImageCoder
-from ray_cluster.imaging.templates import edit_pixels, image_facts, mask_facts
+from ray_cluster.imaging.templates import ImageFacts, edit_pixels, image_facts, mask_facts
 from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
 from ray_cluster.requests import BlobRef, Edit
 from tests.imaging.hostile import (
@@ -25,11 +26,15 @@ from tests.imaging.hostile import (
     many_scans,
     overfull,
     peak_bytes,
+    reader_of,
     regular_files,
+    vast_png,
+    vast_scans,
 )
 from tests.imaging.pictures import exif_of, file_of
 
 MAX_PIXELS = 1 << 20
+SIDE = 8192
 NUM_FILES = 1000
 MIB = 1 << 20
 
@@ -73,9 +78,31 @@ def test_what_a_file_holds_beyond_its_pixels_is_not_decoded() -> None:
 
 
 def test_only_a_jpeg_of_absurdly_many_scans_is_refused() -> None:
-    assert image_facts(many_scans(80), "image", MAX_PIXELS).width_px == 40
-    with pytest.raises(InvalidRequest, match="more than 100 progressive scans"):
-        image_facts(many_scans(100), "image", MAX_PIXELS)
+    assert image_facts(many_scans(MAX_JPEG_SCANS), "image", MAX_PIXELS).width_px == 40
+    with pytest.raises(InvalidRequest, match="more than the 32 progressive scans allowed"):
+        image_facts(many_scans(MAX_JPEG_SCANS + 1), "image", MAX_PIXELS)
+
+
+def test_a_scan_bomb_of_64_megapixels_is_refused_before_its_pixels_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", _no_load)
+    data = vast_scans(SIDE, MAX_JPEG_SCANS + 1)
+    assert header_of(data) == Header("JPEG", SIDE, SIDE)
+    for check in (image_facts, mask_facts):
+        with pytest.raises(InvalidRequest, match="progressive scans allowed"):
+            check(data, "image", SIDE * SIDE)
+    with pytest.raises(InvalidRequest, match="cannot be decoded: the pixels were asked for"):
+        image_facts(vast_scans(SIDE, MAX_JPEG_SCANS), "image", SIDE * SIDE)
+
+
+def test_scans_behind_a_long_run_of_fill_bytes_are_counted() -> None:
+    """A marker may begin with any number of 0xff: a search for each would take hours."""
+    data = many_scans(MAX_JPEG_SCANS + 1)
+    last = data.rindex(b"\xff\xda")
+    fill = b"\xff" * (1 << 20)
+    with pytest.raises(InvalidRequest, match="progressive scans"):
+        image_facts(data[:last] + fill + b"\0" + fill + data[last:], "image", MAX_PIXELS)
 
 
 def test_scans_behind_a_comment_that_looks_like_an_end_are_counted() -> None:
@@ -87,11 +114,45 @@ def test_scans_behind_a_comment_that_looks_like_an_end_are_counted() -> None:
         image_facts(hidden, "image", MAX_PIXELS)
 
 
+@pytest.mark.parametrize(
+    ("depth", "colour", "more", "bytes_per_pixel"),
+    [
+        (8, 2, [], 4),
+        (16, 0, [(b"tRNS", b"\0\1")], 2),
+        (1, 3, [(b"PLTE", bytes(6)), (b"tRNS", b"\0")], 1),
+        (8, 6, [], 4),
+    ],
+)
+def test_the_check_of_64_megapixels_takes_no_copy_of_them(
+    depth: int, colour: int, more: list[tuple[bytes, bytes]], bytes_per_pixel: int
+) -> None:
+    data = vast_png(SIDE, depth=depth, colour=colour, more=more)
+    assert len(data) < 1 << 20
+    with ImageCoder(1) as coder:
+        before = peak_bytes(reader_of(coder))
+        facts = coder.image_facts(data, "image", SIDE * SIDE).result(60)
+        is_clear = colour in {3, 6}
+        assert facts == ImageFacts(SIDE, SIDE, has_alpha=is_clear)
+        (process_id,) = coder.process_ids
+        assert peak_bytes(process_id) - before < bytes_per_pixel * SIDE * SIDE + 40 * MIB
+
+
+def test_a_webp_has_the_memory_that_its_decoder_needs() -> None:
+    side = 3000
+    data = file_of(Image.new("RGB", (side, side)), "WEBP", lossless=True, method=0, quality=0)
+    with ImageCoder(1) as coder:
+        facts = coder.image_facts(data, "image", side * side).result(60)
+        assert facts == ImageFacts(side, side, has_alpha=False)
+        edit = Edit(BlobRef("0", 1), (side, side), 4)
+        pixels = coder.edit_pixels(data, None, edit, (64, 64)).result(60)
+        assert pixels.canvas.shape == (side, side, 3)
+
+
 class TestCoder:
     def test_its_process_survives_hostile_files(self) -> None:
         files = [*regular_files(), *bombs(), *random.Random(1).sample([*hostile_files(200, 2)], 30)]
-        with ImageCoder() as coder:
-            (process_id,) = coder.process_ids
+        with ImageCoder(1) as coder:
+            process_id = reader_of(coder)
             futures = [coder.image_facts(data, "image", MAX_PIXELS) for data in files]
             here = [partial(image_facts, data, "image", MAX_PIXELS) for data in files]
             assert [_outcome(one.result) for one in futures] == [_outcome(one) for one in here]
@@ -105,7 +166,7 @@ class TestCoder:
         data = file_of(palette, bits=1, transparency=b"\x00\x80", exif=exif_of(6), compress_level=1)
         assert len(data) < 1 << 16
         with ImageCoder() as coder:
-            (process_id,) = coder.process_ids
+            process_id = reader_of(coder)
             for _ in range(3):
                 facts = coder.mask_facts(data, "mask", side * side).result(60)
                 assert (facts.width_px, facts.ratio) == (side, 1.0)
@@ -143,6 +204,10 @@ class TestCoder:
             assert caught.value.stage == "coding"
             assert "out of memory" in caught.value.message
             assert good.result(60).work.shape == (16, 16, 3)
+
+
+def _no_load(_: object) -> None:
+    raise AssertionError("the pixels were asked for")
 
 
 def _refusal(check: Callable[..., Any], data: bytes, param: str) -> InvalidRequest | None:

@@ -67,9 +67,9 @@ class Doorkeeper:
             self.arrived.set()
             assert self._opened.wait(PATIENCE_S)
 
-    def submit(self, pixels: Any, spec: Any, recipe: Any, paste: Any = None) -> Future[bytes]:
+    def submit(self, pixels: Any, spec: Any, recipe: Any, *more: Any) -> Future[bytes]:
         """The coder, as the delivery knows it."""
-        coding = self._coder.submit(pixels, spec, recipe, paste)
+        coding = self._coder.submit(pixels, spec, recipe, *more)
         if self._stage != "coding" or recipe["seed"] != str(SEED):
             return coding
         held: Future[bytes] = Future()

@@ -83,9 +83,9 @@ class HeldCoder:
         self._inner = inner
         self.codings: list[Any] = []
 
-    def submit(self, pixels: Any, spec: Any, recipe: Any, paste: Any = None) -> Any:
+    def submit(self, *job: Any) -> Any:
         held: Future[bytes] = Future()
-        self.codings.append((held, (pixels, spec, recipe, paste)))
+        self.codings.append((held, job))
         return held
 
     def let_go(self) -> None:

@@ -65,7 +65,12 @@ class Reader:
         self.num_read = 0
 
     def edit_pixels(
-        self, _image: bytes, _mask: bytes | None, _edit: Any, work_px: tuple[int, int]
+        self,
+        _image: bytes,
+        _mask: bytes | None,
+        _edit: Any,
+        work_px: tuple[int, int],
+        _client: str = "",
     ) -> Future[EditPixels]:
         self.num_read += 1
         done: Future[EditPixels] = Future()
@@ -305,3 +310,47 @@ async def test_an_unusual_error_of_reading_ends_the_request(error: Exception) ->
     with pytest.raises(RequestFailed) as failed:
         await EditImages(inputs, Reader()).pixels(edit_of(inputs))
     assert failed.value.stage == "image"
+
+
+class HeldReader(Reader):
+    """Decodes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[tuple[str, Future[EditPixels]]] = []
+
+    def edit_pixels(
+        self,
+        _image: bytes,
+        _mask: bytes | None,
+        _edit: Any,
+        work_px: tuple[int, int],
+        client: str = "",
+    ) -> Future[EditPixels]:
+        done: Future[EditPixels] = Future()
+        self.held.append((client, done))
+        return done
+
+
+async def test_files_of_edits_that_wait_are_not_fetched_and_no_client_waits_for_another() -> None:
+    class Anybodys(Inputs):
+        def get(self, owner: str, ref: BlobRef) -> bytes | None:
+            return super().get(OWNER, ref)
+
+    inputs, reader = Anybodys(), HeldReader()
+    images = EditImages(inputs, reader)
+    many = [replace(edit_of(inputs, f"e{n}"), width_px=64 + 8 * n) for n in range(5)]
+    other = replace(many[0], owner="bob")
+    reading = [asyncio.create_task(images.pixels(one)) for one in (*many, other)]
+    await until(lambda: len(reader.held) == 3, "the edits whose turn it is")
+    assert sorted(client for client, _ in reader.held) == [OWNER, OWNER, "bob"]
+    # an image and a mask each
+    assert len(inputs.asked) == 6
+    while reader.held:
+        blank = np.zeros((64, 64, 3), np.uint8)
+        reader.held.pop()[1].set_result(EditPixels(blank, None, blank, None))
+        num_left = sum(not one.done() for one in reading)
+        await until(lambda left=num_left: sum(not one.done() for one in reading) < left, "one more")
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*reading)
+    assert len(inputs.asked) == 12

@@ -161,10 +161,11 @@ async def test_what_the_coder_writes_names_the_image(
 ) -> None:
     with ImageCoder() as coder:
         async with running(tmp_path, model, coder) as http:
+            await http.post(GENERATE, json=BODY)
             for process_id in coder.process_ids:
                 psutil.Process(process_id).kill()
             reply = await http.post(GENERATE, json=BODY, headers={"X-Request-ID": "call-20"})
     assert reply.status_code == 200
-    [line] = log.about(logger="ray_cluster.imaging.image_coder")
+    [line] = log.about(logger="ray_cluster.imaging.coder_pool")
     assert line["request_id"] == "call-20"
-    assert line["image_id"] == log.about(event="work_finished")[0]["image_id"]
+    assert line["image_id"] == log.about(event="work_finished")[-1]["image_id"]

@@ -105,12 +105,12 @@ class BrokenCoder:
     def __init__(self, inner: ImageCoder, error: Exception, *, at_once: bool) -> None:
         self._inner, self._error, self._at_once = inner, error, at_once
 
-    def submit(self, pixels: Any, spec: Any, recipe: Any, paste: Any = None) -> Any:
-        coding = self._inner.submit(pixels, spec, recipe, paste)
+    def submit(self, pixels: Any, spec: Any, recipe: Any, *more: Any) -> Any:
+        coding = self._inner.submit(pixels, spec, recipe, *more)
         if recipe["seed"] == "2":
             if self._at_once:
                 raise self._error
-            coding = self._inner._threads.submit(self._raise)  # type: ignore[arg-type]
+            coding = self._inner._writers._threads.submit(self._raise)  # type: ignore[arg-type]
         return coding
 
     def _raise(self) -> None:

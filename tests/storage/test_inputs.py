@@ -304,3 +304,43 @@ async def test_a_sweep_leaves_what_is_not_an_input(folder: Folder) -> None:
         folder.clock.advance(GRACE_S / 10)
         assert folder.sweep() == 0
     assert folder.names == sorted(names)
+
+
+async def test_an_input_that_is_renewed_is_kept_as_if_it_were_sent_now(folder: Folder) -> None:
+    ref = await folder.put(ALICE, IMAGE)
+    folder.clock.now_s += GRACE_S
+    assert folder.inputs.renew(ALICE, ref)
+    assert sorted(name[-1] for name in folder.names) == ["1", "2"]
+    folder.clock.now_s += GRACE_S
+    assert folder.sweep() == 1
+    assert folder.inputs.get(ALICE, ref) == IMAGE
+    # nor is there one more for each time
+    for _ in range(3):
+        assert folder.inputs.renew(ALICE, ref)
+    assert len(folder.names) == 2
+
+
+async def test_within_a_period_only_the_time_of_a_renewed_input_changes(folder: Folder) -> None:
+    ref = await folder.put(ALICE, IMAGE)
+    (name,) = folder.names
+    before = folder.blobs.find(name)
+    assert folder.inputs.renew(ALICE, ref)
+    after = folder.blobs.find(name)
+    assert before is not None
+    assert after is not None
+    assert (after.num_bytes, folder.names) == (before.num_bytes, [name])
+    assert after.changed_s != before.changed_s
+
+
+@pytest.mark.parametrize("url", ["folder", "memory"])
+async def test_what_is_not_there_is_not_renewed(tmp_path: Path, url: str) -> None:
+    blobs = BlobStore(str(tmp_path) if url == "folder" else f"memory://{tmp_path.name}")
+    clock = FakeClock(5 * GRACE_S)
+    inputs = InputStore(blobs, grace_s=GRACE_S, wall_clock=clock)
+    ref = await inputs.put(ALICE, pieces(IMAGE), max_bytes=len(IMAGE))
+    assert not inputs.renew(BOB, ref)
+    assert not inputs.renew(ALICE, BlobRef(ref.sha256, ref.num_bytes - 1))
+    assert not inputs.renew(ALICE, BlobRef("0" * 64, ref.num_bytes))
+    clock.now_s += GRACE_S
+    assert inputs.renew(ALICE, ref)
+    assert inputs.get(ALICE, ref) == IMAGE

@@ -1,0 +1,139 @@
+"""Bounds what each client has in the input store: files that it sends, and maps made for it."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from ray_cluster.api.errors import ApiError
+from ray_cluster.requests import BlobRef
+from ray_cluster.storage.inputs import InputStore
+
+# what the smallest file counts as: it bounds their number, too
+_LEAST_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What a client has sent in one period."""
+
+    digests: set[str] = field(default_factory=set)
+    num_bytes: int = 0
+
+
+class StoredBytes:
+    """Counts what each client has sent to the input store through this gateway.
+
+    What is sent in one period of ``grace_s`` is deleted in the next but one, unless an unfinished
+    request uses it (:class:`~ray_cluster.storage.inputs.InputStore`). So what a client has sent in
+    this period and in the one before counts; the same image once for each.
+
+    Args:
+        clock: Unix time in seconds.
+    """
+
+    def __init__(self, grace_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._grace_s = grace_s
+        self._clock = clock
+        self._sent: defaultdict[int, defaultdict[str, _Sent]] = defaultdict(
+            lambda: defaultdict(_Sent)
+        )
+        self._arriving: defaultdict[str, int] = defaultdict(int)
+
+    def of(self, client: str) -> int:
+        """Return how many bytes of a client are there, or arriving."""
+        period = self._period
+        for past in [one for one in self._sent if one < period - 1]:
+            del self._sent[past]
+        return self._arriving.get(client, 0) + sum(
+            clients[client].num_bytes for clients in self._sent.values() if client in clients
+        )
+
+    def note(self, client: str, ref: BlobRef) -> None:
+        """Count an image that is stored."""
+        sent = self._sent[self._period][client]
+        if ref.sha256 not in sent.digests:
+            sent.digests.add(ref.sha256)
+            sent.num_bytes += max(ref.num_bytes, _LEAST_BYTES)
+
+    def check_again(self, client: str, ref: BlobRef, most: int) -> None:
+        """Refuse to store an image once more that this period has not seen; errors as below."""
+        is_new = ref.sha256 not in self._sent[self._period][client].digests
+        num_bytes = self.of(client) + ref.num_bytes
+        if is_new and num_bytes > most:
+            raise self._too_many(num_bytes, most)
+
+    async def counted(
+        self, client: str, chunks: AsyncIterator[bytes], most: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the same bytes, which count as arriving until this is closed.
+
+        Raises:
+            ApiError: 429, the client would have more than ``most``.
+        """
+        mine = 0
+        try:
+            async for chunk in chunks:
+                mine += len(chunk)
+                self._arriving[client] += len(chunk)
+                if (num_bytes := self.of(client)) > most:
+                    raise self._too_many(num_bytes, most)
+                yield chunk
+        finally:
+            self._arriving[client] -= mine
+            if not self._arriving[client]:
+                del self._arriving[client]
+
+    def _too_many(self, num_bytes: int, most: int) -> ApiError:
+        return ApiError(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"With this image, those that you have sent would take {num_bytes} bytes; at most "
+            f"{most} are kept for one client (limits.max_stored_bytes_per_client). Name images "
+            "that you use again by the ids of uploaded files; what is not used any more is "
+            f"deleted after {self._grace_s:g} s.",
+            code="too_many_stored_images",
+            retry_after_s=self._grace_s,
+            retry="asked",
+        )
+
+    @property
+    def _period(self) -> int:
+        return int(self._clock() // self._grace_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInputs:
+    """The input store as one client's calls may use it.
+
+    Attributes:
+        client: whose bytes are counted.
+        most: how many it may have there.
+    """
+
+    inputs: InputStore
+    stored: StoredBytes
+    client: str
+    most: int
+
+    async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef:
+        """Store an input; see :meth:`.InputStore.put`.
+
+        Raises:
+            ApiError: 429, the client has too much there.
+        """
+        async with aclosing(self.stored.counted(self.client, chunks, self.most)) as counted:
+            ref = await self.inputs.put(owner, counted, max_bytes=max_bytes)
+        self.stored.note(self.client, ref)
+        return ref
+
+    def renew(self, owner: str, ref: BlobRef) -> bool:
+        """Keep an input as if it were sent again now; see :meth:`.InputStore.renew`. Blocks."""
+        self.stored.check_again(self.client, ref, self.most)
+        is_there = self.inputs.renew(owner, ref)
+        if is_there:
+            self.stored.note(self.client, ref)
+        return is_there
