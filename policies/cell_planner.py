@@ -1,4 +1,4 @@
-"""Plans a whole cell: what models call first, then the models, with what is left."""
+"""Plans a whole cell: what models call and the models need, each within what is there for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from ray_cluster.policies.cluster_state import ClusterState
 from ray_cluster.policies.demand import Demand, DemandSmoothing, count, forecast_per_s
 from ray_cluster.policies.fleet import Fleet
-from ray_cluster.policies.helpers import HelperSpec, size_helpers, without_helpers
+from ray_cluster.policies.floors import Floor, above_floors
+from ray_cluster.policies.helpers import (
+    HelperDemand,
+    HelperSpec,
+    most_calls_per_s,
+    settled_helpers,
+    size_helpers,
+    without_helpers,
+)
 from ray_cluster.policies.plan import CascadePlan, Plan
 from ray_cluster.policies.planner import AllocationPlanner, Memory
 
@@ -75,36 +83,69 @@ class CellPlanner:
         return CellMemory(self.models.begin(state), self._calls(state, ()))
 
     def plan(self, state: ClusterState, memory: CellMemory) -> tuple[Plan, CellMemory]:
-        smoothing = self.models.smoothing
-        calls = tuple(
-            replace(
-                one,
-                demand=count(
-                    one.demand, state.now_s, state.service(one.counter).num_arrived, smoothing
-                ),
-            )
-            for one in self._calls(state, memory.calls)
-        )
-        demand_per_s = {
-            one.counter: self._calls_per_s(one.demand)
-            for one in calls
-            if one.demand.level_per_s is not None
-        }
-        sizes = size_helpers(self.helpers, demand_per_s, state)
+        calls = tuple(self._counted(state, memory.calls))
+        demand = self._helper_demand(calls)
+        sizes = size_helpers(self.helpers, demand, state, self.models.fleet.pools)
         paces = tuple(self._paces(state, memory.paces))
         left = self._paced(without_helpers(state, self.helpers, sizes), paces)
         recalled = self.models.recalled(state, memory.services)
         plan, services = self.models.plan(left, recalled)
         plan = self._cautious(plan, left, recalled)
-        cascades = tuple(self._freed(one) for one in plan.cascades)
+        free = self._free(plan, left)
+        settled = settled_helpers(self.helpers, sizes, demand, state, plan, free)
         reasons = [*([plan.infeasible] if plan.infeasible else ()), *self._unfit(left)]
         plan = replace(
             plan,
-            pools=(*plan.pools, *sizes),
-            cascades=cascades,
+            pools=(*plan.pools, *settled),
+            cascades=tuple(self._freed(one) for one in plan.cascades),
             infeasible="; ".join(reasons) or None,
         )
-        return plan, CellMemory(services, calls, paces)
+        return above_floors(plan, self._floors(plan), state), CellMemory(services, calls, paces)
+
+    def _counted(
+        self, state: ClusterState, known: tuple[CallsMemory, ...]
+    ) -> Iterator[CallsMemory]:
+        """Yield what is known of calls after one more reading of their counters.
+
+        No more are counted than there can be: what is asked beyond that is no demand of now, and
+        would be remembered for long.
+        """
+        most_per_s = most_calls_per_s(self.helpers, state, self.models.fleet.pools)
+        for one in self._calls(state, known):
+            before, num_arrived = one.demand, state.service(one.counter).num_arrived
+            most = before.num_arrived + most_per_s[one.counter] * (state.now_s - before.seen_s)
+            counted = min(num_arrived, most)
+            demand = count(before, state.now_s, counted, self.models.smoothing)
+            yield replace(one, demand=replace(demand, num_arrived=num_arrived))
+
+    def _helper_demand(self, calls: tuple[CallsMemory, ...]) -> HelperDemand:
+        known = [one for one in calls if one.demand.level_per_s is not None]
+        expected = {
+            one.counter: forecast_per_s(one.demand, self.models.window_s / 4, self.models.smoothing)
+            for one in known
+        }
+        recent = {one.counter: one.demand.recent_peak_per_s for one in known}
+        return HelperDemand(self._worth_it(expected), self._worth_it(recent))
+
+    def _worth_it(self, calls_per_s: dict[str, float]) -> dict[str, float]:
+        least = self.models.negligible_per_s
+        return {name: one if one > least else 0.0 for name, one in calls_per_s.items()}
+
+    def _floors(self, plan: Plan) -> list[Floor]:
+        """Fewest replicas: of models first, then of what they call."""
+        return [
+            Floor(one.name, one.device, one.gpus_per_replica, one.min_replicas)
+            for one in self.models.fleet.pools
+        ] + [
+            # a helper that nobody could call beside it has none
+            Floor(
+                one.name,
+                one.device,
+                one.gpus_per_replica,
+                min(one.min_replicas, plan.num_replicas(one.name)),
+            )
+            for one in self.helpers
+        ]
 
     def _paces(self, state: ClusterState, known: tuple[PaceMemory, ...]) -> Iterator[PaceMemory]:
         """Yield how long images take, smoothed like demand.
@@ -196,12 +237,6 @@ class CellPlanner:
         if cascade.deferral_rate >= most - _ROUNDED:
             cascade = replace(cascade, threshold=math.inf)
         return cascade
-
-    def _calls_per_s(self, demand: Demand) -> float:
-        """Calls that are to be answered: as many as are expected, or as there were lately."""
-        expected = forecast_per_s(demand, self.models.window_s / 4, self.models.smoothing)
-        busiest = max(expected, demand.recent_peak_per_s)
-        return busiest if busiest > self.models.negligible_per_s else 0.0
 
     def _calls(
         self, state: ClusterState, known: tuple[CallsMemory, ...]

@@ -69,11 +69,11 @@ class ServiceState:
     """
 
     service: str
-    num_arrived: int
-    num_direct: int = 0
+    num_arrived: float
+    num_direct: float = 0
     num_missed: int = 0
     confidences: tuple[float, ...] = ()
-    num_alone: int = 0
+    num_alone: float = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Demand:
     """
 
     seen_s: float
-    num_arrived: int
+    num_arrived: float
     level_per_s: float | None = None
     slope_per_s2: float = 0.0
     dispersion: float = _LEAST_DISPERSION
@@ -65,7 +65,7 @@ class Demand:
         return max((level for _, level in self.levels), default=0.0)
 
 
-def count(demand: Demand, now_s: float, num_arrived: int, smoothing: DemandSmoothing) -> Demand:
+def count(demand: Demand, now_s: float, num_arrived: float, smoothing: DemandSmoothing) -> Demand:
     """Return the estimate after one more reading of the arrival counter.
 
     A counter that fell was restarted and says nothing about the time before.

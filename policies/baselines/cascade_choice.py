@@ -52,7 +52,7 @@ class ArrivalAverage:
     """
 
     seen_s: float
-    num_arrived: int
+    num_arrived: float
     per_s: float | None = None
 
     def observe(self, state: ClusterState, service: str, weight: float) -> ArrivalAverage:

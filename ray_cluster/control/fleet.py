@@ -23,7 +23,7 @@ from ray_cluster.policies.cluster_state import (
 )
 from ray_cluster.policies.cost_model import decode_s, step_s, work_of
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.helpers import HelperSpec
+from ray_cluster.policies.helpers import Caller, HelperSpec
 from ray_cluster.policies.plan import Plan
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.protocol.control import (
@@ -194,7 +194,17 @@ def _helpers(seen: Observation) -> Iterator[HelperSpec]:
                 / images_s(present_cost(pool), _called_with(pool, seen), pool.max_batch),
                 max_batch=pool.max_batch,
                 gpus_per_replica=share_of(pool),
+                callers=tuple(_callers(pool, seen)),
             )
+
+
+def _callers(pool: ObservedPool, seen: Observation) -> Iterator[Caller]:
+    """Yield the pools that call a helper, with what one busy replica calls at most."""
+    for one in seen.pools:
+        if one.serves in pool.callers and one.typical is not None:
+            per_image = one.typical.num_steps if pool.kind == "control" else 1
+            images_per_s = max(option.rate_per_s for option in options_of(one))
+            yield Caller(one.pool, per_image * images_per_s)
 
 
 def _called_with(pool: ObservedPool, seen: Observation) -> TypicalRequest:
@@ -273,12 +283,12 @@ def _service_states(seen: Observation, planned: CellFleet) -> Iterator[ServiceSt
     for spec in planned.fleet.services:
         cascade = cascades.get(spec.name)
         if cascade is None:
-            yield ServiceState(spec.name, seen.num_arrived(spec.name))
+            yield ServiceState(spec.name, seen.num_wanted(spec.name))
             continue
-        direct, alone = seen.num_arrived(cascade.heavy), seen.num_arrived(cascade.light)
+        direct, alone = seen.num_wanted(cascade.heavy), seen.num_wanted(cascade.light)
         yield ServiceState(
             spec.name,
-            seen.num_arrived(spec.name) + direct + alone,
+            seen.num_wanted(spec.name) + direct + alone,
             num_direct=direct,
             num_alone=alone,
             confidences=cascade.confidences,
@@ -286,11 +296,14 @@ def _service_states(seen: Observation, planned: CellFleet) -> Iterator[ServiceSt
 
 
 def _counters(seen: Observation) -> Iterator[ServiceState]:
-    """Yield what calls helpers: images that cascades score, and steps with a ControlNet."""
+    """Yield what calls helpers: images that cascades score, and steps with a ControlNet.
+
+    Of what was accepted alone: nobody calls a helper for a request that is not made.
+    """
     for pool in seen.pools:
         lane = lane_of(pool.kind, pool.serves)
         if pool.kind == "control":
-            yield ServiceState(lane, seen.num_arrived(lane))
+            yield ServiceState(lane, seen.num_accepted(lane))
         elif pool.kind == "score":
             callers = [one.name for one in seen.cascades if one.discriminator == pool.pool]
-            yield ServiceState(lane, sum(map(seen.num_arrived, callers)))
+            yield ServiceState(lane, sum(map(seen.num_accepted, callers)))
