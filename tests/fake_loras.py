@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ray_cluster.protocol.loras import Lora, LoraAdded, LoraFacts, LoraLookup, LoraStatus
+from ray_cluster.protocol.loras import (
+    MAX_LORAS_AT_ONCE,
+    Lora,
+    LoraAdded,
+    LoraFacts,
+    LoraLookup,
+    LoraStatus,
+)
 
 ADDED_S = 1_750_000_000.0
 
@@ -25,10 +32,12 @@ class FakeLoras:
 
     Attributes:
         num_calls: calls for LoRAs, of any kind.
+        refusal: the answer to new ones; None registers them.
     """
 
     def __init__(self, max_loras: int = 20_000) -> None:
         self.num_calls = 0
+        self.refusal: LoraAdded | None = None
         self._max_loras = max_loras
         self._by_name: dict[str, LoraStatus] = {}
 
@@ -40,20 +49,26 @@ class FakeLoras:
         given = replace(lora, lora_id=f"id-{len(self._by_name)}", added_s=ADDED_S)
         there = self._by_name.get(lora.name)
         if there is not None:
-            same = replace(given, lora_id=there.lora.lora_id, added_s=there.lora.added_s)
+            earlier = there.lora
+            same = replace(
+                given, lora_id=earlier.lora_id, added_s=earlier.added_s, owner=earlier.owner
+            )
             is_same = there.lora == same and there.state != "removing"
             return LoraAdded(there, None if is_same else "exists")
         if lora.base == "none":
             return LoraAdded(None, "unknown_base")
         if len(self._by_name) >= self._max_loras:
             return LoraAdded(None, "too_many")
+        if self.refusal is not None:
+            return self.refusal
         self._by_name[lora.name] = LoraStatus(given, "registered")
-        return LoraAdded(self._by_name[lora.name])
+        return LoraAdded(self._by_name[lora.name], is_new=True)
 
     async def loras(self, after: str, limit: int) -> tuple[LoraStatus, ...]:
         self.num_calls += 1
         names = sorted(name for name in self._by_name if name > after)
-        return tuple(self._by_name[name] for name in names[:limit])
+        most = min(limit, MAX_LORAS_AT_ONCE)
+        return tuple(self._by_name[name] for name in names[:most])
 
     async def find_loras(self, names: Sequence[str]) -> LoraLookup:
         self.num_calls += 1

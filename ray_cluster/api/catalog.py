@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import Context
 
 from starlette.responses import Response
@@ -24,7 +24,7 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient, LoraCalls
-from ray_cluster.protocol.loras import Lora, LoraStatus
+from ray_cluster.protocol.loras import MAX_LORAS_AT_ONCE, Lora, LoraStatus
 from ray_cluster.protocol.settings import CascadeModel, ControlModel
 from ray_cluster.requests import ModelProfile
 
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 # age of the profiles at which a call has them read again
 _MAX_AGE_S = 1.0
-# LoRAs that one call to the dispatcher returns
-_LORA_PAGE = 1000
 
 
 class Catalog:
@@ -131,6 +129,9 @@ class ModelsEndpoint:
     def __init__(self, catalog: Catalog, loras: LoraCalls) -> None:
         self._catalog = catalog
         self._loras = loras
+        self._reading = asyncio.Lock()
+        self._num_begun = 0
+        self._read: Sequence[Lora] | None = None
 
     async def list(self) -> Response:
         """List the models that a replica has registered, in the configuration's order; after them
@@ -145,8 +146,7 @@ class ModelsEndpoint:
             for one in self._catalog.cascades
             if one.light in profiles and one.heavy in profiles
         ]
-        async for page in lora_pages(self._loras):
-            cards += [_lora_card(one.lora) for one in page if _is_model(one, profiles)]
+        cards += [_lora_card(one) for one in await self._usable() if one.base in profiles]
         # of thousands, FastAPI would check each once more
         content = ModelList.model_construct(data=cards).model_dump_json()
         return Response(content, media_type="application/json")
@@ -163,28 +163,44 @@ class ModelsEndpoint:
         if LORA_NAME.fullmatch(name) and model not in self._catalog.known:
             status = (await self._loras.find_loras((name,))).found.get(name)
             profiles = await self._catalog.refresh()
-            if status is not None and status.lora.base == base and _is_model(status, profiles):
+            if status is not None and status.lora.base == base in profiles and _is_usable(status):
                 return _lora_card(status.lora)
         return self._card(await self._catalog.profile(model))
+
+    async def _usable(self) -> Sequence[Lora]:
+        """Return all LoRAs that calls may name.
+
+        Thousands take many calls to the dispatcher: who comes while they are read shares the next
+        reading with all others who do.
+        """
+        came = self._num_begun
+        async with self._reading:
+            if self._num_begun == came or self._read is None:
+                self._num_begun, self._read = self._num_begun + 1, None
+                pages = [page async for page in lora_pages(self._loras)]
+                self._read = [one.lora for page in pages for one in page if _is_usable(one)]
+            return self._read
 
     def _card(self, profile: ModelProfile) -> ModelCard:
         names = [one.name for one in self._catalog.controlnets if profile.model in one.bases]
         return _card(profile, names)
 
 
-async def lora_pages(loras: LoraCalls) -> AsyncIterator[tuple[LoraStatus, ...]]:
-    """Yield all LoRAs by name, some at a time."""
-    after = ""
-    while page := await loras.loras(after, _LORA_PAGE):
+async def lora_pages(
+    loras: LoraCalls, after: str = "", most: float = math.inf
+) -> AsyncIterator[tuple[LoraStatus, ...]]:
+    """Yield LoRAs by name, those after a name, some at a time."""
+    while most > 0 and (page := await loras.loras(after, int(min(most, MAX_LORAS_AT_ONCE)))):
         yield page
-        after = page[-1].lora.name
-        if len(page) < _LORA_PAGE:
+        if len(page) < min(most, MAX_LORAS_AT_ONCE):
             return
+        most -= len(page)
+        after = page[-1].lora.name
 
 
-def _is_model(status: LoraStatus, profiles: Mapping[str, ModelProfile]) -> bool:
-    """Whether calls may name the base with this LoRA."""
-    return status.state not in {"failed", "removing"} and status.lora.base in profiles
+def _is_usable(status: LoraStatus) -> bool:
+    """Whether calls may name a LoRA with its base."""
+    return status.state not in {"failed", "removing"}
 
 
 def _lora_card(lora: Lora) -> LoraModelCard:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ray_cluster.config.loras import LORA_NAME
+from ray_cluster.errors import without_password
 from ray_cluster.protocol.loras import LoraState, LoraStatus
 
 # of one image
@@ -121,7 +122,7 @@ class LoraResponse(BaseModel):
     name: str = Field(description="How calls choose it.")
     base: str = Field(description="The model that it is made for.")
     model: str = Field(description="The name under which it is a model of its own.")
-    source: str = Field(description="Where its file is.")
+    source: str = Field(description="Where its file is; the query of a URL is left out.")
     sha256: str | None = Field(
         description="Digest of the file: the one that it was registered with, else of the file "
         "that was fetched; null before."
@@ -162,7 +163,8 @@ def lora_reply(status: LoraStatus) -> LoraResponse:
         name=lora.name,
         base=lora.base,
         model=f"{lora.base}:{lora.name}",
-        source=lora.source,
+        # a signed URL is a secret of who registered it
+        source=without_password(lora.source),
         sha256=lora.sha256 or (None if facts is None else facts.sha256),
         pinned=lora.is_pinned,
         created=lora.added_s,

@@ -10,8 +10,9 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.body import BodyLimit, read_object
-from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.auth import caller_of
+from ray_cluster.api.body import BodyLimit, BodyMemory, read_object
+from ray_cluster.api.catalog import Catalog, lora_pages
 from ray_cluster.api.errors import ApiError, from_invalid, model_not_found, not_found
 from ray_cluster.api.files import url_of
 from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse, lora_reply
@@ -20,7 +21,7 @@ from ray_cluster.api.validate import check_query, validate_as
 from ray_cluster.config.loras import LORA_NAME
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.protocol.dispatcher import LoraCalls
-from ray_cluster.protocol.loras import Lora, LoraAdded
+from ray_cluster.protocol.loras import Lora, LoraAdded, LoraStatus
 
 MAX_LORA_PAGE = 1000
 _LIST_PARAMETERS = ("limit", "after")
@@ -29,10 +30,13 @@ _LIST_PARAMETERS = ("limit", "after")
 class LorasEndpoint:
     """The registry of LoRAs, which all callers share."""
 
-    def __init__(self, client: LoraCalls, catalog: Catalog, settings: CurrentSettings) -> None:
+    def __init__(
+        self, client: LoraCalls, catalog: Catalog, settings: CurrentSettings, memory: BodyMemory
+    ) -> None:
         self._client = client
         self._catalog = catalog
         self._settings = settings
+        self._memory = memory
 
     async def create(self, request: Request, response: Response) -> LoraResponse:
         """Register a LoRA under a name. Its file is fetched when a call first needs it.
@@ -40,15 +44,17 @@ class LorasEndpoint:
         The same registration sent again changes nothing (status 200 instead of 201). Another file
         takes another name, or the name once `DELETE` has set it free.
         """
-        body = await read_object(request, BodyLimit.of_json(self._settings.limits))
-        wanted = _lora(validate_as(LoraRegistration, body, {}))
+        limits = self._settings.limits
+        limit = BodyLimit.of_json(limits)
+        with self._memory.share(request, limit, limits) as take:
+            body = await read_object(request, limit, take=take)
+        wanted = _lora(validate_as(LoraRegistration, body, {}), caller_of(request))
         await self._check_base(wanted.base)
-        before = (await self._client.find_loras((wanted.name,))).found
         added = await self._client.add_lora(wanted)
         if added.refused is not None:
             raise self._refused(wanted, added)
         assert added.status is not None, "what is not refused is registered"
-        if wanted.name in before:
+        if not added.is_new:
             response.status_code = HTTPStatus.OK
         response.headers["Location"] = url_of(request, f"/v1/loras/{quote(wanted.name)}")
         return lora_reply(added.status)
@@ -96,13 +102,8 @@ class LorasEndpoint:
         match added.refused:
             case "unknown_base":
                 return model_not_found(wanted.base, self._models, "base")
-            case "too_many":
-                return ApiError(
-                    HTTPStatus.CONFLICT,
-                    "As many LoRAs are registered as this service keeps (loras.max_loras). Remove "
-                    "some with DELETE /v1/loras/{name}.",
-                    code="too_many_loras",
-                )
+            case "too_many" | "too_many_own" | "too_many_pinned" | "too_many_own_pinned":
+                return _too_many(added)
             case "source_not_allowed":
                 return from_invalid(InvalidRequest(added.reason, "source", "source_not_allowed"))
         return _exists(wanted, added)
@@ -115,7 +116,9 @@ class LorasEndpoint:
     ) -> LoraList:
         """List LoRAs by name; `after` is the `last_id` of the page before."""
         check_query(request, _LIST_PARAMETERS)
-        found = await self._client.loras(after, limit + 1)
+        found: list[LoraStatus] = []
+        async for page in lora_pages(self._client, after, limit + 1):
+            found += page
         data = [lora_reply(one) for one in found[:limit]]
         return LoraList(
             data=data,
@@ -125,7 +128,7 @@ class LorasEndpoint:
         )
 
 
-def _lora(fields: LoraRegistration) -> Lora:
+def _lora(fields: LoraRegistration, owner: str) -> Lora:
     _check_source(fields.source)
     return Lora(
         lora_id="",
@@ -134,6 +137,7 @@ def _lora(fields: LoraRegistration) -> Lora:
         source=fields.source,
         sha256=fields.sha256 or "",
         is_pinned=bool(fields.pinned),
+        owner=owner,
     )
 
 
@@ -158,6 +162,21 @@ def _check_source(source: str) -> None:
             "Leave them out: the nodes' own settings give access to their storage.",
             "source",
         )
+
+
+def _too_many(added: LoraAdded) -> ApiError:
+    is_pin = added.refused in ("too_many_pinned", "too_many_own_pinned")
+    is_own = added.refused in ("too_many_own", "too_many_own_pinned")
+    what, key = ("pinned LoRAs", "loras.max_pinned") if is_pin else ("LoRAs", "loras.max_loras")
+    whose, setting = ("you have", f"loras.client_share of {key}") if is_own else ("there are", key)
+    advice = "; or leave 'pinned' out" if is_pin else ""
+    return ApiError(
+        HTTPStatus.CONFLICT,
+        f"No more {what} are registered: {whose} {added.reason}, as many as allowed ({setting}). "
+        f"Remove some with DELETE /v1/loras/{{name}}{advice}.",
+        code="too_many_pinned_loras" if is_pin else "too_many_loras",
+        param="pinned" if is_pin else None,
+    )
 
 
 def _exists(wanted: Lora, added: LoraAdded) -> ApiError:

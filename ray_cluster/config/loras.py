@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
 
@@ -12,6 +13,7 @@ from ray_cluster.config.sections import Section
 
 LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class LoraEntry(Section):
@@ -49,7 +51,14 @@ class LoraArguments(Section):
     sources: tuple[str, ...] = Field(
         ("builtin:",),
         description="what their sources may begin with: `builtin:`, folders (`/models/loras`), "
-        "URLs of folders (`s3://bucket/loras`, `https://host/loras`), `hf:` or `hf:OWNER`",
+        "URLs of folders (`s3://bucket/loras`, `https://host/loras`), `hf:` or `hf:OWNER`; what a "
+        "URL redirects to must be among them, too",
+    )
+    private_hosts: tuple[str, ...] = Field(
+        (),
+        description="hosts of http and https sources that may be asked at addresses which are not "
+        "public: names, or networks such as `10.0.0.0/8`; an address that stands in `sources` "
+        "itself may be asked without",
     )
     max_file_bytes: int = Field(2 << 30, ge=1024, description="size of one file")
     max_disk_bytes: int = Field(
@@ -66,6 +75,23 @@ class LoraArguments(Section):
     fetch_timeout_s: float = Field(
         300.0, gt=0, description="time after which a source that does not answer is given up"
     )
+    min_fetch_bytes_per_s: int = Field(
+        16 << 10,
+        ge=0,
+        description="rate of http, https and hub sources below which, over half a minute, one is "
+        "given up",
+    )
+
+    @field_validator("private_hosts")
+    @classmethod
+    def _check_private_hosts(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in entries:
+            if _HOST.fullmatch(entry) is None and not _is_network(entry):
+                raise ValueError(
+                    f"{entry!r} is neither the name of a host nor a network: give "
+                    "'models.internal', '10.1.2.3' or '10.0.0.0/8', without scheme and port"
+                )
+        return entries
 
     @property
     def merges(self) -> bool:
@@ -86,6 +112,20 @@ class LoraSettings(Section):
         (), description="LoRAs that are registered at the start; others come by `POST /v1/loras`"
     )
     max_loras: int = Field(10_000, ge=0, description="LoRAs that may be registered")
+    max_pinned: int = Field(
+        100, ge=0, description="those of them that may be pinned; every node fetches each"
+    )
+    client_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="share of `max_loras` and of `max_pinned` that one client may register: an API "
+        "key's, or an address where there are no keys; those of `registered` count for none",
+    )
+
+    def share_of(self, most: int) -> int:
+        """Return how many of so many one client may register: at least one, if any."""
+        return min(most, max(1, int(self.client_share * most)))
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -116,6 +156,14 @@ def checked_lora_name(name: str) -> str:
             "with a letter or digit"
         )
     return name
+
+
+def _is_network(entry: str) -> bool:
+    try:
+        ip_network(entry, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_url(source: str) -> bool:

@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from ray_cluster.config.loras import LoraEntry
 from ray_cluster.config.settings import Settings
@@ -16,17 +17,21 @@ from ray_cluster.dispatch.loras import Loras
 from ray_cluster.errors import InvalidRequest, JobStoreUnavailable
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
 from ray_cluster.models.lora_sources import check_source
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _HOUSEKEEPING_S = 1.0
 
 
 class LoraService:
     """Implements :class:`~ray_cluster.protocol.dispatcher.LoraCalls`; sole writer of its table.
+
+    Calls for one name take turns, and each sees what the one before has written.
 
     Args:
         loras: those of the dispatch core.
@@ -55,7 +60,8 @@ class LoraService:
         self._bases: frozenset[str] = frozenset()
         self._entries: Sequence[LoraEntry] = ()
         self._is_read = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -73,7 +79,7 @@ class LoraService:
     def apply(self, settings: Settings) -> None:
         """Register what other settings name; what they do not name any more stays."""
         self._bases = frozenset(pool.model_name for pool in settings.pools)
-        self._loras.max_loras = settings.loras.max_loras
+        self._loras.apply(settings.loras)
         self._entries = settings.loras.registered
         self._register()
 
@@ -81,66 +87,90 @@ class LoraService:
         if not self._is_read:
             return
         for entry in self._entries:
-            lora = Lora("", entry.name, entry.base, entry.source, entry.sha256, entry.is_pinned)
-            if (refused := self._refusal(lora)) is not None:
-                reason = refused.reason or f"{entry.base} is no model of theirs"
-                message = "the LoRA %s of the settings is not registered: %s"
-                logger.warning(message, entry.name, reason)
-                continue
-            known = self._loras.lookup([entry.name]).found
-            if not known:
+            if self._loras.id_of(entry.name) is None:
+                lora = Lora("", entry.name, entry.base, entry.source, entry.sha256, entry.is_pinned)
                 self._spawn(self._add_quietly(lora))
+
+    async def _add_quietly(self, lora: Lora) -> None:
+        message = "the LoRA %s of the settings is not registered: %s"
+        try:
+            added = await self.add_lora(lora)
+        except JobStoreUnavailable as error:
+            logger.warning(message, lora.name, error)
+            return
+        if added.refused == "unknown_base":
+            logger.warning(message, lora.name, f"{lora.base} is no model of theirs")
+        elif added.refused is not None:
+            logger.warning(message, lora.name, f"{added.refused} {added.reason}".rstrip())
 
     async def add_lora(self, lora: Lora) -> LoraAdded:
         """Register a LoRA; once this returns it is written."""
-        if (refused := self._refusal(lora)) is not None:
+        return await self._whole(self._add(lora, self._threads.visit()))
+
+    async def _add(self, lora: Lora, visit: StoreVisit) -> LoraAdded:
+        if (refused := await self._refusal(lora)) is not None:
             return refused
-        lora = replace(lora, lora_id=f"lora-{secrets.token_hex(8)}", added_s=self._wall_clock())
-        added = self._loras.add(lora)
-        if added.refused is not None or added.status is None or added.status.lora is not lora:
-            return added
-        try:
-            await self._threads.visit().write(self._store.add_lora, lora)
-        except JobStoreUnavailable:
-            self._loras.withdraw(lora)
-            raise
+        async with self._turn(lora.name):
+            if (there := self._loras.find(lora)) is not None:
+                return there
+            lora_id = f"lora-{secrets.token_hex(8)}"
+            lora = replace(lora, lora_id=lora_id, added_s=self._wall_clock())
+            if (refused := self._loras.reserve(lora)) is not None:
+                return refused
+            try:
+                # nobody sees it before: it may fail
+                await visit.write(self._store.add_lora, lora)
+                added = self._loras.keep(lora)
+            finally:
+                self._loras.release(lora)
         self._on_change()
         return added
 
-    def _refusal(self, lora: Lora) -> LoraAdded | None:
+    async def _refusal(self, lora: Lora) -> LoraAdded | None:
         if lora.base not in self._bases:
             return LoraAdded(None, "unknown_base")
         try:
-            check_source(lora.source, self._sources)
+            # a folder of the network may take its time
+            await asyncio.to_thread(check_source, lora.source, self._sources)
         except InvalidRequest as error:
             return LoraAdded(None, "source_not_allowed", error.message)
         return None
 
-    async def _add_quietly(self, lora: Lora) -> None:
-        try:
-            await self.add_lora(lora)
-        except JobStoreUnavailable as error:
-            logger.warning("the LoRA %s is not registered: %s", lora.name, error)
-
     async def loras(self, after: str, limit: int) -> tuple[LoraStatus, ...]:
-        """Return LoRAs by name, those after a name."""
+        """Return LoRAs by name, those after a name, some at a time."""
         return self._loras.page(after, limit)
 
     async def find_loras(self, names: tuple[str, ...]) -> LoraLookup:
-        """Return the LoRAs of these names, and for others names that look like them."""
+        """Return the LoRAs of these names; for the first that there is not, names like it."""
         return self._loras.lookup(names)
 
     async def remove_lora(self, name: str) -> LoraStatus | None:
-        """Forget a LoRA once no open request uses it; None if there is none of that name."""
-        found = self._loras.lookup([name]).found.get(name)
-        if found is None:
+        """Forget a LoRA once no open request uses it; None if there is none of that name.
+
+        The one that has the name when the call comes: not a later one, if others remove it first.
+        """
+        lora_id = self._loras.id_of(name)
+        if lora_id is None:
             return None
-        # written first: a LoRA that is gone does not come back
-        await self._threads.visit().write(self._store.remove_lora, found.lora.lora_id)
-        status = self._loras.remove(name)
+        return await self._whole(self._remove(name, lora_id, self._threads.visit()))
+
+    async def _remove(self, name: str, lora_id: str, visit: StoreVisit) -> LoraStatus | None:
+        async with self._turn(name):
+            if self._loras.id_of(name) != lora_id:
+                return None
+            # written first: a LoRA that is gone does not come back
+            await visit.write(self._store.remove_lora, lora_id)
+            status = self._loras.remove(lora_id)
         self._on_change()
         await self._write_changes()
         return status
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what a call asks for to its end, though its caller may be gone before that."""
+        return await asyncio.shield(self._spawn(work))
 
     async def _keep_house(self) -> None:
         while True:
@@ -150,7 +180,7 @@ class LoraService:
     async def _write_changes(self) -> None:
         """Write what was found out, and delete what is forgotten; failures are only logged."""
         writes = [
-            *(partial(self._store.note_facts, *one) for one in self._loras.take_found()),
+            *(partial(self._store.note_facts, *one) for one in self._loras.take_found().items()),
             *(partial(self._store.forget_lora, one) for one in self._loras.take_gone()),
         ]
         for write in writes:
@@ -166,7 +196,14 @@ class LoraService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # its caller has it, or is gone
+            task.exception()

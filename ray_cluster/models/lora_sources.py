@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 
 from ray_cluster.errors import InvalidRequest, without_password
+from ray_cluster.models.addresses import PrivateHosts
 from ray_cluster.models.builtin import builtin_kinds, weights_folder
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 _DIFFUSERS_NAME = "pytorch_lora_weights.safetensors"
@@ -38,26 +41,28 @@ def check_source(source: str, allowed: Sequence[str]) -> None:
             _builtin_folder(source)
     elif source.startswith(_HUB):
         is_allowed = _is_hub_file(source) and any(
-            _is_below(source, one) for one in allowed if one.startswith(_HUB)
+            is_below(source, one) for one in allowed if one.startswith(_HUB)
         )
     elif (path := _local_path(source)) is not None:
-        roots = (_local_path(one) for one in allowed)
-        is_allowed = any(_is_inside(path, root) for root in roots if root is not None)
+        is_allowed = _leads_inside(path, allowed)
     else:
-        is_allowed = _is_plain_url(source) and any(
-            _is_below(source, one) for one in allowed if "://" in one
+        is_allowed = is_plain_url(source) and any(
+            is_below(source, one) for one in allowed if "://" in one
         )
-    if is_allowed:
-        return
+    if not is_allowed:
+        raise _not_allowed(source, allowed)
+
+
+def _not_allowed(source: str, allowed: Sequence[str]) -> InvalidRequest:
     said = f"The source {without_password(source)!r} is not allowed:"
     where = "(loras.sources of the configuration)"
     if any(source.startswith(f"{one.rstrip('/')}/") for one in allowed):
-        raise InvalidRequest(
+        return InvalidRequest(
             f"{said} it begins with what is, and leads out of it, by '..', by a link or by what an "
             f"address may not have {where}.",
             "source",
         )
-    raise InvalidRequest(
+    return InvalidRequest(
         f"{said} it must begin with one of {[without_password(one) for one in allowed]} {where}.",
         "source",
     )
@@ -84,7 +89,7 @@ def _is_hub_file(source: str) -> bool:
     return len(segments) > 1 and not {"", ".", ".."} & set(segments)
 
 
-def _is_below(source: str, start: str) -> bool:
+def is_below(source: str, start: str) -> bool:
     """Whether a URL or hub id begins with another one, segment by segment."""
     if start == _HUB:
         return True
@@ -92,7 +97,7 @@ def _is_below(source: str, start: str) -> bool:
     return source == start or source.startswith(f"{start}/")
 
 
-def _is_plain_url(source: str) -> bool:
+def is_plain_url(source: str) -> bool:
     """Whether its path goes nowhere but down, its host is all that is before it, and it is one URL.
 
     fsspec takes what ``::`` joins for several URLs, and for most protocols ``?`` and ``#`` for
@@ -106,6 +111,12 @@ def _is_plain_url(source: str) -> bool:
     return ".." not in segments and "@" not in parts.netloc and "::" not in source
 
 
+def _leads_inside(path: Path, allowed: Sequence[str]) -> bool:
+    """Whether a path leads into one of the folders that are allowed."""
+    roots = (_local_path(one) for one in allowed)
+    return any(_is_inside(path, root) for root in roots if root is not None)
+
+
 def _is_inside(path: Path, root: Path) -> bool:
     """Whether a path leads into a folder, links followed."""
     try:
@@ -115,42 +126,19 @@ def _is_inside(path: Path, root: Path) -> bool:
         return False
 
 
-@contextmanager
-def _opened(source: str, allowed: Sequence[str]) -> Iterator[IO[bytes]]:
-    if (path := _found_path(source)) is not None:
-        _check_suffix(path.name, source)
-        if not source.startswith(_BUILTIN):
-            # what it leads to may have changed since it was registered; a hub's cache names only
-            # its links
-            path = path.resolve()
-            check_source(str(path), allowed)
-        with path.open("rb") as file:
-            yield file
-        return
-    options: dict[str, Any] = {}
-    if source.startswith(_HUB):
-        url = _hub_url(source)
-    else:
-        url, options = source, _options(source)
-        _check_suffix(urlsplit(source).path, source)
-    with fsspec.open(url, "rb", **options) as file:
-        yield file
-
-
-def _options(url: str) -> dict[str, Any]:
-    if not url.startswith(("http://", "https://")):
-        return {}
-    import aiohttp
-
-    # one answer, read to its end: many servers send no parts; the caller has a timeout of its own
-    return {"block_size": 0, "client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None)}}
-
-
-def _found_path(source: str) -> Path | None:
+def _found_path(source: str, allowed: Sequence[str]) -> Path | None:
     """Return the file of this machine that a source means, or None if it is elsewhere."""
     path = _builtin_folder(source) if source.startswith(_BUILTIN) else _local_path(source)
-    if path is not None and path.is_dir():
-        return path / _only([one.name for one in path.iterdir()], source)
+    if path is None:
+        return None
+    if path.is_dir():
+        path = path / only_file([one.name for one in path.iterdir()], source)
+    # a hub's cache names only its links
+    _check_suffix(path.name, source)
+    path = path.resolve()
+    if not source.startswith(_BUILTIN) and not _leads_inside(path, allowed):
+        # it leads elsewhere than when it was registered; where is not for callers
+        raise _not_allowed(source, allowed)
     return path
 
 
@@ -167,18 +155,7 @@ def _check_suffix(name: str, source: str) -> None:
         raise _wrong(source, f"it is no file of {SUFFIX}: other formats can hold programs")
 
 
-def _hub_url(source: str) -> str:
-    """Return the URL of a hub's file as fsspec reads it, piece by piece: nothing is cached."""
-    from huggingface_hub import HfApi
-
-    owner, repository, *rest = source.removeprefix(_HUB).split("/")
-    where = f"{owner}/{repository}"
-    file = "/".join(rest) or _only(HfApi().list_repo_files(where), source)
-    _check_suffix(file, source)
-    return f"hf://{where}/{file}"
-
-
-def _only(names: Sequence[str], source: str) -> str:
+def only_file(names: Sequence[str], source: str) -> str:
     """Return the file among several that is the LoRA."""
     found = sorted(one for one in names if one.endswith(SUFFIX))
     if _DIFFUSERS_NAME in found:
@@ -194,11 +171,27 @@ def _wrong(source: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{without_password(source)}: {reason}", "source")
 
 
-def fetch(source: str, allowed: Sequence[str], target: Path, *, max_bytes: int, sha256: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a fetch may reach, and for how much.
+
+    Attributes:
+        max_bytes: of a file; more are not even read.
+        private_hosts, min_bytes_per_s: ``private_hosts`` and ``min_fetch_bytes_per_s`` of
+            ``loras`` in the configuration.
+    """
+
+    max_bytes: int
+    private_hosts: tuple[str, ...] = ()
+    min_bytes_per_s: int = 0
+
+
+def fetch(
+    source: str, allowed: Sequence[str], target: Path, bounds: Bounds, *, sha256: str = ""
+) -> str:
     """Copy a source to a file; return its SHA-256 in hexadecimal digits.
 
     Args:
-        max_bytes: of a file; more are not even read.
         sha256: that it must have; empty for any.
 
     Raises:
@@ -206,25 +199,78 @@ def fetch(source: str, allowed: Sequence[str], target: Path, *, max_bytes: int, 
         OSError: it does not answer, or has no such file at present.
     """
     check_source(source, allowed)
-    digest, num_bytes = hashlib.sha256(), 0
-    try:
-        with _opened(source, allowed) as file, target.open("wb") as copy:
-            while piece := file.read(_PIECE_BYTES):
-                num_bytes += len(piece)
-                if num_bytes > max_bytes:
-                    raise _wrong(source, f"the file is larger than the {max_bytes} bytes allowed")
-                digest.update(piece)
-                copy.write(piece)
-    except InvalidRequest:
-        raise
-    except Exception as error:
-        # each protocol has errors of its own; fsspec says "not found" whatever the cause is
-        cause = error.__cause__
-        if isinstance(error, OSError) and cause is None:
-            raise
-        text = str(cause or "") or f"{type(error).__name__}: {error}"
-        raise OSError(text) from error
+    path, digest, num_bytes = _found_path(source, allowed), hashlib.sha256(), 0
+    with target.open("wb") as copy:
+
+        def write(piece: bytes) -> None:
+            nonlocal num_bytes
+            num_bytes += len(piece)
+            if num_bytes > bounds.max_bytes:
+                limit = f"the {bounds.max_bytes} bytes allowed"
+                raise _wrong(source, f"the file is larger than {limit}")
+            digest.update(piece)
+            copy.write(piece)
+
+        _read(source if path is None else path, allowed, bounds, write)
     found = digest.hexdigest()
     if sha256 and found != sha256:
         raise _wrong(source, f"its digest is {found}, and {sha256} was registered")
     return found
+
+
+def _read(
+    source: str | Path, allowed: Sequence[str], bounds: Bounds, write: Callable[[bytes], None]
+) -> None:
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                write(piece)
+    elif source.startswith(_HUB):
+        from ray_cluster.models.lora_hub import HubFile
+
+        hub = HubFile(source, allowed, bounds.private_hosts, bounds.min_bytes_per_s)
+        file_name = hub.path or only_file(hub.list_files(), source)
+        _check_suffix(file_name, source)
+        hub.download(file_name, write)
+    else:
+        _check_suffix(urlsplit(source).path, source)
+        if source.startswith(("http://", "https://")):
+            _read_web(source, allowed, bounds, write)
+        else:
+            for piece in _other_pieces(source):
+                write(piece)
+
+
+def _read_web(
+    source: str, allowed: Sequence[str], bounds: Bounds, write: Callable[[bytes], None]
+) -> None:
+    # not above: whoever only checks sources needs none of it
+    from yarl import URL
+
+    from ray_cluster.models.lora_http import Web, download
+
+    starts = [URL(one) for one in allowed if one.startswith(("http://", "https://"))]
+
+    def may_ask(url: URL) -> bool:
+        return is_plain_url(str(url)) and any(is_below(str(url), str(one)) for one in starts)
+
+    web = Web(
+        may_ask,
+        PrivateHosts(bounds.private_hosts),
+        addresses=[one.host or "" for one in starts],
+        min_bytes_per_s=bounds.min_bytes_per_s,
+    )
+    download(URL(source), web, write)
+
+
+def _other_pieces(source: str) -> Iterator[bytes]:
+    """Yield the content of a URL of fsspec."""
+    try:
+        with fsspec.open(source, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+    except Exception as error:
+        # each protocol has errors of its own, which tell callers of the network here
+        shown = without_password(source)
+        logger.warning("%s cannot be read: %s", shown, error)
+        raise OSError(f"{shown} does not give the file ({type(error).__name__})") from error

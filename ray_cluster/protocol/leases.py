@@ -12,7 +12,8 @@ from typing import Literal
 
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.loras import LoraOrder, LoraReport
+from ray_cluster.protocol.changes import Mark
+from ray_cluster.protocol.loras import LoraOrder, LoraOrders, LoraReports
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.requests import (
@@ -185,8 +186,9 @@ class Poll:
             as resident, as it is being fetched.
         settings_version: of its settings; empty before it has had any.
         capacity: by these settings; None leaves the registered one.
-        loras: all that a store of LoRAs has, fetches or could not get; None if that has not
-            changed.
+        loras: what has changed of what a store of LoRAs has or could not get, since the last
+            :attr:`PollReply.lora_mark`; None if nothing has.
+        lora_mark: how far a store knows what it is to have; None from other workers.
         merged: the set of LoRAs that its model is merged with, so that it is to be leased no other
             requests; empty where none is.
     """
@@ -201,7 +203,8 @@ class Poll:
     residents: tuple[str, ...] | None = None
     settings_version: str = ""
     capacity: Capacity | None = None
-    loras: tuple[LoraReport, ...] | None = None
+    loras: LoraReports | None = None
+    lora_mark: Mark | None = None
     merged: str = ""
 
 
@@ -221,7 +224,9 @@ class PollReply:
             for lost.
         peers: the workers that it may call; None if it has this version.
         settings: to be applied from now on; None if it has this version.
-        loras: all that a store of LoRAs is to have now; None if that has not changed.
+        loras: what has changed of what a store of LoRAs is to have, since :attr:`Poll.lora_mark`;
+            None if there is nothing that it must know.
+        lora_mark: how far it is known what the store has; with the answer to :attr:`Poll.loras`.
         others_wait: asks a merged replica to put its model's own weights back: requests wait that
             it may not be leased, and no other replica will take them soon.
     """
@@ -234,7 +239,8 @@ class PollReply:
     adopted: Mapping[str, Fence] = field(default_factory=dict)
     peers: Directory | None = None
     settings: WorkerSettings | None = None
-    loras: tuple[LoraOrder, ...] | None = None
+    loras: LoraOrders | None = None
+    lora_mark: Mark | None = None
     others_wait: bool = False
 
 

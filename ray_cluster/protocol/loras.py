@@ -9,12 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ray_cluster.protocol.changes import Mark
+
+# statuses in one answer: each lists its nodes, and others wait while it is made
+MAX_LORAS_AT_ONCE = 250
+
 LoraState = Literal["registered", "fetching", "ready", "failed", "removing"]
 """Not asked for yet; on its way; on a node at least; not to be had; to be forgotten once its last
 open request has ended."""
-LoraRefusal = Literal["exists", "unknown_base", "too_many", "source_not_allowed"]
-FailureKind = Literal["invalid", "unreachable"]
-"""The file will never do; or the source may answer another time."""
+LoraRefusal = Literal[
+    "exists",
+    "unknown_base",
+    "too_many",
+    "too_many_own",
+    "too_many_pinned",
+    "too_many_own_pinned",
+    "source_not_allowed",
+]
+"""Those that end in ``own`` concern the share of one client."""
+FailureKind = Literal["invalid", "unreachable", "no_room"]
+"""The file will never do; or the source may answer another time; or it is pinned, no request needs
+it, and other pinned ones fill their share of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,7 @@ class Lora:
         sha256: of the file, in hexadecimal digits; empty if any will do.
         is_pinned: whether stores fetch it at once and keep it whether it is used or not.
         added_s: Unix time.
+        owner: the client that registered it; empty for one of the settings.
     """
 
     lora_id: str
@@ -39,6 +55,7 @@ class Lora:
     sha256: str = ""
     is_pinned: bool = False
     added_s: float = 0.0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +105,14 @@ class LoraAdded:
     Attributes:
         status: of the LoRA of that name, registered now or before; None if there is none.
         refused: why it is not the one given; None if it is.
-        reason: what is wrong with its source.
+        reason: what is wrong with its source, or how many are allowed.
+        is_new: whether this call has registered it.
     """
 
     status: LoraStatus | None
     refused: LoraRefusal | None = None
     reason: str = ""
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +121,7 @@ class LoraLookup:
 
     Attributes:
         found: by name; names without a LoRA are missing.
-        near: by each of these, names that there are and that look like it.
+        near: names that look like the first of these, by it; empty for the others.
     """
 
     found: dict[str, LoraStatus]
@@ -127,7 +146,7 @@ class LoraOrder:
 
 @dataclass(frozen=True, slots=True)
 class LoraReport:
-    """What a store says of a LoRA that it has, fetches, or could not get.
+    """What a store says of a LoRA that it has, or could not get.
 
     Attributes:
         facts: of one that is ready.
@@ -137,9 +156,48 @@ class LoraReport:
     """
 
     lora_id: str
-    state: Literal["fetching", "ready", "failed"]
+    state: Literal["ready", "failed"]
     facts: LoraFacts | None = None
     failure: FailureKind | None = None
     reason: str = ""
     attempt: int = 0
     took_s: float = 0.0
+
+    @property
+    def is_for_want_of_room(self) -> bool:
+        """Whether it would be fetched if a request needed it."""
+        return self.failure == "no_room"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraOrders:
+    """What has changed of what a store is to have; all of it where ``after`` has number 0.
+
+    Attributes:
+        after: the changes before these. A store that has not applied them ignores this message.
+        upto: number of the last of these changes.
+        orders: what is new, or different from before.
+        dropped: ids of what it need not have any more.
+    """
+
+    after: Mark
+    upto: int
+    orders: tuple[LoraOrder, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoraReports:
+    """What has changed of what a store has; all of it where ``after`` has number 0.
+
+    Attributes:
+        after: the changes before these. Who has not heard them ignores this message.
+        upto: number of the last of these changes.
+        reports: what is new, or different from before.
+        gone: ids of what it has no more.
+    """
+
+    after: Mark
+    upto: int
+    reports: tuple[LoraReport, ...] = ()
+    gone: tuple[str, ...] = ()

@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+
+import torch
 
 from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.loras import LoraArguments
@@ -16,12 +17,13 @@ from ray_cluster.config.settings import pool_config
 from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.controls.loading import load_bank
 from ray_cluster.engine.controls.local import LocalControls, SplitControls
-from ray_cluster.engine.executor import Executor
 from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.engine.gpu import number_format_here
 from ray_cluster.engine.loading import LoadedModel, load_model
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.step_costs import StepCosts
 from ray_cluster.engine.warmup import device_name, prepare_threads, warm_up
+from ray_cluster.engine.weights import DTYPE_BY_NAME
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.models.local import model_digest
@@ -103,7 +105,7 @@ def build_agent(
     is_on_cpu = model.executor.device.type == "cpu"
     costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)
     remote = RemoteControls(clock=clock)
-    local = _local_controls(arguments, model.executor)
+    local = _local_controls(arguments, pool, model.executor.device)
     runner = build_runner(
         model,
         pool,
@@ -156,11 +158,12 @@ def _shelf(model: LoadedModel, given: LoraArguments) -> LoraShelf:
     return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
 
 
-def _local_controls(arguments: WorkerArguments, base: Executor[Any, Any]) -> LocalControls:
-    """Return the ControlNets of this process, loaded."""
-    return LocalControls(
-        {one.name: load_bank(one, base.device, base.dtype) for one in arguments.controlnets}
-    )
+def _local_controls(
+    arguments: WorkerArguments, pool: PoolConfig, device: torch.device
+) -> LocalControls:
+    """Return the ControlNets of this process, loaded in the number format of their base."""
+    dtype = DTYPE_BY_NAME[number_format_here(pool)]
+    return LocalControls({one.name: load_bank(one, device, dtype) for one in arguments.controlnets})
 
 
 def _measured(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -16,25 +15,22 @@ from typing import Protocol
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.models.lora_sources import origin_of
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Poll, PollReply, Registration
 from ray_cluster.protocol.loras import LoraFacts, LoraOrder, LoraReport
 from ray_cluster.replica.lora_folder import LoraUnavailable
+from ray_cluster.replica.lora_lists import OrderList, ReportList
 from ray_cluster.replica.lora_metrics import LoraMetrics
+from ray_cluster.replica.lora_room import FetchSlots, kept_ids
 from ray_cluster.replica.poller import LeasePoller, check_running
 
 logger = logging.getLogger(__name__)
 
-# fetches at once: of all sources, and of one place that may hang
-_AT_ONCE, _AT_ONCE_OF_ONE = 16, 4
-# of what no dispatcher was told
-_NEVER = (0, -1)
-# after which everything is reported again: a report that was sent twice on its way may have
-# replaced a later one
-_TELL_AGAIN_S = 10.0
+# between two looks at what others have done to the folder
+_LOOK_S = 10.0
+_NO_ROOM = "other pinned LoRAs fill their share of the disk (loras.max_disk_bytes)"
 
 
 class Folder(Protocol):
@@ -43,13 +39,19 @@ class Folder(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
+    @property
+    def max_bytes(self) -> int: ...
+
+    @property
+    def ids(self) -> Collection[str]: ...
+
     def prepare(self) -> None: ...
 
     def warm_up(self) -> None: ...
 
     def path_of(self, lora_id: str) -> Path | None: ...
 
-    def facts(self) -> dict[str, LoraFacts]: ...
+    def facts_of(self, lora_id: str) -> LoraFacts | None: ...
 
     async def ensure(self, order: LoraOrder) -> LoraFacts: ...
 
@@ -80,25 +82,26 @@ class LoraStoreAgent:
         self._link = link
         self._clock = clock
         self._metrics = LoraMetrics(registration.node)
-        self._orders: dict[str, LoraOrder] = {}
-        self._reports: dict[str, LoraReport] = {}
+        self._orders = OrderList()
+        self._reports = ReportList()
         self._polls = LeasePoller(
             link,
             registration,
             make_poll=self._poll,
             on_reply=self._on_reply,
-            on_lost=self._tell_again,
+            on_registered=self._begin,
             poll_s=DispatchSettings().poll_s,
         )
-        # of the reports, and what each dispatcher was told of them
-        self._version = 0
-        self._told: tuple[int, int] = _NEVER
-        self._told_s = 0.0
         self._has_news = asyncio.Event()
-        self._ordered_s: dict[str, float] = {}
+        self._must_make_room = False
+        # by id, since when it is to be here; those that are fetched, too
+        self._pending: dict[str, float] = {}
+        self._sizes: dict[str, int] = {}
         self._num_bytes = 0
-        # by id, with what has to answer
-        self._fetching: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._slots = FetchSlots()
+        # the fetch of what has no room beside all that is needed
+        self._beyond = ""
+        self._fetches: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._mistake: BaseException | None = None
 
@@ -106,12 +109,14 @@ class LoraStoreAgent:
         """Begin to poll on the running loop, with what is in the folder already."""
         self._folder.prepare()
         self._folder.warm_up()
-        for lora_id, facts in self._folder.facts().items():
-            self._reports[lora_id] = LoraReport(lora_id, "ready", facts)
+        for lora_id in self._folder.ids:
+            if (facts := self._folder.facts_of(lora_id)) is not None:
+                self._note_found(lora_id, facts)
         self._num_bytes = self._folder.num_bytes
         self._tasks = [
             asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
             asyncio.create_task(self._tell_forever(), name="the reporting task"),
+            asyncio.create_task(self._look_forever(), name="the looking task"),
         ]
 
     def metrics(self) -> Snapshot:
@@ -126,8 +131,8 @@ class LoraStoreAgent:
 
     async def drain(self) -> None:
         """Stop; what is fetched just now is given up."""
-        self._orders = {}
-        tasks = [*self._tasks, *(task for _, task in self._fetching.values())]
+        self._pending = {}
+        tasks = [*self._tasks, *self._fetches.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,98 +140,144 @@ class LoraStoreAgent:
             await self._link.unregister(self._registration.replica_id)
         await asyncio.to_thread(self._folder.close)
 
+    # the dispatcher
+
+    def _begin(self) -> None:
+        """Begin anew with a dispatcher that knows nothing."""
+        self._orders.begin()
+        self._reports.begin()
+
     def _poll(self, epoch: int) -> Poll:
-        now_s = self._clock()
-        is_known = self._told == (epoch, self._version) and now_s < self._told_s + _TELL_AGAIN_S
-        if not is_known:
-            self._told, self._told_s = (epoch, self._version), now_s
         return Poll(
             replica_id=self._registration.replica_id,
             epoch=epoch,
             num_free=0,
             metrics=self.metrics(),
-            loras=None if is_known else tuple(self._reports.values()),
+            loras=self._reports.news(),
+            lora_mark=self._orders.mark,
         )
 
     async def _tell_forever(self) -> None:
-        """Report news at once: a second poll ends the one that is held."""
+        """Report news at once: a second poll ends the one that is held.
+
+        The answers say all that is to be kept, so that room is made after them.
+        """
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            epoch = self._polls.epoch
-            if epoch is None:
-                continue
-            try:
-                reply = await self._link.poll(self._poll(epoch), 0.0)
-            except DispatcherUnavailable:
-                self._tell_again()
-                continue
+            reply, epoch = PollReply(known=False), self._polls.epoch
+            if epoch is not None:
+                # what is lost comes again with the next poll
+                with contextlib.suppress(DispatcherUnavailable):
+                    reply = await self._link.poll(self._poll(epoch), 0.0)
             if reply.known:
                 self._on_reply(reply)
-
-    def _tell_again(self) -> None:
-        """Have the next poll report everything: whether the last one was heard is not known."""
-        self._told = _NEVER
+            if reply.loras is not None:
+                # there may be more
+                self._has_news.set()
+            elif self._must_make_room:
+                self._must_make_room = False
+                await self._make_room()
 
     def _on_reply(self, reply: PollReply) -> None:
         if reply.settings is not None:
             self._polls.poll_s = reply.settings.poll_s
-        if reply.loras is None:
+        if reply.lora_mark is not None:
+            self._reports.note_heard(reply.lora_mark)
+        if reply.loras is not None:
+            for lora_id in self._orders.apply(reply.loras):
+                self._compare(lora_id)
+            self._start_fetches()
+        if reply.lora_mark is not None and self._reports.has_news:
+            self._has_news.set()
+
+    # what is to be here, and what is
+
+    def _compare(self, lora_id: str) -> None:
+        """Note whether a LoRA is to be fetched, or a failure need not be known any more."""
+        order, report = self._orders.by_id.get(lora_id), self._reports.get(lora_id)
+        # that it is named counts as a use of it
+        is_here = report is not None and report.state == "ready" and self._is_here(lora_id)
+        if order is None:
+            self._pending.pop(lora_id, None)
+            self._sizes.pop(lora_id, None)
+            if report is not None and report.state == "failed":
+                self._reports.drop(lora_id)
             return
-        self._orders = {order.lora.lora_id: order for order in reply.loras}
-        self._forget_unordered()
-        now_s = self._clock()
-        for lora_id, order in self._orders.items():
-            if self._is_done(order) and not self._is_missing(lora_id):
-                continue
-            report = self._reports.get(lora_id)
-            if report is None or report.state != "fetching":
-                # not since it was first ordered: it may have been here, or have failed, for hours
-                self._ordered_s[lora_id] = now_s
-            self._reports[lora_id] = LoraReport(lora_id, "fetching", attempt=order.attempt)
-        self._start_fetches()
-        # orders come again where a report was not heard
-        self._tell_again()
-        self._note_news()
+        if report is not None and report.state == "failed":
+            is_final = report.attempt >= order.attempt
+            if is_final and not (report.is_for_want_of_room and order.is_needed):
+                return
+        if not is_here and lora_id not in self._slots:
+            # not since it was first ordered: it may have been here, or have failed, for hours
+            self._pending.setdefault(lora_id, self._clock())
 
-    def _forget_unordered(self) -> None:
-        for lora_id, report in list(self._reports.items()):
-            is_kept = lora_id in self._orders or lora_id in self._fetching
-            if report.state != "ready" and not is_kept:
-                del self._reports[lora_id]
-        self._ordered_s = {one: at for one, at in self._ordered_s.items() if one in self._orders}
+    def _is_here(self, lora_id: str) -> bool:
+        """Whether a LoRA that was here has not been deleted by somebody."""
+        if self._folder.path_of(lora_id) is not None:
+            return True
+        self._drop(lora_id)
+        return False
 
-    def _is_done(self, order: LoraOrder) -> bool:
-        report = self._reports.get(order.lora.lora_id)
-        if report is None or report.state == "fetching":
-            return False
-        return report.state == "ready" or report.attempt >= order.attempt
+    def _drop(self, lora_id: str) -> None:
+        self._reports.drop(lora_id)
+        self._has_news.set()
 
-    def _is_missing(self, lora_id: str) -> bool:
-        """Whether it was here and somebody has deleted it; notes a use of it if not."""
-        return self._reports[lora_id].state == "ready" and self._folder.path_of(lora_id) is None
+    def _kept(self) -> set[str]:
+        sizes = self._sizes | self._sizes_here()
+        return kept_ids(self._orders.by_id.values(), sizes, self._folder.max_bytes)
+
+    def _sizes_here(self) -> dict[str, int]:
+        ready = self._reports.ready.items()
+        return {name: one.facts.num_bytes for name, one in ready if one.facts is not None}
 
     def _start_fetches(self) -> None:
-        """Begin with the first orders, those that requests wait for."""
-        num_by_origin = Counter(origin for origin, _ in self._fetching.values())
-        for lora_id, order in self._orders.items():
-            if len(self._fetching) >= _AT_ONCE:
+        """Begin with those that requests wait for, the first of them first."""
+        kept, sizes, by_id = self._kept(), self._sizes_here(), self._orders.by_id
+        self._sort_pinned(kept)
+        needed = sum(
+            size for name, size in sizes.items() if name in by_id and by_id[name].is_needed
+        )
+        is_full = needed >= self._folder.max_bytes
+        for lora_id in sorted(kept & self._pending.keys(), key=self._ranks().__getitem__):
+            # where what is needed fills the disk alone, one more at a time: the first request in
+            # the queue gets all of its LoRAs, and may end
+            if self._slots.are_full or (is_full and self._beyond in self._slots):
                 return
-            origin = origin_of(order.lora.source)
-            is_full = num_by_origin[origin] >= _AT_ONCE_OF_ONE
-            if is_full or lora_id in self._fetching or self._is_done(order):
+            order = by_id[lora_id]
+            if self._slots.take(order):
+                self._beyond = lora_id if is_full else self._beyond
+                fetch = self._fetch(order, self._pending.pop(lora_id))
+                task = asyncio.create_task(fetch, name=f"LoRA {order.lora.name}")
+                self._fetches[lora_id] = task
+                task.add_done_callback(partial(self._end_fetch, lora_id))
+
+    def _ranks(self) -> dict[str, tuple[bool, int]]:
+        orders = enumerate(self._orders.by_id.items())
+        return {name: (not order.is_needed, place) for place, (name, order) in orders}
+
+    def _sort_pinned(self, kept: Collection[str]) -> None:
+        """Give up pinned LoRAs for which there is no room, and take those for which there is."""
+        for lora_id, order in self._orders.by_id.items():
+            if order.is_needed:
                 continue
-            num_by_origin[origin] += 1
-            fetch = self._fetch(order, self._ordered_s[lora_id])
-            task = asyncio.create_task(fetch, name=f"LoRA {order.lora.name}")
-            self._fetching[lora_id] = origin, task
-            task.add_done_callback(partial(self._end_fetch, lora_id))
+            report = self._reports.get(lora_id)
+            has_failed = report is not None and report.is_for_want_of_room
+            if lora_id in kept and has_failed:
+                self._drop(lora_id)
+                self._compare(lora_id)
+            elif lora_id not in kept and lora_id in self._pending:
+                del self._pending[lora_id]
+                self._fail(order, LoraUnavailable("no_room", _NO_ROOM))
 
     def _end_fetch(self, lora_id: str, done: asyncio.Task[None]) -> None:
-        del self._fetching[lora_id]
+        del self._fetches[lora_id]
+        self._slots.release(lora_id)
         if done.cancelled():
             return
         self._mistake = self._mistake or done.exception()
+        # it may have been ordered again meanwhile, or not be needed any more
+        self._compare(lora_id)
         self._start_fetches()
 
     async def _fetch(self, order: LoraOrder, began_s: float) -> None:
@@ -236,36 +287,76 @@ class LoraStoreAgent:
         except LoraUnavailable as error:
             logger.warning("LoRA %s is not to be had: %s", order.lora.name, error)
             self._metrics.ended(error.failure, self._clock() - began_s)
-            report = LoraReport(
-                lora_id,
+            self._fail(order, error)
+            return
+        took_s = self._clock() - began_s
+        self._metrics.ended("ready", took_s)
+        report = LoraReport(lora_id, "ready", facts, attempt=order.attempt, took_s=took_s)
+        self._reports.put(report)
+        self._sizes[lora_id] = facts.num_bytes
+        self._must_make_room = True
+        self._has_news.set()
+
+    def _fail(self, order: LoraOrder, error: LoraUnavailable) -> None:
+        self._reports.put(
+            LoraReport(
+                order.lora.lora_id,
                 "failed",
                 failure=error.failure,
                 reason=error.reason,
                 attempt=order.attempt,
             )
-        else:
-            took_s = self._clock() - began_s
-            self._metrics.ended("ready", took_s)
-            report = LoraReport(lora_id, "ready", facts, attempt=order.attempt, took_s=took_s)
-        self._reports[lora_id] = report
-        self._note_news()
-        await self._make_room()
+        )
+        self._has_news.set()
+
+    # the folder
 
     async def _make_room(self) -> None:
+        kept = self._kept()
         try:
-            gone = await asyncio.to_thread(self._folder.evict, set(self._orders))
+            gone = await asyncio.to_thread(self._folder.evict, kept)
             self._num_bytes = await asyncio.to_thread(lambda: self._folder.num_bytes)
         except OSError as error:
             logger.warning("the folder of LoRAs cannot be tidied: %s", error)
             return
         self._metrics.evicted(len(gone))
-        for lora_id in gone:
-            self._reports.pop(lora_id, None)
-        if gone:
-            self._note_news()
+        self._note_gone(gone)
 
-    def _note_news(self) -> None:
-        self._version += 1
+    def _note_gone(self, lora_ids: Collection[str]) -> None:
+        for lora_id in lora_ids:
+            self._drop(lora_id)
+            self._compare(lora_id)
+        if lora_ids:
+            self._start_fetches()
+
+    async def _look_forever(self) -> None:
+        """Find what replicas have fetched for themselves, or anybody has deleted."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            known, kept = set(self._reports.ready), self._kept()
+            try:
+                found = await asyncio.to_thread(self._look, known, kept)
+            except OSError as error:
+                logger.warning("the folder of LoRAs cannot be read: %s", error)
+                continue
+            for lora_id, facts in found.items():
+                if facts is not None and lora_id not in self._slots:
+                    self._note_found(lora_id, facts)
+            missing = known - found.keys()
+            self._note_gone([one for one in missing if self._folder.path_of(one) is None])
+
+    def _look(self, known: Collection[str], kept: Collection[str]) -> dict[str, LoraFacts | None]:
+        """Return what is here, with the facts of what was not known to be."""
+        for lora_id in kept:
+            # replicas make room, too, and begin with what was not used for longest
+            self._folder.path_of(lora_id)
+        return {
+            one: None if one in known else self._folder.facts_of(one) for one in self._folder.ids
+        }
+
+    def _note_found(self, lora_id: str, facts: LoraFacts) -> None:
+        self._pending.pop(lora_id, None)
+        self._reports.put(LoraReport(lora_id, "ready", facts))
         self._has_news.set()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ray_cluster.imaging.worker_process import Message
-from ray_cluster.models.lora_sources import fetch
+from ray_cluster.models.lora_sources import Bounds, fetch
 
 
 def fetch_task(job: Message) -> Message:
     """Copy a source to a file; a task for a child process, which ends when that hangs.
 
-    The job says ``source``, ``allowed``, ``target``, ``max_bytes`` and ``sha256`` (or nothing); the
+    The job says ``source``, ``allowed``, ``target``, ``bounds`` and ``sha256`` (or nothing); the
     answer ``sha256``. Errors are those of :func:`fetch`.
     """
     header = job.header
@@ -19,7 +19,7 @@ def fetch_task(job: Message) -> Message:
         header["source"],
         header["allowed"],
         Path(header["target"]),
-        max_bytes=header["max_bytes"],
+        Bounds(**header["bounds"]),
         sha256=header["sha256"],
     )
     return Message({"sha256": found})

@@ -96,14 +96,24 @@ class LoraFolder:
 
     def facts(self) -> dict[str, LoraFacts]:
         """Return what is here, by id."""
-        found = ((path.stem, self._facts(path.stem)) for path in self._files())
+        found = ((path.stem, self.facts_of(path.stem)) for path in self._files())
         return {lora_id: facts for lora_id, facts in found if facts is not None}
+
+    @property
+    def ids(self) -> set[str]:
+        """What has a file here."""
+        return {path.stem for path in self._files()}
+
+    @property
+    def max_bytes(self) -> int:
+        """Bound on all factors here."""
+        return self._arguments.max_disk_bytes
 
     def _files(self) -> list[Path]:
         found = self._root.glob(f"*{SUFFIX}")
         return [path for path in found if _ID.fullmatch(path.stem) is not None]
 
-    def _facts(self, lora_id: str) -> LoraFacts | None:
+    def facts_of(self, lora_id: str) -> LoraFacts | None:
         """Return what is known of a LoRA; None unless its file is here, and as long as it was."""
         try:
             values: dict[str, Any] = json.loads(self._path(lora_id, _FACTS).read_text())
@@ -129,7 +139,7 @@ class LoraFolder:
 
     async def _ensure(self, order: LoraOrder) -> LoraFacts:
         lora_id = order.lora.lora_id
-        facts = self._facts(lora_id)
+        facts = self.facts_of(lora_id)
         if facts is not None and self.path_of(lora_id) is not None:
             return facts
         # a name of its own: what has died over an earlier one may still write to that
@@ -157,7 +167,11 @@ class LoraFolder:
             "source": order.lora.source,
             "allowed": list(arguments.sources),
             "target": str(target),
-            "max_bytes": arguments.max_file_bytes,
+            "bounds": {
+                "max_bytes": arguments.max_file_bytes,
+                "private_hosts": arguments.private_hosts,
+                "min_bytes_per_s": arguments.min_fetch_bytes_per_s,
+            },
             "sha256": order.lora.sha256,
         }
         timeout_s = arguments.fetch_timeout_s
@@ -180,7 +194,7 @@ class LoraFolder:
             "sha256": sha256,
         }
         try:
-            reply = await self._processes.convert(Message(header))
+            reply = await self._processes.convert(Message(header), order.lora.owner)
         except InvalidRequest as error:
             reason = error.message.replace(file.name, "it")
             raise LoraUnavailable("invalid", reason[:_MAX_REASON]) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakValueDictionary
 
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.worker_process import CoderProcess, Message
@@ -31,6 +32,7 @@ class LoraProcesses:
         self._idle: list[CoderProcess] = []
         self._converter: CoderProcess | None = None
         self._is_converting = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: set[CoderProcess] = set()
 
     def warm_up(self) -> None:
@@ -53,13 +55,16 @@ class LoraProcesses:
         else:
             self._threads.submit(process.close)
 
-    async def convert(self, job: Message) -> Message:
+    async def convert(self, job: Message, owner: str) -> Message:
         """Run :func:`ray_cluster.replica.lora_tasks.convert_task`, one at a time.
+
+        Args:
+            owner: whose it is; between two of one owner, others have a turn.
 
         Raises:
             InvalidRequest, RequestFailed, ProcessDied: as of :meth:`CoderProcess.run`.
         """
-        async with self._is_converting:
+        async with self._turns.setdefault(owner, asyncio.Lock()), self._is_converting:
             self.warm_up()
             process, self._converter = self._converter, None
             assert process is not None

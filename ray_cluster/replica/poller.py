@@ -21,7 +21,7 @@ class LeasePoller:
     Args:
         make_poll: returns the poll for the dispatcher of that epoch.
         on_reply: called with each reply to a replica that the dispatcher knows.
-        on_lost: called when it is not known whether a poll reached the dispatcher.
+        on_registered: called when a dispatcher knows nothing but the registration.
 
     Attributes:
         poll_s: longest time to wait for something to do; may be set for the next poll.
@@ -36,13 +36,13 @@ class LeasePoller:
         make_poll: Callable[[int], Poll],
         on_reply: Callable[[PollReply], None],
         poll_s: float,
-        on_lost: Callable[[], None] = lambda: None,
+        on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self._link = link
         self._registration = registration
         self._make_poll = make_poll
         self._on_reply = on_reply
-        self._on_lost = on_lost
+        self._on_registered = on_registered
         self.poll_s = poll_s
         self.epoch: int | None = None
 
@@ -54,7 +54,6 @@ class LeasePoller:
             try:
                 reply = await self._link.poll(self._make_poll(epoch), self.poll_s)
             except DispatcherUnavailable as error:
-                self._on_lost()
                 await back_off(failures, error)
                 failures += 1
                 continue
@@ -69,10 +68,13 @@ class LeasePoller:
         failures = 0
         while True:
             try:
-                return await self._link.register(self._registration)
+                epoch = await self._link.register(self._registration)
             except DispatcherUnavailable as error:
                 await back_off(failures, error)
                 failures += 1
+            else:
+                self._on_registered()
+                return epoch
 
 
 async def back_off(failures: int, error: DispatcherUnavailable) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.lora_schema import LoraList, LoraResponse
+from ray_cluster.config.keys import KeyConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
+from ray_cluster.protocol.loras import LoraAdded
 from ray_cluster.requests import LoraUse
 from tests.api.checks import URL, check_error, refused
 from tests.api.conftest import shapes_profile
@@ -23,6 +24,7 @@ from tests.api.test_jobs import ended
 from tests.fake_loras import ADDED_S, ready_lora
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 from tests.jobs.cell import Replica
+from tests.keys import bearer, with_keys
 
 LORAS = "/v1/loras"
 RED = {"prompt": "a red circle"}
@@ -168,14 +170,72 @@ async def test_a_full_registry_and_an_unknown_base_of_the_dispatcher(
     check_error(reply, 409, code="too_many_loras")
 
 
+@pytest.mark.parametrize(
+    ("refused", "code", "said"),
+    [
+        ("too_many", "too_many_loras", "there are 5, as many as allowed (loras.max_loras)"),
+        ("too_many_own", "too_many_loras", "you have 5, as many as allowed (loras.client_share of"),
+        ("too_many_pinned", "too_many_pinned_loras", "allowed (loras.max_pinned)"),
+        ("too_many_own_pinned", "too_many_pinned_loras", "you have 5, as many"),
+    ],
+)
+async def test_who_has_too_many_hears_how_many_are_allowed(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient, refused: Any, code: str, said: str
+) -> None:
+    fake.registry.refusal = LoraAdded(None, refused, "5")
+    reply = await http.post(LORAS, json={**PASTEL, "name": "new", "pinned": True})
+    check_error(reply, 409, code=code, param="pinned" if "pinned" in refused else None)
+    assert said in reply.json()["error"]["message"]
+
+
+async def test_a_signed_address_is_shown_to_nobody(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    source = "https://host/a.safetensors?token=SECRET"
+    made = await http.post(LORAS, json={**PASTEL, "name": "signed", "source": source})
+    replies = [made, await http.get(f"{LORAS}/signed"), await http.get(LORAS)]
+    replies += [await http.post(LORAS, json={**PASTEL, "name": "signed"})]
+    replies += [await http.delete(f"{LORAS}/signed")]
+    assert [one.status_code for one in replies] == [201, 200, 200, 409, 200]
+    assert not any("SECRET" in one.text for one in replies)
+    assert made.json()["source"] == "https://host/a.safetensors?..."
+
+
+async def test_a_lora_belongs_to_who_registered_it(
+    fake: FakeDispatcherClient, config: ClusterConfig
+) -> None:
+    settings = settings_for(with_keys(config, KeyConfig.of("alice", "right", ["loras"])))
+    owners = []
+    for app_settings, headers in ((settings, bearer("right")), (settings_for(config), {})):
+        app = create_app(fake, app_settings, results=memory_results(), images=sent_images())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            name = f"mine{len(owners)}"
+            reply = await http.post(LORAS, json={**PASTEL, "name": name}, headers=headers)
+            assert reply.status_code == 201
+        owners.append((await fake.find_loras((name,))).found[name].lora.owner)
+    assert owners == ["alice", "address 127.0.0.1"]
+
+
+async def test_a_thousand_are_listed_in_calls_that_are_short(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    fake.registry.put(*(ready_lora(f"l{index:05}") for index in range(1_500)))
+    before = fake.registry.num_calls
+    whole = (await http.get(LORAS, params={"limit": 1000})).json()
+    assert (len(whole["data"]), whole["has_more"]) == (1000, True)
+    assert fake.registry.num_calls - before == 5
+    rest = (await http.get(LORAS, params={"limit": 1000, "after": whole["last_id"]})).json()
+    assert (len(rest["data"]), rest["has_more"]) == (503, False)
+
+
 async def test_the_registry_asks_for_a_key_and_for_the_dispatcher(
     http: httpx.AsyncClient, fake: FakeDispatcherClient, config: ClusterConfig
 ) -> None:
     fake.down = True
     for reply in (await http.get(LORAS), await http.delete(f"{LORAS}/pastel")):
         check_error(reply, 503, code="dispatcher_unavailable")
-    locked = config.http.model_copy(update={"api_keys": (SecretStr("right"),)})
-    settings = settings_for(config.model_copy(update={"http": locked}))
+    settings = settings_for(with_keys(config, "right"))
     app = create_app(fake, settings, results=memory_results(), images=sent_images())
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as shut:

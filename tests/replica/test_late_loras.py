@@ -19,8 +19,9 @@ from ray_cluster.engine.adapters.random_lora import random_lora
 from ray_cluster.errors import RequestFailed
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.changes import Mark
 from ray_cluster.protocol.leases import Lease, Poll, Registration
-from ray_cluster.protocol.loras import Lora, LoraFacts, LoraReport
+from ray_cluster.protocol.loras import Lora, LoraFacts, LoraReport, LoraReports
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import AddOns, Failure, ImageRequest, LoraUse
 from tests.engine.harness import request
@@ -160,7 +161,8 @@ async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
         assert shelf.asked == [("one", True)]
         shelf.gate.set()
         ready = LoraReport("id-one", "ready", FACTS, took_s=0.1)
-        await link.service.poll(Poll("s", 1, 0, loras=(ready,)), 0.0)
+        news = LoraReports(Mark(1, 0), 1, (ready,))
+        await link.service.poll(Poll("s", 1, 0, loras=news), 0.0)
         found = await outcomes(link.service, [one])
         # the rest of its steps is with its LoRAs
         again = late("again")

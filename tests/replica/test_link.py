@@ -134,19 +134,21 @@ async def test_a_task_that_dies_of_something_unexpected_is_found(
             agents[0].check_alive()
 
 
-async def test_a_poller_says_which_polls_may_be_lost() -> None:
+async def test_a_poller_says_when_a_dispatcher_knows_nothing_of_it() -> None:
     link = Link(new_service())
-    lost: list[int] = []
+    begun: list[int] = []
     polling = LeasePoller(
         link,
         store_registration("s", "n"),
-        make_poll=lambda epoch: Poll("s", epoch, 0, loras=()),
+        make_poll=lambda epoch: Poll("s", epoch, 0),
         on_reply=lambda _reply: None,
-        on_lost=lambda: lost.append(link.num_lost),
+        on_registered=lambda: begun.append(len(link.epochs)),
         poll_s=0.01,
     )
-    link.fails = lambda name, _side: name == "poll" and link.num_lost < 2
+    link.fails = lambda _name, _side: link.num_lost < 2
     task = asyncio.create_task(polling.poll_forever())
-    await until(lambda: len(link.last_poll) and lost == [1, 2])
+    await until(lambda: begun == [1])
+    await link.service.unregister("s")
+    await until(lambda: begun == [1, 2])
     task.cancel()
     await link.service.close()

@@ -148,7 +148,7 @@ async def test_one_replica_merges_and_gives_way_to_others(subject: Subject, code
         await offer(link.service, others)
         ended = await outcomes(link.service, others[:2])
         # they did not wait until the many steps of the first ones were over
-        left = link.service.progress([one.request_id for one in first], predicts=False)
+        left = link.service.progress([one.request_id for one in first], predicts="no")
         assert None not in left
         ended |= await outcomes(link.service, [*first, others[2]])
         for one in ended.values():
