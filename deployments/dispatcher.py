@@ -82,7 +82,6 @@ class Dispatcher:
         core = _new_core(config)
         if config.loras.num_stores:
             core.loras.expect_stores(time.monotonic() + _STORE_STARTS_S)
-        self._settings = LiveSettings(arguments, config, file, core, time.monotonic)
         self._states = StateSweeper(
             await asyncio.to_thread(BlobStore, storage.states),
             knows=core.knows,
@@ -100,6 +99,8 @@ class Dispatcher:
             on_register=self._save_worker,
         )
         self._jobs = await self._open_jobs(arguments, results, config)
+        keys = self._jobs.known_keys
+        self._settings = LiveSettings(arguments, config, file, core, time.monotonic, keys)
         cell = CellService(
             self._service,
             self._jobs,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from contextvars import Context
 from dataclasses import dataclass
+from typing import Protocol
 
 from ray_cluster.config.arguments import FrontArguments, needs_redeploy
 from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.controlnets import ControlNetArguments
+from ray_cluster.config.keys import ApiKey
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
@@ -25,6 +28,15 @@ _NOT_WATCHED = (
     "the service was started without a configuration file: its settings stay as they are; start it "
     "with one ('ray-cluster serve FILE')"
 )
+_LAST_KEY = (
+    "the last API key is gone, so that anybody could call: leave one in http.api_keys (or in "
+    "RAY_CLUSTER_API_KEYS), or set http.open: true"
+)
+NO_KEY = (
+    "no API key is set, so the earlier ones stay in force: set http.api_keys (or "
+    "RAY_CLUSTER_API_KEYS), or http.open: true to let anybody call"
+)
+"""What a service says that was started without the keys that it had before."""
 
 
 RunningWorker = PoolArguments | DiscriminatorArguments | ControlNetArguments
@@ -71,13 +83,27 @@ class SettingsReport:
     num_images_by_model: dict[str, int]
 
 
+class SavedKeys(Protocol):
+    """The API keys that an earlier dispatcher had; see :class:`ray_cluster.jobs.known_keys`."""
+
+    async def load(self) -> tuple[ApiKey, ...]: ...
+
+    async def save(self, keys: tuple[ApiKey, ...]) -> None: ...
+
+
 class LiveSettings:
     """Keeps one document in force: that of the watched file, or the one given at the start.
+
+    A change that leaves no API key is refused, unless it sets ``http.open``. A document without one
+    at the start is not: the keys of an earlier dispatcher stay in force, if it had any.
 
     Args:
         config: the document at the start.
         file: watched from :meth:`start` on; None if the settings stay.
         core: tells which replicas there are.
+
+    Raises:
+        ConfigError: the document and the arguments have one API key with different names.
     """
 
     def __init__(
@@ -87,6 +113,7 @@ class LiveSettings:
         file: SettingsFile | None,
         core: DispatchCore,
         clock: Callable[[], float],
+        saved_keys: SavedKeys,
     ) -> None:
         self._arguments = arguments
         self._config = config
@@ -96,26 +123,54 @@ class LiveSettings:
         self._watch = None if file is None else SettingsWatch(file, self._on_change)
         # pools that an edit of the file has added, or that could not be deployed
         self._not_deployed: set[str] = set()
+        self._saved_keys = saved_keys
+        self._saving: set[asyncio.Task[None]] = set()
+        # of an earlier dispatcher, while the document of the start has none
+        self._kept_keys: tuple[ApiKey, ...] = ()
         self.book = SettingsBook(settings_of(config, arguments.api_keys), clock)
 
     async def start(self, apply: Callable[[Settings], None]) -> None:
-        """Have the settings applied now and whenever they change."""
+        """Have the settings applied now and whenever they change.
+
+        Raises:
+            JobStoreError: whether there were API keys before cannot be read.
+            ConfigError: likewise; or the file is broken.
+        """
         self._apply = apply
-        apply(self.book.settings)
-        log_event(logger, "settings_applied", version=self.book.settings.version)
+        if not (self.book.settings.api_keys or self._config.http.open):
+            self._kept_keys = await self._saved_keys.load()
+        self._put(settings_of(self._config, self._arguments.api_keys, self._kept_keys))
         if self._watch is not None:
             await self._watch.start()
 
     def _on_change(self, config: ClusterConfig) -> None:
+        settings = self._settings_in(config)
+        if config != self._config:
+            self._kept_keys = ()
         earlier = {one.name for one in self._config.workers}
         added = {one.name for one in config.workers if one.name not in earlier}
         self.note_undeployed(added)
         self._config = config
-        settings = settings_of(config, self._arguments.api_keys)
         if settings.version != self.book.settings.version:
-            self._apply(settings)
-            self.book.put(settings)
-            log_event(logger, "settings_applied", version=settings.version)
+            self._put(settings)
+
+    def _settings_in(self, config: ClusterConfig) -> Settings:
+        """Return a document's settings; ConfigError if they must not follow those in force."""
+        # what has not changed was accepted at the start
+        kept = self._kept_keys if config == self._config else ()
+        settings = settings_of(config, self._arguments.api_keys, kept)
+        if self.book.settings.api_keys and not (settings.api_keys or config.http.open):
+            raise ConfigError(_LAST_KEY)
+        return settings
+
+    def _put(self, settings: Settings) -> None:
+        self._apply(settings)
+        self.book.put(settings)
+        log_event(logger, "settings_applied", version=settings.version)
+        # in a context of its own: Serve cancels what a cancelled request has called
+        saving = asyncio.create_task(self._saved_keys.save(settings.api_keys), context=Context())
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
 
     def note_undeployed(self, pools: Collection[str]) -> None:
         """Note pools that have no application, until a replica of theirs starts."""
@@ -130,6 +185,8 @@ class LiveSettings:
     def warnings(self) -> tuple[str, ...]:
         """Return what of the document is not in force."""
         found = []
+        if self._kept_keys:
+            found.append(NO_KEY)
         if self._watch is not None and self._watch.problem:
             found.append(self._watch.problem)
         # of a refused file only the problem counts: an earlier version of it is no longer there
@@ -142,7 +199,7 @@ class LiveSettings:
             for name in self._undeployed_pools()
         ]
         http = self._arguments.http
-        if not (self.book.settings.api_key_digests or http.is_loopback):
+        if not (self.book.settings.api_keys or http.is_loopback):
             found.append(f"anybody who reaches {http.host}:{http.port} may call: no API key is set")
         settings = self.book.settings
         listed = {one.name for one in settings.pools}
@@ -201,17 +258,24 @@ class LiveSettings:
         """Replace the file, and return the version that is in force then.
 
         Raises:
-            ConfigError: it cannot be written, or is no valid configuration.
+            ConfigError: it cannot be written, is no valid configuration, or leaves no API key.
         """
         if self._file is None or self._watch is None:
             raise ConfigError(_NOT_WATCHED)
-        await asyncio.to_thread(_write_change, self._file, text)
+        await asyncio.to_thread(self._write_change, self._file, text)
         await self._watch.look()
         if self._watch.problem:
             raise ConfigError(self._watch.problem)
         # whoever writes deploys its pools next
         self._not_deployed.clear()
         return self.book.settings.version
+
+    def _write_change(self, file: SettingsFile, text: str) -> None:
+        # what was edited in its place need not be writable here
+        if file.content() != text.encode():
+            # what would be refused is not written: the next dispatcher would start with it
+            self._settings_in(file.parse(text.encode()))
+            file.write(text)
 
     def _workers(self) -> dict[str, RunningWorker]:
         found: dict[str, RunningWorker] = {}
@@ -227,9 +291,3 @@ def _kind_of(running: RunningWorker) -> str:
     if isinstance(running, ControlNetArguments):
         return "ControlNet"
     return "pool" if isinstance(running, PoolArguments) else "discriminator"
-
-
-def _write_change(file: SettingsFile, text: str) -> None:
-    # what was edited in its place need not be writable here
-    if file.content() != text.encode():
-        file.write(text)

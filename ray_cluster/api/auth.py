@@ -1,10 +1,13 @@
-"""Bearer API keys."""
+"""Bearer API keys: whose call it is, and what its key allows."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Annotated
 
 from fastapi import Security
@@ -13,11 +16,26 @@ from starlette.requests import Request
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.settings import key_digest
+from ray_cluster.config.keys import ROLES, Role, key_digest
 from ray_cluster.storage.inputs import OPEN_OWNER
+
+_IPV6_PREFIX = 64
 
 BEARER = HTTPBearer(auto_error=False, description="One of the configured `http.api_keys`.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    Attributes:
+        client: the key's; nothing on an open service.
+        roles: of the key alone, whatever others its client has.
+    """
+
+    client: str
+    roles: tuple[Role, ...]
 
 
 def key_guard(settings: CurrentSettings) -> Callable[..., Awaitable[None]]:
@@ -28,34 +46,85 @@ def key_guard(settings: CurrentSettings) -> Callable[..., Awaitable[None]]:
     """
 
     async def check(request: Request, credentials: Credentials) -> None:
-        digests = settings.get().api_key_digests
-        if not digests:
+        keys = settings.get().api_keys
+        if not keys:
+            request.state.caller = Caller("", ROLES)
             return
         if credentials is None:
             raise _unauthorized("No API key given: send 'Authorization: Bearer <key>'.")
         given = key_digest(credentials.credentials)
-        matches = [hmac.compare_digest(given, digest) for digest in digests]
-        if not any(matches):
+        matches = [key for key in keys if hmac.compare_digest(given, key.digest)]
+        if not matches:
             raise _unauthorized("The API key is not valid; ask whoever runs this service for one.")
-        request.state.client = given
+        request.state.caller = Caller(matches[0].client, matches[0].roles)
 
     return check
 
 
+def role_guard(roles: tuple[Role, ...]) -> Callable[[Request], Awaitable[None]]:
+    """Return a FastAPI dependency, to follow a key guard: the key must have one of these roles."""
+
+    async def check(request: Request) -> None:
+        if not any(one in _caller(request).roles for one in roles):
+            raise _role_missing(request, "This call", roles)
+
+    return check
+
+
+def check_priority(request: Request, priority: int | None) -> None:
+    """Refuse to go before others, unless the key may.
+
+    Raises:
+        ApiError: 403, it has not the role.
+    """
+    if (priority or 0) > 0 and "operate" not in _caller(request).roles:
+        what = f"Set the parameter 'priority' to 0 or less: {priority}"
+        raise _role_missing(request, what, ("operate",), "priority")
+
+
 def client_of(request: Request) -> str:
-    """Return the client of a call: a digest of its API key, or nothing on an open service."""
-    return str(getattr(request.state, "client", ""))
+    """Return the client of a call: its key's name or digest, or nothing on an open service."""
+    return _caller(request).client
 
 
 def owner_of(request: Request) -> str:
     """Return the owner of the images that a call may read and stores in the input store."""
-    return client_of(request) or OPEN_OWNER
+    # the input store has no dots in names of owners, and clients have no capitals
+    return client_of(request).replace(".", "D") or OPEN_OWNER
 
 
 def caller_of(request: Request) -> str:
     """Return whose images in flight are counted together: the client, else the address."""
     address = request.client.host if request.client is not None else ""
-    return client_of(request) or f"address {address}"
+    return client_of(request) or f"address {_network_of(address)}"
+
+
+def _network_of(address: str) -> str:
+    """Return an address; of IPv6, its network of 64 bits, for one client has all that are in it."""
+    with suppress(ValueError):
+        found = ip_address(address.partition("%")[0])
+        if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+            return str(IPv6Network((found, _IPV6_PREFIX), strict=False))
+    return address
+
+
+def _caller(request: Request) -> Caller:
+    # where no guard has looked, nobody has a role
+    caller: Caller = getattr(request.state, "caller", Caller("", ()))
+    return caller
+
+
+def _role_missing(
+    request: Request, what: str, roles: tuple[Role, ...], param: str | None = None
+) -> ApiError:
+    needed, has = (" or ".join(map(repr, roles)), ", ".join(map(repr, _caller(request).roles)))
+    return ApiError(
+        HTTPStatus.FORBIDDEN,
+        f"{what} needs an API key with the role {needed}, and yours has {has}. Ask whoever runs "
+        "this service for one.",
+        code="role_missing",
+        param=param,
+    )
 
 
 def _unauthorized(message: str) -> ApiError:

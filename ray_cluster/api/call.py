@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from starlette.requests import Request
 
-from ray_cluster.api.auth import owner_of
+from ray_cluster.api.auth import check_priority, owner_of
 from ray_cluster.api.body import (
-    LARGEST_AT_ONCE,
     BodyLimit,
     BodyMemory,
     announced_bytes,
@@ -107,8 +106,8 @@ class CallReader:
         """
         key = _idempotency_key(request)
         limits = self._settings.limits
-        with self._memory.share(LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
-            limit = self._limit(request, may_have_image=bool(self._settings.controlnets))
+        limit = self._limit(request, may_have_image=bool(self._settings.controlnets))
+        with self._memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, take=take)
             return await self._from_text(request, body, key, is_job=False)
 
@@ -128,8 +127,9 @@ class CallReader:
         key = _idempotency_key(request)
         if is_form(request):
             return await self._from_form(request, kind, key, is_job=False)
-        limit = BodyLimit.of_uploads(self._settings.limits)
-        with self._memory.share(LARGEST_AT_ONCE * limit.max_bytes) as take:
+        limits = self._settings.limits
+        limit = BodyLimit.of_uploads(limits)
+        with self._memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
             return await self._from_image(request, body, kind, key, is_job=False)
 
@@ -141,8 +141,8 @@ class CallReader:
         if is_form(request):
             return await self._from_form(request, ImageEditRequest, key, is_job=True)
         limits = self._settings.limits
-        with self._memory.share(LARGEST_AT_ONCE * limits.max_upload_bytes) as take:
-            limit = self._limit(request, may_have_image=True)
+        limit = self._limit(request, may_have_image=True)
+        with self._memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
             if has_images(body):
                 return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
@@ -225,6 +225,7 @@ class CallReader:
         is_job: bool,
     ) -> tuple[ImageRequest, ...]:
         limits, fields = self._settings.limits, given.fields
+        check_priority(request, fields.priority)
         is_stored = is_job or key is not None or fields.response_format == "url"
         fields, loras = await self._loras.resolve(fields)
         wanted = WantedImages(fields, given.images, is_stored, loras, given.controls)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from ray_cluster.api.control_schema import PreprocessRequest
 from ray_cluster.api.file_ids import ID_PATTERN
+from ray_cluster.api.replies import ErrorResponse
 from ray_cluster.api.schema import (
     MAX_INPUT_IMAGES,
     ImageEditRequest,
@@ -60,6 +61,30 @@ _MASK = (
     "below 128) is edited. Everything, if absent."
 )
 _IN_JSON = " In base64, or as a data URL."
+
+ERRORS = {
+    400: "A parameter is wrong: the message says what was given and what is allowed.",
+    401: "No valid API key (only where the service is configured with keys).",
+    404: "There is no such thing (model, LoRA, job, file), or not any more.",
+    408: "The body has not arrived in time.",
+    409: "The job of this `Idempotency-Key` was cancelled; another LoRA has this name.",
+    410: "The images of this `Idempotency-Key` were made, and are forgotten by now.",
+    413: "The body or an image is too large.",
+    415: "The body is neither JSON nor, where that is taken, a form.",
+    422: "The `Idempotency-Key` has named a call with another body.",
+    429: "The queue is full, or you have too much in flight; `Retry-After` says when to come back.",
+    431: "The path and the headers are too large.",
+    500: "The model failed on this request.",
+    503: "The model is loading, or the dispatcher does not answer; try again.",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the documentation of a call's errors."""
+    texts: dict[int | str, str] = {status: ERRORS[status] for status in statuses}
+    # also keeps FastAPI from documenting its own 422, which this API never sends
+    texts["default"] = "Any other error."
+    return {key: {"model": ErrorResponse, "description": text} for key, text in texts.items()}
 
 
 def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:

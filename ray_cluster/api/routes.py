@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from ray_cluster.api.auth import key_guard
+from ray_cluster.api.auth import key_guard, role_guard
 from ray_cluster.api.catalog import ModelsEndpoint
 from ray_cluster.api.control_schema import ControlNetList, PreprocessResponse
 from ray_cluster.api.controlnets import ControlNetsEndpoint
@@ -26,6 +26,8 @@ from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse
 from ray_cluster.api.loras import LorasEndpoint
 from ray_cluster.api.metrics import GatewayMetricsEndpoint
 from ray_cluster.api.openapi import (
+    ERRORS,
+    errors,
     event_stream,
     inlined_schema,
     preprocess_body,
@@ -44,22 +46,8 @@ from ray_cluster.api.replies import (
 from ray_cluster.api.schema import ImagesResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.uploaded_files import FileResponse, UploadedFilesEndpoint
+from ray_cluster.config.keys import Role
 
-_ERRORS = {
-    400: "A parameter is wrong: the message says what was given and what is allowed.",
-    401: "No valid API key (only where the service is configured with keys).",
-    404: "There is no such thing (model, LoRA, job, file), or not any more.",
-    408: "The body has not arrived in time.",
-    409: "The job of this `Idempotency-Key` was cancelled; another LoRA has this name.",
-    410: "The images of this `Idempotency-Key` were made, and are forgotten by now.",
-    413: "The body or an image is too large.",
-    415: "The body is neither JSON nor, where that is taken, a form.",
-    422: "The `Idempotency-Key` has named a call with another body.",
-    429: "The queue is full, or you have too much in flight; `Retry-After` says when to come back.",
-    431: "The path and the headers are too large.",
-    500: "The model failed on this request.",
-    503: "The model is loading, or the dispatcher does not answer; try again.",
-}
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -74,6 +62,11 @@ _LAST_EVENT_ID = {
     "schema": {"type": "string", "maxLength": 100},
     "description": "The id of the last event that you have; the stream goes on after it.",
 }
+# who may call
+_NOBODY: tuple[Role, ...] = ()
+_USE: tuple[Role, ...] = ("use",)
+_LORAS: tuple[Role, ...] = ("loras",)
+_OPERATE: tuple[Role, ...] = ("operate",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,7 @@ class Endpoints:
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) -> None:
-    """Add all routes; those below ``/v1``, apart from files, ask for an API key."""
+    """Add all routes; those below ``/v1``, apart from files, ask for an API key with a role."""
     public = APIRouter()
     guarded = APIRouter(prefix="/v1", dependencies=[Depends(key_guard(settings))])
     _add_health(public, endpoints)
@@ -115,6 +108,7 @@ def _add(
     call: str,
     endpoint: Callable[..., Any],
     summary: str,
+    roles: tuple[Role, ...],
     *,
     responses: dict[int | str, dict[str, Any]] | None = None,
     **options: Any,
@@ -123,8 +117,18 @@ def _add(
 
     Args:
         call: method and path.
+        roles: of which a key must have one; none for what is public.
+
+    Raises:
+        ValueError: no role is named where keys are asked for, or one where none are.
     """
+    if bool(roles) != bool(router.dependencies):
+        raise ValueError(f"{call}: name a role for what is guarded, and none for what is public")
     method, path = call.split()
+    if roles:
+        options["dependencies"] = [Depends(role_guard(roles))]
+        text = f"The API key has not the role {' or '.join(f'`{one}`' for one in roles)}."
+        responses = {**(responses or {}), 403: {"model": ErrorResponse, "description": text}}
     if method == "GET" and not path.endswith("/events"):
         # the server leaves the body out
         router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **options)
@@ -133,34 +137,29 @@ def _add(
     )
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    texts: dict[int | str, str] = {status: _ERRORS[status] for status in statuses}
-    # also keeps FastAPI from documenting its own 422, which this API never sends
-    texts["default"] = "Any other error."
-    return {key: {"model": ErrorResponse, "description": text} for key, text in texts.items()}
-
-
 def _add_health(router: APIRouter, endpoints: Endpoints) -> None:
     health, tags = endpoints.health, ["health"]
-    _add(router, "GET /healthz", health.live, "Does it live?", tags=tags)
+    _add(router, "GET /healthz", health.live, "Does it live?", _NOBODY, tags=tags)
     _add(
         router,
         "GET /readyz",
         health.ready,
         "Would a call be served?",
+        _NOBODY,
         tags=tags,
-        responses=_errors(503),
+        responses=errors(503),
     )
     _add(
         router,
         "GET /metrics",
         endpoints.metrics.scrape,
         "What all processes have counted, for Prometheus",
+        _NOBODY,
         tags=tags,
         response_class=Response,
         responses={
             200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."},
-            **_errors(503),
+            **errors(503),
         },
     )
 
@@ -172,12 +171,13 @@ def _add_files(router: APIRouter, files: FilesEndpoint) -> None:
         f"GET {PATH}/{{file_id}}",
         files.download,
         "Fetch an image that a reply links to",
+        _NOBODY,
         tags=["images"],
         response_class=Response,
         responses={
             200: {"content": {"image/*": {}}, "description": "The image."},
             304: {"description": "You have it: `If-None-Match` is its ETag."},
-            **_errors(404, 503),
+            **errors(404, 503),
         },
     )
 
@@ -195,6 +195,7 @@ def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
             f"POST /images/{name}",
             endpoint,
             summary,
+            _USE,
             tags=["images"],
             operation_id=operation_id,
             deprecated=name == "variations",
@@ -206,7 +207,7 @@ def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
                     f"`{kind}.partial_image` and `{kind}.completed`.",
                     "content": event_stream(_image_events(kind)),
                 },
-                **_errors(*_ERRORS),
+                **errors(*ERRORS),
             },
             openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
         )
@@ -226,20 +227,22 @@ def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:
         "GET /models",
         models.list,
         "List the models that are ready",
+        _USE,
         tags=["models"],
         operation_id="listModels",
         response_model=ModelList,
-        responses=_errors(401, 503),
+        responses=errors(401, 503),
     )
     _add(
         router,
         "GET /models/{model:path}",
         models.retrieve,
         "Describe a model",
+        _USE,
         tags=["models"],
         operation_id="retrieveModel",
         response_model=ModelCard | LoraModelCard,
-        responses=_errors(401, 404, 503),
+        responses=errors(401, 404, 503),
     )
 
 
@@ -251,10 +254,11 @@ def _add_loras(router: APIRouter, loras: LorasEndpoint) -> None:
         "POST /loras",
         loras.create,
         "Register a LoRA",
+        _LORAS,
         status_code=201,
         responses={
             200: {"model": LoraResponse, "description": "It was registered before, as it is."},
-            **_errors(400, 401, 404, 408, 409, 413, 415, 431, 503),
+            **errors(400, 401, 404, 408, 409, 413, 415, 431, 503),
         },
         openapi_extra={
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -266,13 +270,14 @@ def _add_loras(router: APIRouter, loras: LorasEndpoint) -> None:
         "GET /loras",
         loras.list,
         "List LoRAs",
+        (*_USE, *_LORAS),
         tags=["loras"],
         response_model=LoraList,
-        responses=_errors(400, 401, 503),
+        responses=errors(400, 401, 503),
     )
-    errors = _errors(401, 404, 503)
-    _add(router, "GET /loras/{name}", loras.retrieve, "Describe a LoRA", responses=errors, **one)
-    _add(router, "DELETE /loras/{name}", loras.remove, "Remove a LoRA", responses=errors, **one)
+    one["responses"], path = errors(401, 404, 503), "/loras/{name}"
+    _add(router, f"GET {path}", loras.retrieve, "Describe a LoRA", (*_USE, *_LORAS), **one)
+    _add(router, f"DELETE {path}", loras.remove, "Remove a LoRA", _LORAS, **one)
 
 
 def _add_controlnets(router: APIRouter, controlnets: ControlNetsEndpoint) -> None:
@@ -282,20 +287,22 @@ def _add_controlnets(router: APIRouter, controlnets: ControlNetsEndpoint) -> Non
         "GET /controlnets",
         controlnets.list,
         "List ControlNets and detectors",
+        _USE,
         tags=tags,
         response_model=ControlNetList,
-        responses=_errors(401, 503),
+        responses=errors(401, 503),
     )
     _add(
         router,
         "POST /preprocess",
         controlnets.preprocess,
         "Make the map of an image",
+        _USE,
         tags=tags,
         response_class=Response,
         responses={
             200: {"model": PreprocessResponse, "description": "The map."},
-            **_errors(400, 401, 408, 413, 415, 431, 503),
+            **errors(400, 401, 408, 413, 415, 431, 503),
         },
         openapi_extra={"requestBody": preprocess_body()},
     )
@@ -303,10 +310,10 @@ def _add_controlnets(router: APIRouter, controlnets: ControlNetsEndpoint) -> Non
 
 def _add_plan(router: APIRouter, plan: PlanEndpoint) -> None:
     options: dict[str, Any] = {"tags": ["plan"], "response_model": PlanResponse}
-    errors = _errors(401, 404, 503)
-    _add(router, "GET /plan", plan.show, "Show the plan", responses=errors, **options)
-    _add(router, "POST /plan/pause", plan.pause, "Pause planning", responses=errors, **options)
-    _add(router, "POST /plan/resume", plan.resume, "Resume planning", responses=errors, **options)
+    options["responses"] = errors(401, 404, 503)
+    _add(router, "GET /plan", plan.show, "Show the plan", (*_USE, *_OPERATE), **options)
+    _add(router, "POST /plan/pause", plan.pause, "Pause planning", _OPERATE, **options)
+    _add(router, "POST /plan/resume", plan.resume, "Resume planning", _OPERATE, **options)
 
 
 def _add_uploads(router: APIRouter, uploads: UploadedFilesEndpoint) -> None:
@@ -316,8 +323,9 @@ def _add_uploads(router: APIRouter, uploads: UploadedFilesEndpoint) -> None:
         f"POST {PATH.removeprefix('/v1')}",
         uploads.create,
         "Upload an image",
+        _USE,
         operation_id="createFile",
-        responses=_errors(400, 401, 408, 413, 415, 431, 503),
+        responses=errors(400, 401, 408, 413, 415, 431, 503),
         openapi_extra={"requestBody": upload_body()},
         **one,
     )
@@ -326,7 +334,8 @@ def _add_uploads(router: APIRouter, uploads: UploadedFilesEndpoint) -> None:
         f"GET {PATH.removeprefix('/v1')}/{FILE_PREFIX}{{digest}}",
         uploads.retrieve,
         "Describe an uploaded image",
-        responses=_errors(401, 404, 503),
+        _USE,
+        responses=errors(401, 404, 503),
         **one,
     )
 
@@ -338,10 +347,11 @@ def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
         "POST /jobs",
         jobs.create,
         "Have images made, whoever goes away",
+        _USE,
         status_code=202,
         responses={
             200: {"model": JobResponse, "description": "The job that this key has named before."},
-            **_errors(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
+            **errors(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
         },
         openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
         **one,
@@ -351,15 +361,17 @@ def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
         "GET /jobs",
         jobs.list,
         "List your jobs",
+        _USE,
         tags=["jobs"],
         response_model=JobList,
-        responses=_errors(400, 401, 404, 503),
+        responses=errors(400, 401, 404, 503),
     )
     _add(
         router,
         "GET /jobs/{job_id}/events",
         jobs.events,
         "Watch a job",
+        _USE,
         tags=["jobs"],
         response_class=Response,
         responses={
@@ -367,10 +379,10 @@ def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
                 "content": event_stream(dict.fromkeys(EVENT_NAMES, JobResponse)),
                 "description": "The events; each tells the whole job as it is.",
             },
-            **_errors(401, 404, 429, 503),
+            **errors(401, 404, 429, 503),
         },
         openapi_extra={"parameters": [_LAST_EVENT_ID]},
     )
-    errors = _errors(401, 404, 503)
-    _add(router, "GET /jobs/{job_id}", jobs.retrieve, "How far is a job?", responses=errors, **one)
-    _add(router, "DELETE /jobs/{job_id}", jobs.cancel, "Cancel a job", responses=errors, **one)
+    one["responses"], path = errors(401, 404, 503), "/jobs/{job_id}"
+    _add(router, f"GET {path}", jobs.retrieve, "How far is a job?", _USE, **one)
+    _add(router, f"DELETE {path}", jobs.cancel, "Cancel a job", _USE, **one)

@@ -171,7 +171,11 @@ class ImageGenerationRequest(BaseModel):
     lora_start_step: LoraStartStep = None
     controlnets: ControlChoices = None
     priority: int | None = Field(
-        None, ge=-100, le=100, description="(extension) Higher is served first; 0 if absent."
+        None,
+        ge=-100,
+        le=100,
+        description="(extension) Higher is served first; 0 if absent. Above 0 it needs an API key "
+        "with the role `operate`, where the service has keys.",
     )
     slo_s: float | None = Field(
         None,

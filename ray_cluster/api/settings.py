@@ -8,7 +8,8 @@ import secrets
 from dataclasses import replace
 
 from ray_cluster.api.errors import unavailable
-from ray_cluster.config.sections import HttpSettings, LimitsConfig
+from ray_cluster.config.http import HttpSettings
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import (
@@ -71,7 +72,7 @@ class CurrentSettings:
     @property
     def is_open(self) -> bool:
         """Whether anybody may call; False before there are settings."""
-        return self._settings is not None and not self._settings.api_key_digests
+        return self._settings is not None and not self._settings.api_keys
 
     @property
     def limits(self) -> LimitsConfig:

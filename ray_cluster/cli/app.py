@@ -13,6 +13,7 @@ from ray_cluster.cli.controlnets import controlnets
 from ray_cluster.cli.doctor import doctor
 from ray_cluster.cli.generate import generate
 from ray_cluster.cli.jobs import jobs
+from ray_cluster.cli.keys import keys
 from ray_cluster.cli.loras import loras
 from ray_cluster.cli.models import models
 from ray_cluster.cli.observe import observe
@@ -38,6 +39,7 @@ app.add_typer(loras, name="loras")
 app.add_typer(controlnets, name="controlnets")
 app.command()(doctor)
 app.command()(config)
+app.add_typer(keys, name="keys")
 app.add_typer(settings, name="settings")
 app.command()(profile)
 app.command()(simulate)

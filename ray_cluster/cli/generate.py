@@ -121,7 +121,10 @@ _Url = Annotated[
 ]
 _ApiKey = Annotated[
     str | None,
-    _where("API key for --url. Default: the configuration's, for a service on this machine."),
+    _where(
+        "API key for --url. Default: that in RAY_CLUSTER_API_KEY, or the configuration's first "
+        "plain one, for a service on this machine."
+    ),
 ]
 _Timeout = Annotated[
     float | None,

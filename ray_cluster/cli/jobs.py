@@ -19,8 +19,8 @@ _Id = Annotated[str, typer.Argument(help="The id of a job, as 'jobs list' shows 
 _ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="API key: only its own jobs are visible. Default: the configuration's, for a service "
-        "on this machine."
+        help="API key: only its client's jobs are visible. Default: that in RAY_CLUSTER_API_KEY, "
+        "or the configuration's first plain one, for a service on this machine."
     ),
 ]
 

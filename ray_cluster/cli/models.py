@@ -24,7 +24,9 @@ def list_models(
     url: Annotated[
         str | None, typer.Option(help="Also list the models of a running service.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="API key for --url.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="API key for --url; RAY_CLUSTER_API_KEY is another way.")
+    ] = None,
 ) -> None:
     """List the built-in models, and those that a service at --url has ready.
 

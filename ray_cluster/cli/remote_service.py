@@ -26,7 +26,7 @@ from ray_cluster.api.replies import (
     ModelList,
 )
 from ray_cluster.cli.output import command, complain, stdout, warn
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig, environment_key
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
 from ray_cluster.protocol.jobs import JobState
 
@@ -78,10 +78,16 @@ class RemoteService:
     def at(
         cls, url: str, api_key: str | None, config: ClusterConfig, answer_s: float = _ANSWER_S
     ) -> RemoteService:
-        """Return the service at a URL; the configuration's own key goes to this machine only."""
-        keys = config.http.api_keys
-        if api_key is None and keys and httpx.URL(_base_of(url)).host in _LOOPBACK:
-            api_key = keys[0].get_secret_value()
+        """Return the service at a URL.
+
+        Args:
+            api_key: None for the environment's; without one, for the first plain key of the
+                configuration, which goes to this machine only.
+        """
+        if api_key is None:
+            api_key = environment_key()
+        if api_key is None and httpx.URL(_base_of(url)).host in _LOOPBACK:
+            api_key = next((one.plain for one in config.http.api_keys if one.plain), None)
         return cls(url, api_key, answer_s)
 
     def __enter__(self) -> RemoteService:
@@ -220,8 +226,11 @@ def error_from(error: ErrorDetail) -> RayClusterError:
     """Return an error of the API as one of ours."""
     if error.param is not None:
         return InvalidRequest(error.message, error.param, error.code or "invalid_value")
+    gives = "--api-key or RAY_CLUSTER_API_KEY gives"
+    if error.code == "role_missing":
+        return ServiceFailed(f"{error.message} ({gives} another one here)")
     if error.code == "invalid_api_key":
-        hint = "--api-key gives one here, or --config with the service's configuration"
+        hint = f"{gives} one here, or --config a configuration with a plain one"
         return ServiceFailed(f"{error.message} ({hint})")
     return ServiceFailed(error.message)
 

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from ray_cluster.cli.output import command, print_table
 from ray_cluster.cli.plans import PlannedModel
+from ray_cluster.config.http import HttpConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import HttpConfig
 
 EXAMPLE_PROMPT = "a large red circle in the center on a white background"
 

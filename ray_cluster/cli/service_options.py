@@ -10,7 +10,10 @@ import typer
 Url = Annotated[str, typer.Option(help="Address of the service.")]
 ApiKey = Annotated[
     str | None,
-    typer.Option(help="API key. Default: the configuration's, for a service on this machine."),
+    typer.Option(
+        help="API key. Default: that in RAY_CLUSTER_API_KEY, or the configuration's first plain "
+        "one, for a service on this machine."
+    ),
 ]
 Config = Annotated[
     Path | None,

@@ -145,7 +145,12 @@ def _start(
     service.deploy()
     service.wait_running(screen.show)
     screen.show("API", "waiting for an answer")
-    _wait_ready(config)
+    # not above: seconds of imports
+    from ray_cluster.deployments.live_settings import NO_KEY
+
+    if NO_KEY in _wait_ready(config):
+        # the report does not know of it: its examples would be refused
+        warn(NO_KEY)
     screen.show("API", "ready", is_done=True)
     return found.planned
 
@@ -172,16 +177,18 @@ def _check_controlnets(service: RayService, screen: StateScreen) -> None:
             service.leave_out(one.name, str(error), screen.show)
 
 
-def _wait_ready(config: ClusterConfig) -> None:
-    """Wait until the example calls of the report will work."""
+def _wait_ready(config: ClusterConfig) -> list[str]:
+    """Wait until the example calls of the report will work; return the service's warnings."""
     deadline_s = time.monotonic() + _READY_S
     url = f"{base_url(config.http)}/readyz"
     while time.monotonic() < deadline_s:
         with suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=5.0).status_code == httpx.codes.OK:
-                return
+            reply = httpx.get(url, timeout=5.0)
+            if reply.status_code == httpx.codes.OK:
+                return list(reply.json()["warnings"])
         time.sleep(0.2)
     warn(f"{url} does not say that it is ready, after {_READY_S:.0f} s of trying")
+    return []
 
 
 def _watch(service: RayService) -> None:

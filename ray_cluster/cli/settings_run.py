@@ -15,6 +15,7 @@ from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
 from ray_cluster.config.cascades import DiscriminatorConfig
 from ray_cluster.config.controlnets import ControlNetConfig
+from ray_cluster.config.keys import KEY_PREFIX, ApiKey
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
@@ -69,10 +70,17 @@ def settings_text(report: SettingsReport) -> str:
     """Return the settings as YAML, with a head that names each process and its version."""
     content = report.settings.model_dump(mode="json")
     content.pop("given_version")
-    digests = content.pop("api_key_digests")
-    keys = [f"sha256:{digest[:_DIGEST_CHARS]}..." for digest in digests]
+    del content["api_keys"]
+    keys = [_key_words(key) for key in report.settings.api_keys]
     content["http"] = {"api_keys": keys, **content["http"]}
     return "\n".join([*_head(report), "", yaml.safe_dump(content, sort_keys=False).rstrip()])
+
+
+def _key_words(key: ApiKey) -> str | dict[str, object]:
+    digest = f"{KEY_PREFIX}{key.digest[:_DIGEST_CHARS]}..."
+    if key.client == key.digest:
+        return digest
+    return {"name": key.client, "key": digest, "roles": list(key.roles)}
 
 
 def _head(report: SettingsReport) -> Iterator[str]:

@@ -15,13 +15,13 @@ from pydantic import Field, SecretStr
 from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.control import ControlArguments, Scaling
 from ray_cluster.config.controlnets import ControlNetArguments
+from ray_cluster.config.http import HttpArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchArguments,
-    HttpArguments,
     LogsConfig,
     Section,
     StorageArguments,

@@ -13,12 +13,12 @@ from pydantic import Field, ValidationError, model_validator
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
 from ray_cluster.config.control import ControlConfig
 from ray_cluster.config.controlnets import ControlNetConfig, check_controlnets
+from ray_cluster.config.http import HttpConfig
 from ray_cluster.config.loras import LorasConfig
 from ray_cluster.config.pools import RESERVED_NAMES, PoolConfig
 from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchConfig,
-    HttpConfig,
     LimitsConfig,
     LogsConfig,
     RayConfig,
@@ -30,6 +30,7 @@ from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
 
 _API_KEYS_VARIABLE = "RAY_CLUSTER_API_KEYS"
+_OWN_KEY_VARIABLE = "RAY_CLUSTER_API_KEY"
 
 
 class ClusterConfig(Section):
@@ -141,7 +142,8 @@ def load_config(
 ) -> ClusterConfig:
     """Return the validated configuration from an object, a mapping, a YAML path or the default.
 
-    API keys from the environment variable ``RAY_CLUSTER_API_KEYS`` (comma-separated) are added.
+    API keys from the environment variable ``RAY_CLUSTER_API_KEYS`` (comma-separated) are added;
+    they are plain.
 
     Args:
         folder: where relative paths of ``storage`` start; the working folder unless given.
@@ -172,6 +174,11 @@ def environment_keys() -> tuple[str, ...]:
     """Return the API keys that this process's environment adds to those of any configuration."""
     given = os.environ.get(_API_KEYS_VARIABLE, "").split(",")
     return tuple(key.strip() for key in given if key.strip())
+
+
+def environment_key() -> str | None:
+    """Return the API key that commands of this environment call services with, if it has one."""
+    return os.environ.get(_OWN_KEY_VARIABLE, "").strip() or None
 
 
 def _with_environment(content: dict[str, Any]) -> dict[str, Any]:

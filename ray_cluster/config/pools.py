@@ -229,8 +229,8 @@ class PoolArguments(Section):
     dtype: NumberFormat | None = Field(
         None,
         description="number format; null takes float32 on a CPU, and on a GPU bfloat16, or float16 "
-        "where it has none (compute capability below 8.0); `doctor` warns where half precision is "
-        "emulated",
+        "where it has none (compute capability below 8.0). A CPU without instructions for half "
+        "precision computes it in float32 (`doctor` says so)",
     )
     num_cpus: float = Field(
         1.0,

@@ -12,13 +12,13 @@ from pydantic.fields import FieldInfo
 from ray_cluster.config.cascades import DiscriminatorArguments
 from ray_cluster.config.control import ControlArguments
 from ray_cluster.config.controlnets import ControlNetArguments
+from ray_cluster.config.http import HttpArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.pools import PoolArguments
 from ray_cluster.config.preprocessors import PreprocessorsConfig
 from ray_cluster.config.sections import (
     DispatchArguments,
-    HttpArguments,
     LogsConfig,
     RayConfig,
     StorageArguments,
@@ -86,6 +86,8 @@ def _default(field: FieldInfo) -> str:
         return "`null`"
     if field.default == ():
         return "empty"
+    if isinstance(field.default, tuple):
+        return ", ".join(f"`{one}`" for one in field.default)
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
     return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{field.default}`"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from itertools import combinations
 from pathlib import Path
 from types import UnionType
@@ -14,7 +12,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,17 +22,15 @@ from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
 BLOB_FOLDERS = ("results", "states", "inputs")
-_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5])))"
-_HOST = rf"([\w.-]+|\[[0-9a-fA-F:.]+\])(:({_PORT}))?"
-_PUBLIC_URL = re.compile(rf"https?://{_HOST}(/[\w.~%+-]+)*/?", re.ASCII)
-# as browsers write them: without the scheme's own port
-_ORIGIN = re.compile(rf"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://{_HOST}", re.ASCII)
 
 
 class Section(BaseModel):
     """A frozen mapping without unknown keys; what is in quotes is no number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # what was given may be a secret, and tracebacks show whole errors
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -49,108 +44,6 @@ class Section(BaseModel):
         if bool in kinds and isinstance(given, str):
             raise PydanticKnownError("bool_type")
         return given
-
-
-class HttpArguments(Section):
-    """Where the service listens."""
-
-    host: str = Field(
-        "127.0.0.1", description="address to listen on; 0.0.0.0 for all of this machine"
-    )
-    port: int = Field(8000, ge=1, le=65535, description="port of the API")
-    keep_alive_s: int = Field(90, ge=1, description="time after which an idle connection is closed")
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches the port."""
-        return self.host in {"127.0.0.1", "localhost", "::1"}
-
-
-class HttpSettings(Section):
-    """What stands between clients and the gateways: reverse proxies, browsers."""
-
-    public_url: str | None = Field(
-        None,
-        description="URL under which clients reach the API, without `/v1`, such as "
-        "https://example.com/images; links in replies start with it. null: they start with the "
-        "address that was called",
-        repr=False,  # errors do not show what was given: it may hold a password
-    )
-    trusted_proxies: tuple[str, ...] = Field(
-        (),
-        description="addresses and networks (10.0.0.0/8) of reverse proxies whose `Forwarded` or "
-        "`X-Forwarded-{For,Proto,Host,Port,Prefix}` say what was called, and by whom; from others "
-        "these headers are ignored",
-    )
-    cors_origins: tuple[str, ...] = Field(
-        (),
-        description="origins of web pages that may call the API from a browser, such as "
-        "https://app.example.com; `*` for all",
-    )
-
-    @field_validator("public_url")
-    @classmethod
-    def _check_public_url(cls, url: str | None) -> str | None:
-        if url is not None and _PUBLIC_URL.fullmatch(url) is None:
-            raise ValueError(
-                "must be http:// or https:// with a host, perhaps a port and a path, and nothing "
-                "after it, such as https://example.com/images"
-            )
-        # as in the base URLs of clients
-        return url and url.rstrip("/").removesuffix("/v1")
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _check_proxies(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        for one in given:
-            try:
-                network = ip_network(one, strict=False)
-                if isinstance(network, IPv6Network) and network.network_address.ipv4_mapped:
-                    raise ValueError
-            except ValueError:
-                allowed = "give such as 10.1.2.3, 10.0.0.0/8 or fd00::/8"
-                raise ValueError(f"{one!r} is no address and no network; {allowed}") from None
-        return given
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _check_origins(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        for one in given:
-            if one != "*" and (one != one.lower() or _ORIGIN.fullmatch(one) is None):
-                raise ValueError(
-                    f"{one!r} is no origin: browsers send scheme and host, and a port other than "
-                    "the scheme's own, in small letters and without a path, such as "
-                    "https://app.example.com or http://localhost:3000"
-                )
-        return given
-
-    @cached_property
-    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The networks of trusted proxies; an address is a network of one."""
-        return tuple(ip_network(one, strict=False) for one in self.trusted_proxies)
-
-
-class HttpConfig(HttpSettings, HttpArguments):
-    """Where the service listens, who may call it, and what stands in front of it."""
-
-    num_gateways: int = Field(1, ge=1, le=64, description="gateway processes, which answer calls")
-    api_keys: tuple[SecretStr, ...] = Field(
-        (),
-        description="keys that callers must give; those in the environment variable "
-        "RAY_CLUSTER_API_KEYS (comma-separated) are added. Without any key, anybody may call",
-    )
-
-    @field_validator("api_keys")
-    @classmethod
-    def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if not all(key.get_secret_value().strip() for key in keys):
-            raise ValueError("an API key is empty; nobody could call with it: leave it out")
-        return keys
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anybody who reaches the port may use the service."""
-        return not self.api_keys
 
 
 class RayConfig(Section):
@@ -180,7 +73,18 @@ class RayConfig(Section):
 class LimitsConfig(Section):
     """Limits of one call, of one client and of the queue."""
 
-    max_queued_images: int = Field(64, ge=1, description="images in the queue, of all models")
+    max_queued_images: int = Field(
+        500,
+        ge=1,
+        description="images of one client in the queue of a model, or waiting for their LoRAs and "
+        "ControlNets; divided by the clients that wait there",
+    )
+    max_queue_s: float = Field(
+        300.0,
+        gt=0,
+        description="time that the replicas of a model may need for what one client has in its "
+        "queue, likewise divided; one call always fits",
+    )
     max_images_per_request: int = Field(10, ge=1, description="images of one call (`n`)")
     max_header_bytes: int = Field(32 << 10, ge=1024, description="size of path and headers")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="size of the body of a call")
@@ -195,18 +99,24 @@ class LimitsConfig(Section):
     max_upload_s: float = Field(
         300.0, gt=0, description="time in which the body of such a call must arrive"
     )
+    max_stored_bytes_per_client: int = Field(
+        10 << 30,
+        ge=1024,
+        description="size of the images of one client that one gateway has stored and that are not "
+        "to be deleted yet (storage.inputs_grace_s), each counted as 64 KiB at least",
+    )
     max_send_stall_s: float = Field(
         60.0, gt=0, description="time after which a client that does not read its reply is cut off"
     )
     max_prompt_chars: int = Field(
         4000, ge=1, description="length of a prompt; the model's own limit in tokens applies too"
     )
-    max_open_jobs_per_client: int = Field(1000, ge=1, description="unfinished jobs of one API key")
+    max_open_jobs_per_client: int = Field(1000, ge=1, description="unfinished jobs of one client")
     max_attached_images_per_client: int = Field(
         1000,
         ge=1,
-        description="unfinished images of calls that wait for them, of one client: an API key, or "
-        "an address where there are no keys",
+        description="unfinished images of calls that wait for them, of one client: that of an API "
+        "key, or an address where there are no keys",
     )
     max_streams_per_client: int = Field(
         100, ge=1, description="open event streams of jobs of one client at one gateway"
@@ -229,6 +139,12 @@ class LimitsConfig(Section):
                 f"{self.max_input_bytes}: no call could send so large an image; raise the one or "
                 "lower the other"
             )
+        if self.max_stored_bytes_per_client < self.max_upload_bytes:
+            raise ValueError(
+                f"max_stored_bytes_per_client {self.max_stored_bytes_per_client} is below "
+                f"max_upload_bytes {self.max_upload_bytes}: the images of the largest call could "
+                "not be stored; raise the one or lower the other"
+            )
         return self
 
 
@@ -243,6 +159,12 @@ class DispatchSettings(Section):
     replica_timeout_s: float = Field(6.0, gt=0, description="silence after which a replica is dead")
     attached_timeout_s: float = Field(
         15.0, gt=0, description="silence of a waiting client after which its images are cancelled"
+    )
+    model_lost_s: float = Field(
+        120.0,
+        gt=0,
+        description="time without a replica of a model after which calls for it are refused, and "
+        "end if they wait; jobs go on waiting, and so does all while a controller starts one",
     )
     max_attempts: int = Field(
         5, ge=1, description="attempts on replicas that died, after which a request fails"

@@ -12,12 +12,13 @@ from pydantic import SecretStr, ValidationError
 from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
 from ray_cluster.config.control import ControlSettings
 from ray_cluster.config.controlnets import ControlNetConfig, ControlNetTuning
+from ray_cluster.config.http import HttpSettings
+from ray_cluster.config.keys import ApiKey, check_distinct
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.loras import LoraSettings
 from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
 from ray_cluster.config.sections import (
     DispatchSettings,
-    HttpSettings,
     LimitsConfig,
     Section,
     StorageSettings,
@@ -28,11 +29,6 @@ from ray_cluster.errors import ConfigError
 PartT = TypeVar("PartT", bound=Section)
 
 _VERSION_CHARS = 12
-
-
-def key_digest(key: str) -> str:
-    """Return the digest of an API key, which is stored and sent in its place."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class PoolSettings(PoolTuning):
@@ -74,12 +70,12 @@ class Settings(Section):
     """The settings of a cell; API keys are in it as digests only.
 
     Attributes:
-        api_key_digests: empty where anybody may call.
+        api_keys: empty where anybody may call.
         given_version: the version that is not to follow from the content, where a plan has
             narrowed it.
     """
 
-    api_key_digests: tuple[str, ...]
+    api_keys: tuple[ApiKey, ...]
     http: HttpSettings
     limits: LimitsConfig
     dispatch: DispatchSettings
@@ -113,16 +109,31 @@ class Settings(Section):
         return next((one for one in self.controlnets if one.name == name), None)
 
 
-def settings_of(config: ClusterConfig, more_keys: Iterable[SecretStr] = ()) -> Settings:
+def settings_of(
+    config: ClusterConfig,
+    more_keys: Iterable[SecretStr] = (),
+    kept_keys: tuple[ApiKey, ...] = (),
+) -> Settings:
     """Return the settings in a configuration.
 
     Args:
         more_keys: API keys beside those of the configuration.
+        kept_keys: those that stay in force where there is none, unless ``http.open`` is set.
+
+    Raises:
+        ConfigError: a key among the others is one of the configuration's under another name.
     """
-    keys = [key.get_secret_value() for key in (*config.http.api_keys, *more_keys)]
-    return Settings(
+    given = [key.entry for key in config.http.api_keys]
+    given += [ApiKey.plain(key.get_secret_value()) for key in more_keys]
+    try:
         # the same key may stand in the file and in the environment
-        api_key_digests=tuple(sorted({key_digest(key) for key in keys})),
+        keys = check_distinct(given)
+    except ValueError as error:
+        raise ConfigError(f"http.api_keys: {error}") from None
+    if not keys and not config.http.open:
+        keys = kept_keys
+    return Settings(
+        api_keys=tuple(sorted(keys, key=lambda key: key.digest)),
         http=part_of(config.http, HttpSettings),
         limits=config.limits,
         dispatch=part_of(config.dispatch, DispatchSettings),

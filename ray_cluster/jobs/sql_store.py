@@ -173,7 +173,7 @@ class SqlJobStore:
         return found
 
     def save_control(self, name: str, document: str) -> None:
-        """Write what the controller saves under a name, in place of what there was."""
+        """Write what is saved under a name, in place of what there was."""
         changes = sa.update(_CONTROL).where(_CONTROL.c.name == name).values(document=document)
         with self._transaction(writes=True) as connection:
             if not connection.execute(changes).rowcount:
@@ -181,7 +181,7 @@ class SqlJobStore:
                 connection.execute(sa.insert(_CONTROL).values(row))
 
     def control(self) -> dict[str, str]:
-        """Return what the controller has saved, by name."""
+        """Return what the controller and :class:`KnownKeys` have saved, by name."""
         with self._transaction() as connection:
             rows = connection.execute(sa.select(_CONTROL))
             return {row.name: row.document for row in rows}

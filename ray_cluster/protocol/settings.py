@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ray_cluster.config.cascades import CascadeConfig
+from ray_cluster.config.keys import ApiKey
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.policies.fidelity import LoraStart, StepTable
@@ -74,17 +75,17 @@ class GatewaySettings:
     """A gateway's settings.
 
     Attributes:
-        api_key_digests: SHA-256 in hexadecimal digits; empty where anybody may call.
+        api_keys: empty where anybody may call.
         limits: the fields of :class:`ray_cluster.config.sections.LimitsConfig`.
         public_url, trusted_proxies, cors_origins: those of
-            :class:`ray_cluster.config.sections.HttpSettings`.
+            :class:`ray_cluster.config.http.HttpSettings`.
         models: those of the document, the default one first.
         cascades: what calls may name beside them.
         controlnets: what calls may name in ``controlnets``.
     """
 
     version: str
-    api_key_digests: tuple[str, ...]
+    api_keys: tuple[ApiKey, ...]
     limits: Mapping[str, int | float]
     default_slo_s: float
     attached_timeout_s: float
@@ -130,7 +131,7 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
     """Return the gateways' part of the settings."""
     return GatewaySettings(
         version=settings.version,
-        api_key_digests=settings.api_key_digests,
+        api_keys=settings.api_keys,
         limits=settings.limits.model_dump(),
         default_slo_s=settings.dispatch.default_slo_s,
         attached_timeout_s=settings.dispatch.attached_timeout_s,

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
+from ray_cluster.config.http import HttpConfig
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import HttpConfig
 from tests.api.checks import URL
 from tests.fakes import FakeDispatcherClient
 
@@ -22,7 +22,7 @@ RED = {"prompt": "a red circle"}
 
 @pytest.fixture
 def config(config: ClusterConfig) -> ClusterConfig:
-    http = HttpConfig(api_keys=(SecretStr("key"),), cors_origins=(PAGE, "http://localhost:3000"))
+    http = HttpConfig(api_keys=("key",), cors_origins=(PAGE, "http://localhost:3000"))
     return config.model_copy(update={"http": http})
 
 

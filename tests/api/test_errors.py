@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
+from tests.keys import with_keys
 
 JSON = {"content-type": "application/json"}
 
@@ -164,8 +164,7 @@ async def test_frameworks_own_errors_have_the_same_form(
 class TestKeys:
     @pytest.fixture
     def config(self, config: ClusterConfig) -> ClusterConfig:
-        keys = {"api_keys": (SecretStr("first-key"), SecretStr("clé"))}
-        return config.model_copy(update={"http": config.http.model_copy(update=keys)})
+        return with_keys(config, "first-key", "clé")
 
     @pytest.mark.parametrize(
         "given", [None, "Bearer wrong", "Basic first-key", "Bearer", "bearer "]

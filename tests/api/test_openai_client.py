@@ -8,7 +8,6 @@ from dataclasses import replace
 import openai
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
@@ -23,6 +22,7 @@ from tests.fakes import (
     sent_images,
     settings_for,
 )
+from tests.keys import with_keys
 
 FULL = Offer(False, reason="queue_full", retry_after_s=0.5)
 ACCEPTED = Offer(True)
@@ -112,11 +112,10 @@ def test_an_unknown_model_raises_not_found(client: openai.OpenAI) -> None:
 def test_a_wrong_key_raises_authentication_error(
     fake: FakeDispatcherClient, config: ClusterConfig, serve: Serve
 ) -> None:
-    locked = config.http.model_copy(update={"api_keys": (SecretStr("right"),)})
     url = serve(
         create_app(
             fake,
-            settings_for(config.model_copy(update={"http": locked})),
+            settings_for(with_keys(config, "right")),
             results=memory_results(),
             images=sent_images(),
         )

@@ -52,6 +52,7 @@ async def test_a_model_that_registers_later_is_served_at_once(
         (Offer(False, reason="too_late", retry_after_s=3.1), 429, "4"),
         (Offer(False, 1.25, reason="too_late", retry_after_s=float("inf")), 400, None),
         (Offer(False, reason="queue_full", retry_after_s=float("inf")), 429, "5"),
+        (Offer(False, reason="held_back_full"), 429, "5"),
         (Offer(False, reason="model_not_ready", retry_after_s=0.0), 503, "5"),
         (Offer(False, reason="model_not_ready", retry_after_s=31.5), 503, "32"),
         (Offer(False, reason="never_fits", retry_after_s=float("inf")), 400, None),

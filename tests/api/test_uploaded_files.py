@@ -11,7 +11,6 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.sent_images import SentImages
@@ -30,6 +29,7 @@ from tests.api.control_calls import (
 )
 from tests.api.edit_calls import EDITS, IMAGE, MASK, coded, picture, ref_of
 from tests.fakes import FakeClock, FakeDispatcherClient, PlainChecks, memory_results, settings_for
+from tests.keys import with_keys
 
 FILES = "/v1/files"
 VISION = {"purpose": (None, "vision")}
@@ -161,11 +161,9 @@ async def test_what_is_no_image_is_refused_by_its_part(
 async def gateway(
     inputs: InputStore, fake: FakeDispatcherClient, clock: FakeClock, *keys: str
 ) -> AsyncIterator[FastAPI]:
-    config = controls_config()
-    given = config.http.model_copy(update={"api_keys": tuple(map(SecretStr, keys))})
     yield create_app(
         fake,
-        settings_for(config.model_copy(update={"http": given})),
+        settings_for(with_keys(controls_config(), *keys)),
         clock=clock,
         results=memory_results(),
         images=SentImages(inputs, PlainChecks()),

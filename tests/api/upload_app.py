@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI
-from pydantic import SecretStr
 from starlette.requests import Request
 
 from ray_cluster.api.app import create_app
@@ -21,6 +20,7 @@ from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
+from tests.keys import with_keys
 
 # where the official client sends edits of the service below /v1/forms
 FORM_URL, JSON_URL = "/v1/forms/images/edits", "/v1/json"
@@ -55,8 +55,7 @@ class UploadApp:
                 "max_upload_s": max_upload_s,
             }
         )
-        http = config.http.model_copy(update={"api_keys": tuple(map(SecretStr, keys))})
-        settings = settings_for(config.model_copy(update={"limits": limits, "http": http}))
+        settings = settings_for(with_keys(config.model_copy(update={"limits": limits}), *keys))
         self.folder = folder
         self.blobs = BlobStore(str(folder))
         self.inputs = InputStore(self.blobs, grace_s=3600.0, wall_clock=time.time)

@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from ray_cluster.api.app import create_app
+from ray_cluster.config.keys import ROLES
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.previews import preview_steps
@@ -27,6 +28,7 @@ from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until
+from tests.keys import entry
 
 T = TypeVar("T")
 
@@ -72,7 +74,7 @@ class Served:
         self._epoch += 1
         config = ClusterConfig.model_validate(
             {
-                "http": {"api_keys": KEYS},
+                "http": {"api_keys": [entry("me", KEYS[0], *ROLES), *KEYS[1:]]},
                 "pools": [{"name": "shapes", "model": "shapes-sd"}],
                 "controlnets": [
                     {

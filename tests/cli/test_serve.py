@@ -29,9 +29,9 @@ from ray_cluster.cli.report import (
     print_report,
 )
 from ray_cluster.cli.served_file import with_options
+from ray_cluster.config.http import HttpConfig
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import HttpConfig
 from ray_cluster.errors import ConfigError
 from tests.cli.conftest import Cli
 
@@ -229,7 +229,7 @@ def test_options_change_the_configuration_and_are_checked_like_it() -> None:
     changes = {"http": {"host": "0.0.0.0", "port": None}, "ray": {"dashboard_port": 9000}}
     config = with_options(config_with(port=8123, api_keys=["k"]), changes, 3)
     assert (config.http.host, config.http.port) == ("0.0.0.0", 8123)
-    assert config.http.api_keys[0].get_secret_value() == "k"
+    assert config.http.api_keys[0].plain == "k"
     assert config.ray.dashboard_port == 9000
     assert config.pools[0].replicas == 3
     with pytest.raises(ConfigError, match=r"http\.port"):

@@ -14,9 +14,11 @@ import yaml
 from ray_cluster.cli import settings_run
 from ray_cluster.cli.served_file import ServedFile
 from ray_cluster.cli.settings_run import NotApplied, apply_file, changes_of, settings_text
+from ray_cluster.config.keys import key_digest
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from tests.cli.fake_cell import A, B, FakeCell, applied, config_of
+from tests.keys import entry
 
 
 @pytest.fixture(autouse=True)
@@ -245,12 +247,16 @@ def test_a_process_that_does_not_follow_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_has_no_key(tmp_path: Path) -> None:
-    cell = FakeCell(config_of(A, http={"api_keys": ["very-secret"]}))
+    keys = ["very-secret", entry("ci", "very-secret-2", "use", "operate")]
+    cell = FakeCell(config_of(A, http={"api_keys": keys}))
     text = settings_text(cell.report())
     assert "very-secret" not in text
     content = yaml.safe_load(text)
-    assert content["http"]["api_keys"][0].startswith("sha256:")
-    assert content["limits"]["max_queued_images"] == 64
+    plain, named = sorted(content["http"]["api_keys"], key=lambda one: isinstance(one, dict))
+    assert plain.startswith("sha256:")
+    assert (named["name"], named["roles"]) == ("ci", ["use", "operate"])
+    assert key_digest("very-secret-2") not in text
+    assert content["limits"]["max_queued_images"] == 500
     assert "# g: " in text
     assert "# replica r-a of a: " in text
 

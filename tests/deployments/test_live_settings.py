@@ -12,14 +12,16 @@ import pytest
 import yaml
 
 from ray_cluster.config.arguments import FrontArguments, front_arguments, worker_arguments
+from ray_cluster.config.keys import ApiKey, key_digest
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.deployments.live_settings import LiveSettings
+from ray_cluster.deployments.live_settings import NO_KEY, LiveSettings
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.errors import ConfigError
 from tests.fakes import registration
 from tests.jobs.cell import until
+from tests.keys import FakeSavedKeys, entry
 
 POOL = {"name": "p", "model": "shapes-sd"}
 STORAGE = {"jobs": "sqlite:////jobs.db", "results": "/results", "states": "/states"}
@@ -32,7 +34,7 @@ def content(**sections: Any) -> dict[str, Any]:
 class Cell:
     """Live settings of a file, with one replica of the pool "p"."""
 
-    def __init__(self, path: Path, **http: Any) -> None:
+    def __init__(self, path: Path, saved: FakeSavedKeys | None = None, **http: Any) -> None:
         self.path = path
         self.write(http=http)
         config = load_config(path)
@@ -41,7 +43,8 @@ class Cell:
         self.applied: list[Settings] = []
         arguments: FrontArguments = front_arguments(config, path)
         file = SettingsFile(path)
-        self.live = LiveSettings(arguments, config, file, self.core, time.monotonic)
+        keys = saved or FakeSavedKeys()
+        self.live = LiveSettings(arguments, config, file, self.core, time.monotonic, keys)
 
     def register(self, pool: str, config: ClusterConfig) -> None:
         arguments = worker_arguments(config, "p").pool.model_dump_json()
@@ -87,13 +90,95 @@ async def test_what_is_not_in_force_is_said(tmp_path: Path) -> None:
     assert left_over == "pool left over runs, but is not in the settings"
 
 
-async def test_a_service_that_loses_its_last_key_says_so(tmp_path: Path) -> None:
-    cell = Cell(tmp_path / "my.yaml", host="0.0.0.0", api_keys=["one"])
+OPEN_HOST: dict[str, Any] = {"host": "0.0.0.0"}
+
+
+async def test_a_change_that_removes_the_last_key_is_refused(tmp_path: Path) -> None:
+    cell = Cell(tmp_path / "my.yaml", **OPEN_HOST, api_keys=["one"])
     await cell.live.start(cell.applied.append)
+    before = cell.path.read_text()
+    version = cell.live.report().version
+    for http in (OPEN_HOST, {**OPEN_HOST, "api_keys": []}, {}):
+        with pytest.raises(ConfigError, match=r"last API key is gone.*set http\.open: true"):
+            await cell.live.write(yaml.safe_dump(content(http=http, limits={"max_body_s": 9.0})))
+        assert cell.path.read_text() == before, "the next dispatcher starts with it"
+    # by hand, in its place
+    cell.write(http=OPEN_HOST)
+    await until(lambda: "the last API key is gone" in "".join(cell.live.warnings()))
+    assert cell.live.report().version == version
+    assert [len(one.api_keys) for one in cell.applied] == [1]
+    # another key in its place is no loss
+    await cell.live.write(yaml.safe_dump(content(http={**OPEN_HOST, "api_keys": ["two"]})))
     assert cell.live.warnings() == ()
-    await cell.live.write(yaml.safe_dump(content(http={"host": "0.0.0.0"})))
+    await cell.live.write(yaml.safe_dump(content(http={**OPEN_HOST, "open": True})))
     [warning] = cell.live.warnings()
     assert warning.startswith("anybody who reaches 0.0.0.0:8000 may call")
+    assert cell.applied[-1].api_keys == ()
+    # there is none to lose any more
+    await cell.live.write(yaml.safe_dump(content(http=OPEN_HOST)))
+
+
+async def test_what_never_had_a_key_stays_open(tmp_path: Path) -> None:
+    cell = Cell(tmp_path / "my.yaml")
+    await cell.live.start(cell.applied.append)
+    await cell.live.write(yaml.safe_dump(content(limits={"max_queued_images": 7})))
+    assert [one.api_keys for one in cell.applied] == [(), ()]
+    assert cell.live.warnings() == ()
+
+
+async def test_a_service_that_is_started_without_its_keys_keeps_them(tmp_path: Path) -> None:
+    saved = FakeSavedKeys()
+    first = Cell(tmp_path / "my.yaml", saved, api_keys=["one", entry("ci", "two", "operate")])
+    await first.live.start(first.applied.append)
+    await until(lambda: saved.keys == first.applied[-1].api_keys)
+    # as after the end of a process that had refused this very file
+    second = Cell(tmp_path / "my.yaml", saved)
+    await second.live.start(second.applied.append)
+    assert second.applied[-1].api_keys == first.applied[-1].api_keys
+    assert second.live.warnings() == (NO_KEY,)
+    # written again as it is, it is no change; and a change of something else is one
+    second.path.write_text(f"# as before\n{second.path.read_text()}")
+    assert await second.live.write(second.path.read_text()) == second.applied[-1].version
+    with pytest.raises(ConfigError, match="the last API key is gone"):
+        await second.live.write(yaml.safe_dump(content(limits={"max_queued_images": 7})))
+    await second.live.write(yaml.safe_dump(content(http={"api_keys": ["three"]})))
+    assert second.live.warnings() == ()
+    await until(lambda: saved.keys == second.applied[-1].api_keys)
+    assert [one.client for one in saved.keys] == [key_digest("three")]
+
+
+async def test_open_is_kept_over_a_restart_and_forgets_the_keys(tmp_path: Path) -> None:
+    saved = FakeSavedKeys(ApiKey.plain("one"))
+    first = Cell(tmp_path / "my.yaml", saved, open=True)
+    await first.live.start(first.applied.append)
+    assert first.applied[-1].api_keys == ()
+    await until(lambda: saved.keys == ())
+    second = Cell(tmp_path / "my.yaml", saved)
+    await second.live.start(second.applied.append)
+    assert second.applied[-1].api_keys == ()
+    # beside keys it changes nothing
+    third = Cell(tmp_path / "my.yaml", saved, open=True, api_keys=["one"])
+    await third.live.start(third.applied.append)
+    assert len(third.applied[-1].api_keys) == 1
+
+
+async def test_a_key_of_the_deployment_cannot_get_a_name_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_CLUSTER_API_KEYS", "one")
+    cell = Cell(tmp_path / "my.yaml")
+    # where the dispatcher runs, the file's reader has no such variable
+    monkeypatch.delenv("RAY_CLUSTER_API_KEYS")
+    await cell.live.start(cell.applied.append)
+    # the file has no key of its own, and needs none
+    await cell.live.write(yaml.safe_dump(content(limits={"max_queued_images": 7})))
+    named = content(http={"api_keys": [entry("ci", "one", "operate")]})
+    with pytest.raises(ConfigError, match="are the same key"):
+        await cell.live.write(yaml.safe_dump(named))
+    cell.path.write_text(yaml.safe_dump(named))
+    await until(lambda: "are the same key" in "".join(cell.live.warnings()))
+    assert cell.live.is_healthy
+    assert [one.client for one in cell.applied[-1].api_keys] == [key_digest("one")]
 
 
 async def test_of_a_refused_file_only_the_reason_is_said(tmp_path: Path) -> None:
@@ -166,7 +251,8 @@ async def test_settings_in_force_are_logged_with_their_version(
 async def test_without_a_file_settings_stay(tmp_path: Path) -> None:
     config = load_config(content())
     core = DispatchCore(config=config.dispatch, limits=config.limits, epoch=1)
-    live = LiveSettings(front_arguments(config), config, None, core, time.monotonic)
+    arguments, keys = front_arguments(config), FakeSavedKeys()
+    live = LiveSettings(arguments, config, None, core, time.monotonic, keys)
     applied: list[Settings] = []
     await live.start(applied.append)
     assert [one.version for one in applied] == [live.report().version]

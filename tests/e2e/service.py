@@ -20,7 +20,9 @@ import psutil
 import yaml
 from safetensors.torch import load_file, save_file
 
+from ray_cluster.config.keys import ROLES
 from ray_cluster.models.builtin import builtin_folder
+from tests.keys import entry
 
 API_KEY = "key-of-the-tests"
 REPLICA_PROCESS = "ray::ServeReplica:shapes-sd:BaseModel"
@@ -120,7 +122,7 @@ class Service:
             "http": {
                 "port": http_port,
                 "num_gateways": 2,
-                "api_keys": [API_KEY],
+                "api_keys": [entry("tests", API_KEY, *ROLES)],
                 "keep_alive_s": 6,
                 "trusted_proxies": ["127.0.0.1"],
                 "cors_origins": ["http://localhost:3000"],

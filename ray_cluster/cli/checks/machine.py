@@ -144,9 +144,13 @@ def check_processor(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
     except (ImportError, OSError):
         # reported by another check
         return
+    from ray_cluster.engine.wide_layers import has_instructions
+
     found = f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
     formats = {pool.name: pool.number_format() for pool in pools if pool.device == "cpu"}
-    slow = sorted({dtype for dtype in formats.values() if dtype and not _has_fast(dtype)})
+    slow = sorted(
+        {one for one in formats.values() if one and not has_instructions(getattr(torch, one))}
+    )
     if not slow:
         yield ok("processor", found)
     for dtype in slow:
@@ -154,21 +158,9 @@ def check_processor(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
         yield warning(
             "processor",
             f"{found}: no instructions for {dtype} (pool {names})",
-            f"{dtype} is emulated and takes three to four times as long; set dtype: float32",
+            f"layers widen their weights and compute in float32: {dtype} saves memory and no time; "
+            "set dtype: float32 where memory allows it",
         )
-
-
-def _has_fast(dtype: str) -> bool:
-    """Whether a model computes in these numbers about as fast as in float32, or faster."""
-    import torch
-
-    if dtype == "float32":
-        return True
-    if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == "bfloat16":
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def check_gpus(pools: Sequence[PoolConfig], card: Card | None = None) -> Iterator[Finding]:

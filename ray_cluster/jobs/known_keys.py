@@ -1,0 +1,53 @@
+"""The API keys that were in force last, for a dispatcher that starts without any."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from ray_cluster.codec.values import CodecError, TextCodec
+from ray_cluster.config.keys import ApiKey
+from ray_cluster.errors import ConfigError
+from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store_threads import StoreThreads
+
+logger = logging.getLogger(__name__)
+
+_NAME = "api_keys"
+_KEYS: TextCodec[tuple[ApiKey, ...]] = TextCodec(tuple[ApiKey, ...])
+
+
+class KnownKeys:
+    """Saves keys as digests, through the job store.
+
+    Without it a service whose last key was lost from its file would be open after a restart.
+    """
+
+    def __init__(self, store: SqlJobStore, threads: StoreThreads) -> None:
+        self._store = store
+        self._threads = threads
+
+    async def load(self) -> tuple[ApiKey, ...]:
+        """Return the keys that were saved last; none if none ever were.
+
+        Raises:
+            JobStoreError: the store cannot be read.
+            ConfigError: another version has saved them: nobody knows who may call.
+        """
+        saved = await self._threads.call("read", self._store.control)
+        try:
+            return _KEYS.decode(saved[_NAME]) if _NAME in saved else ()
+        except CodecError as error:
+            raise ConfigError(
+                "the configuration has no API key, and those that were in force before cannot be "
+                f"read ({error}): set http.api_keys, or http.open: true to let anybody call"
+            ) from error
+
+    async def save(self, keys: tuple[ApiKey, ...]) -> None:
+        """Write the keys in force; a failure is only logged, as these stay in force."""
+        write = partial(self._store.save_control, _NAME, _KEYS.encode(keys))
+        try:
+            await self._threads.call("write", write)
+        except JobStoreError as error:
+            logger.warning("the API keys are not saved for a later dispatcher: %s", error)
