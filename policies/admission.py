@@ -8,15 +8,14 @@ be made with fewer steps, it gets as many as are feasible (:mod:`ray_cluster.pol
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice, repeat
 
 from ray_cluster.policies.deadlines import (
+    Forecasts,
     Outlook,
     ends_of_group_s,
     has_deadline,
@@ -26,23 +25,27 @@ from ray_cluster.policies.deadlines import (
 from ray_cluster.policies.forecast import ForecastView, forecast_s
 from ray_cluster.policies.load import load_s
 from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.preemption import Exchange
+from ray_cluster.policies.queue_share import ShareView, num_too_many
 from ray_cluster.policies.queue_view import ClientView, QueueView
 from ray_cluster.policies.types import Offer, RequestView
 
 
 def admit(
-    group: Sequence[RequestView], queue: QueueView, client: ClientView | None = None
+    group: Sequence[RequestView],
+    queue: QueueView,
+    client: ClientView | None = None,
+    share: ShareView | None = None,
 ) -> Offer:
     """Decide over a group of requests for one model: all of them or none.
 
-    A group is refused when it does not fit into the queue, or its client would have too many in
-    flight. Lateness is a reason only if one of the group says so; before that, requests that may
-    have fewer steps get as few as are needed.
+    A group is refused when it does not fit into its client's share of the model's queue, or its
+    client would have too many in flight. Lateness is a reason only if one of the group says so;
+    before that, requests that may have fewer steps get as few as are needed.
 
     Args:
         group: arrives now.
         client: None where it has no bounds.
+        share: None where all that waits for the model is its client's.
     """
     if not group:
         return Offer(accepted=True)
@@ -62,9 +65,14 @@ def admit(
                 retry_after_s=wait_s,
                 limit=client.max_in_flight,
             )
-    num_too_many = queue.num_waiting + len(group) - queue.max_waiting
-    if num_too_many > 0:
-        wait_s = drain_s(num_too_many, queue)
+    if share is None:
+        waiting = queue.waiting(model)
+        share = ShareView(waiting, 1, waiting.num_requests)
+    if num := num_too_many(group, share, queue):
+        if share.is_held_back:
+            # it leaves when its add-ons come, and nobody knows when
+            return Offer(accepted=False, reason="held_back_full")
+        wait_s = share.num_clients * drain_s(num, model, queue)
         return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
     if not any(has_deadline(one) for one in group):
         return _admit_however_late(group, queue)
@@ -77,11 +85,12 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
     If none are, the group is made with the fewest however late, unless one asks to be refused.
     """
     most = max(one.num_steps - (one.fewest_steps or one.num_steps) for one in group)
+    forecasts = Forecasts()
 
     @cache
     def with_less(num: int) -> tuple[Sequence[RequestView], Outlook]:
         shortened = _with_fewer_steps(group, num)
-        return shortened, outlook_of(shortened, queue)
+        return shortened, outlook_of(shortened, queue, forecasts)
 
     fewest = with_less(most)[1]
     if fewest.late_s > 0 and any(one.when_late == "refuse" for one in group):
@@ -92,11 +101,16 @@ def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:
             reason="too_late",
             retry_after_s=fewest.late_s if idle_s is None else math.inf,
         )
+
+    def is_in_time(num: int) -> bool:
+        # what cannot be found out in time is left: the group gives up some steps more
+        return forecasts.num_left >= 1 and with_less(num)[1].late_s <= 0
+
     # the fewest steps that each gives up; all that it may if even that is too slow
-    num_fewer = bisect_left(range(most), True, key=lambda num: with_less(num)[1].late_s <= 0)
+    num_fewer = bisect_left(range(most), True, key=is_in_time)
     shortened, outlook = with_less(num_fewer)
     num_steps = tuple(one.num_steps for one in shortened) if num_fewer else ()
-    return replace(_accepted(shortened, queue, outlook.exchange), num_steps=num_steps)
+    return replace(_accepted(shortened, queue, outlook, forecasts), num_steps=num_steps)
 
 
 def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[RequestView]:
@@ -109,42 +123,62 @@ def _with_fewer_steps(group: Sequence[RequestView], num_fewer: int) -> Sequence[
 
 def _admit_however_late(group: Sequence[RequestView], queue: QueueView) -> Offer:
     """Accept a group however late it will be, in time if that takes no more than an exchange."""
-    offer = _accepted(group, queue)
-    is_late = any(offer.predicted_s > one.deadline_s - one.arrival_s for one in group)
-    if not (is_late and offer.is_simulated and queue.has_preemption):
+    view, forecasts = queue.forecast_view(group, group[0].arrival_s), Forecasts()
+    predicted_s = _predict_s(group, queue, view, forecasts)
+    offer = Offer(accepted=True, predicted_s=predicted_s, is_simulated=view is not None)
+    is_late = any(predicted_s > one.deadline_s - one.arrival_s for one in group)
+    # with and without the group, and with an exchange
+    can_tell = view is not None and forecasts.num_left >= 3
+    if not (is_late and can_tell and queue.has_preemption):
         return offer
-    exchange = outlook_of(group, queue).exchange
-    return offer if exchange is None else _accepted(group, queue, exchange)
+    outlook = outlook_of(group, queue, forecasts)
+    return offer if outlook.exchange is None else _accepted(group, queue, outlook, forecasts)
 
 
 def _accepted(
-    group: Sequence[RequestView], queue: QueueView, exchange: Exchange | None = None
+    group: Sequence[RequestView], queue: QueueView, outlook: Outlook, forecasts: Forecasts
 ) -> Offer:
-    view = exchange.view if exchange else queue.forecast_view(group, group[0].arrival_s)
+    """Accept as was looked into; likely arrivals count for the prediction, if it is not too late
+    for that."""
+    exchange, predicted_s = outlook.exchange, outlook.ends_s
+    if forecasts.num_left >= 1:
+        view = exchange.view if exchange else queue.forecast_view(group, group[0].arrival_s)
+        predicted_s = _predict_s(group, queue, view)
     return Offer(
         accepted=True,
-        predicted_s=_predict_s(group, queue, view),
-        is_simulated=view is not None,
+        predicted_s=predicted_s,
+        is_simulated=outlook.is_simulated,
         exchanges=() if exchange is None else exchange.pairs,
     )
 
 
-def predict_s(group: Sequence[RequestView], queue: QueueView, now_s: float) -> float:
+def predict_s(
+    group: Sequence[RequestView], queue: QueueView, now_s: float, *, is_simulated: bool = True
+) -> float:
     """Return the seconds until the last of the group, all of one model, is done.
 
     Ahead of it is what is in progress and what waits before it in the queue's order. If the cell
     is small enough to simulate, likely arrivals count as well.
 
+    Args:
+        is_simulated: false for a prediction that costs little in every cell.
+
     Raises:
         ValueError: the model never had a replica.
     """
-    return _predict_s(group, queue, queue.forecast_view(group, now_s))
+    view = queue.forecast_view(group, now_s) if is_simulated else None
+    return _predict_s(group, queue, view)
 
 
-def _predict_s(group: Sequence[RequestView], queue: QueueView, view: ForecastView | None) -> float:
+def _predict_s(
+    group: Sequence[RequestView],
+    queue: QueueView,
+    view: ForecastView | None,
+    forecasts: Forecasts | None = None,
+) -> float:
     if view is None:
         return float(ends_of_group_s(group, queue).max())
-    ends_s = forecast_s(view, group)
+    ends_s = forecast_s(view, group) if forecasts is None else forecasts.of(view, group)
     return max(ends_s[one.request_id] for one in group)
 
 
@@ -158,26 +192,17 @@ def _ends_s(
     return predict_s([by_end[num_ends - 1]], queue, now_s)
 
 
-def drain_s(num_departures: int, queue: QueueView) -> float:
-    """Return the seconds until that many waiting requests, of whatever model, are leased.
+def drain_s(num_departures: int, model: str, queue: QueueView) -> float:
+    """Return the seconds until that many waiting requests of a model are leased.
 
-    Infinite if no replica can ever take them.
-    """
-    departures = heapq.merge(*(_departures_s(model, queue) for model in queue.waiting_models))
-    return next(islice(departures, num_departures - 1, None), math.inf)
-
-
-def _departures_s(model: str, queue: QueueView) -> Iterator[float]:
-    """Seconds until each waiting request of the model is leased.
-
-    Free slots are taken at once; after that requests leave at the pace of full batches.
+    Free slots are taken at once; after that requests leave at the pace of full batches. Infinite if
+    no replica can ever take them.
     """
     waiting, pool = queue.waiting(model), queue.pool(model)
-    if pool is None:
-        yield from repeat(math.inf, waiting.num_requests)
-        return
-    num_free = min(queue.num_free(model), waiting.num_requests)
-    yield from repeat(0.0, num_free)
+    if pool is None or num_departures > waiting.num_requests:
+        return math.inf
+    number = num_departures - min(queue.num_free(model), waiting.num_requests)
+    if number <= 0:
+        return 0.0
     interval_s = load_s(pool.shared_cost, waiting) / waiting.num_requests
-    for number in range(1, waiting.num_requests - num_free + 1):
-        yield pool.starts_in_s + number * interval_s
+    return pool.starts_in_s + number * interval_s

@@ -7,6 +7,7 @@ follows their recent errors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ray_cluster.policies.fluid import PoolView, QueueEnds, ends_s
-from ray_cluster.policies.forecast import ForecastView, forecast_s
+from ray_cluster.policies.forecast import ForecastView, forecast_s, forecasts_within_budget
 from ray_cluster.policies.load import Amounts, Floats, amounts_of, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.preemption import Exchange, exchanges
@@ -38,46 +39,84 @@ class Outlook:
         late_s: most seconds by which one with a deadline is late, or another is made late; 0 or
             less if nobody is.
         is_simulated: whether the prediction simulated steps; else it is a fluid's.
+        ends_s: seconds until the last of the group is done, if nobody else arrives.
         exchange: the preemption that this takes; None if none is needed.
     """
 
     late_s: float
     is_simulated: bool
+    ends_s: float
     exchange: Exchange | None = None
 
 
-def outlook_of(group: Sequence[RequestView], queue: QueueView) -> Outlook:
+class Forecasts:
+    """The forecasts of one decision: their number is bounded by what they cost, so that no group,
+    whatever it asks for, takes long to decide over.
+
+    Attributes:
+        num_left: how many more there may be; infinite while nothing was simulated.
+    """
+
+    def __init__(self) -> None:
+        self.num_left = math.inf
+        self._before_s: Mapping[str, float] | None = None
+
+    def of(self, view: ForecastView, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
+        """Return when requests end; see :func:`.forecast.forecast_s`."""
+        num = forecasts_within_budget(view)
+        self.num_left = min(self.num_left, num) - 1
+        return forecast_s(view, wanted)
+
+    def without_group(self, view: ForecastView) -> Mapping[str, float]:
+        """Return when those who are there end; found out once.
+
+        Args:
+            view: the cell without the group; the same one at every call.
+        """
+        if self._before_s is None:
+            self._before_s = self.of(view)
+        return self._before_s
+
+
+def outlook_of(group: Sequence[RequestView], queue: QueueView, forecasts: Forecasts) -> Outlook:
     """Return what admitting a group of one model now would lead to.
 
     Where the fluid predicts, at least one of the group must have a deadline.
+
+    Args:
+        forecasts: shared by calls for the same group with other steps.
     """
     now_s = group[0].arrival_s
     view = queue.forecast_view(group, now_s)
     if view is not None:
-        return _simulated_outlook(group, view, queue)
+        return _simulated_outlook(group, view, queue, forecasts)
     slacks_s = np.array([one.deadline_s - now_s for one in group])
     counts = np.array([has_deadline(one) for one in group])
     safety = queue.safety_factor(group[0].model, now_s, is_simulated=False)
-    own_s = safety * ends_of_group_s(group, queue)[counts] - slacks_s[counts]
+    ends_s = ends_of_group_s(group, queue)
+    own_s = safety * ends_s[counts] - slacks_s[counts]
     lates_s = np.concatenate([own_s, _made_late_s(group, queue, safety)])
-    return Outlook(float(lates_s.max()), is_simulated=False)
+    return Outlook(float(lates_s.max()), is_simulated=False, ends_s=float(ends_s.max()))
 
 
 def _simulated_outlook(
-    group: Sequence[RequestView], view: ForecastView, queue: QueueView
+    group: Sequence[RequestView], view: ForecastView, queue: QueueView, forecasts: Forecasts
 ) -> Outlook:
     """The outlook of a cell that can be simulated; later arrivals can be refused, so none count."""
     safety = _simulated_safety_factor(group, queue)
     present = replace(view, later=())
-    lateness = _GroupLateness(group, present, safety)
+    lateness = _GroupLateness(group, present, safety, forecasts)
     late_s = lateness.late_s(present)
+    ends_s = lateness.ends_s
     if late_s > 0 and queue.has_preemption:
         for exchange in exchanges(group, present):
+            if forecasts.num_left < 1:
+                break
             if lateness.late_s(exchange.view) <= 0:
                 # later arrivals count for the prediction
                 after = replace(exchange.view, later=view.later)
-                return Outlook(0.0, True, replace(exchange, view=after))
-    return Outlook(late_s, True)
+                return Outlook(0.0, True, lateness.ends_s, replace(exchange, view=after))
+    return Outlook(late_s, True, ends_s)
 
 
 class _GroupLateness:
@@ -86,10 +125,21 @@ class _GroupLateness:
     Args:
         view: the cell with the group in its queue.
         safety: factor for predictions.
+
+    Attributes:
+        ends_s: when the last of the group was done, in the view that was asked about last.
     """
 
-    def __init__(self, group: Sequence[RequestView], view: ForecastView, safety: float) -> None:
+    def __init__(
+        self,
+        group: Sequence[RequestView],
+        view: ForecastView,
+        safety: float,
+        forecasts: Forecasts,
+    ) -> None:
         self._safety = safety
+        self._forecasts = forecasts
+        self.ends_s = 0.0
         self._own = {one.request_id for one in group}
         # a group without deadlines is asked about for its own sake
         self._due = [one.request_id for one in group if has_deadline(one)] or list(self._own)
@@ -99,7 +149,9 @@ class _GroupLateness:
 
     def late_s(self, view: ForecastView) -> float:
         """Most seconds by which the group is late, or another that was in time without it."""
-        late_by_id = self._lates_s(view)
+        ends_s = self._forecasts.of(view)
+        self.ends_s = max(ends_s[one] for one in self._own)
+        late_by_id = self._lates_of(view, ends_s)
         found_s = max(late_by_id[one] for one in self._due)
         for one, late_s in late_by_id.items():
             if late_s > found_s and late_s > 0 and one not in self._own and self._before[one] <= 0:
@@ -108,11 +160,11 @@ class _GroupLateness:
 
     @cached_property
     def _before(self) -> Mapping[str, float]:
-        return self._lates_s(self._without_group)
+        view = self._without_group
+        return self._lates_of(view, self._forecasts.without_group(view))
 
-    def _lates_s(self, view: ForecastView) -> dict[str, float]:
+    def _lates_of(self, view: ForecastView, ends_s: Mapping[str, float]) -> dict[str, float]:
         """Seconds by which each request is late, negative for those in time."""
-        ends_s = forecast_s(view)
         return {
             one.request_id: self._safety * ends_s[one.request_id] - (one.deadline_s - view.now_s)
             for one in view.requests

@@ -22,6 +22,14 @@ from ray_cluster.policies.placement import WINDOW, Residency, passed_over, place
 from ray_cluster.policies.replica_simulation import ForecastReplica, ReplicaSimulation
 from ray_cluster.policies.types import RequestView
 
+# larger cells are predicted as a fluid: requests, waiting and leased, and replicas
+MOST_REQUESTS, MOST_REPLICAS = 96, 16
+# choices of a batch that are simulated as engines make them, over all replicas, and of each
+_MOST_FINE, _FEWEST_FINE = 32, 3
+# what the forecasts of one decision may cost, and a choice and each row that it is among, a request
+# and a replica do: in about microseconds of a usual core
+_BUDGET = 4000.0
+_CHOICE, _ROW, _REQUEST, _REPLICA = 4.0, 1.3, 14.0, 40.0
 # later arrivals that a forecast has at most
 _MOST_LATER = 24
 
@@ -54,6 +62,25 @@ class ForecastView:
         return (*(one for replica in self.replicas for one in replica.requests), *self.queue)
 
 
+def forecasts_within_budget(view: ForecastView) -> int:
+    """Return how many forecasts of a cell one decision may have, at least two.
+
+    A replica chooses a batch whenever a request begins or ends there, among all that it holds; and
+    more often where it holds more than it batches.
+    """
+    num_requests, num_replicas = len(view.requests), len(view.replicas)
+    # twice their equal part: some have more than others
+    part = 2 * math.ceil(num_requests / num_replicas)
+    held = max(min(one.max_in_flight, part) for one in view.replicas)
+    leaves_some_out = any(min(one.max_in_flight, part) > one.max_batch for one in view.replicas)
+    most_fine = max(_MOST_FINE, _FEWEST_FINE * num_replicas)
+    num_fine = most_fine if leaves_some_out else min(most_fine, num_requests + num_replicas)
+    effort = num_fine * (_CHOICE + _ROW * held)
+    effort += _REQUEST * num_requests + _REPLICA * num_replicas
+    # with a group, and without it: what it takes to know whether it makes others late
+    return max(2, int(_BUDGET / effort))
+
+
 def forecast_s(view: ForecastView, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
     """Return the seconds from now until each request ends, by its id.
 
@@ -70,7 +97,12 @@ class _Simulation:
     def __init__(self, view: ForecastView, wanted: Sequence[RequestView]) -> None:
         self._view = view
         self._replicas = [
-            ReplicaSimulation(one, now_s=view.now_s, encode_s=view.encode_s)
+            ReplicaSimulation(
+                one,
+                now_s=view.now_s,
+                encode_s=view.encode_s,
+                num_fine=max(_FEWEST_FINE, _MOST_FINE // len(view.replicas)),
+            )
             for one in view.replicas
         ]
         self._queue = [(queue_key(one), one) for one in view.queue]

@@ -33,11 +33,11 @@ class QueueView(Protocol):
 
     @property
     def max_waiting(self) -> int:
-        """Most requests that may wait, over all models."""
+        """Most requests that may wait for one model."""
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that wait, of all models."""
+    def max_waiting_s(self) -> float:
+        """Most seconds that a model's replicas may need for what waits for it."""
 
     @property
     def has_preemption(self) -> bool:
@@ -47,12 +47,11 @@ class QueueView(Protocol):
     def configured(self) -> Collection[str]:
         """Models that may still come up."""
 
-    @property
-    def waiting_models(self) -> Sequence[str]:
-        """Models of which requests wait."""
-
     def pool(self, model: str) -> PoolView | None:
-        """The model's live replicas, or the last that there was; None if there never was one."""
+        """The model's live replicas, or the last that there was.
+
+        None if there never was one, or there has been none for too long.
+        """
 
     def best_pool(self, model: str) -> PoolView | None:
         """The same, each replica live and as fast as the fastest is or was at its start."""

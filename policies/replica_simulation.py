@@ -81,16 +81,21 @@ class ReplicaSimulation:
         start: what it has.
         now_s: present instant on the clock of the deadlines.
         encode_s: seconds from the lease of a request until it can step.
+        num_fine: choices of a batch that are its engine's; after these, which cost most of a
+            simulation, those rows step together that stand first in the queue's order, until one
+            of them ends.
 
     Attributes:
         at_s: when its present run of steps ends; infinite while it is idle.
         num_free: how many more requests it can be leased.
     """
 
-    def __init__(self, start: ForecastReplica, *, now_s: float, encode_s: float) -> None:
+    def __init__(
+        self, start: ForecastReplica, *, now_s: float, encode_s: float, num_fine: int
+    ) -> None:
         self._now_s = now_s
         self._cost = start.cost
-        self._share = 1 / start.max_batch
+        self._share, self._max_batch = 1 / start.max_batch, start.max_batch
         self._further_s = min(start.cost.per_further_size_s, start.cost.fixed_s)
         rows = [self._row(one, queue_key(one), start.reported_s) for one in start.held]
         rows += [
@@ -108,6 +113,7 @@ class ReplicaSimulation:
         self._rounds = 0
         self._ends_one = False
         self._rounds_done = 0
+        self._num_fine = num_fine
 
     def _row(self, request: RequestView, key: QueueKey, ready_s: float) -> SimulatedRow:
         cost = self._cost
@@ -183,7 +189,7 @@ class ReplicaSimulation:
         batch, step_s = self._choose()
         least = rounds = int(min([row.left for row in batch]))
         if len(batch) < len(self._ready):
-            rounds = min(rounds, _ROUNDS)
+            rounds = min(rounds, _ROUNDS if self._num_fine > 0 else least)
         if next_s - self.at_s < rounds * step_s:
             rounds = max(1, math.ceil((next_s - self.at_s) / step_s - _ROUNDING))
         self._batch, self._rounds, self._ends_one = batch, rounds, rounds == least
@@ -203,6 +209,10 @@ class ReplicaSimulation:
             else:
                 # the common case: all are in time together, whatever their order
                 return ready, step_s
+        self._num_fine -= 1
+        if self._num_fine < 0:
+            batch = sorted(ready, key=_place)[: self._max_batch]
+            return batch, self._step_s(batch)
         patience, rounds_done = patience_of(math.ceil(num_batches - _ROUNDING)), self._rounds_done
         for row in ready:
             waited = rounds_done - row.stepped
@@ -213,3 +223,7 @@ class ReplicaSimulation:
     def _step_s(self, batch: Sequence[SimulatedRow]) -> float:
         further = len({row.size_px for row in batch}) - 1
         return self._cost.fixed_s + self._further_s * further + sum([row.own_s for row in batch])
+
+
+def _place(row: SimulatedRow) -> QueueKey:
+    return row.key

@@ -15,11 +15,12 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.control_maps import ControlMap, MapOrder, control_map
+from ray_cluster.imaging.image_coder import Source, loaded
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.control import PlanReport, RoundMode
-from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.jobs import Creation, Job, JobPage, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 from ray_cluster.protocol.outcomes import Completed, ImageUpdate, Outcome, Submission
@@ -211,14 +212,20 @@ class PlainChecks:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1)
 
-    def image_facts(self, data: bytes, param: str, max_pixels: int) -> Future[ImageFacts]:
-        return self._threads.submit(image_facts, data, param, max_pixels)
+    def image_facts(
+        self, data: Source, param: str, max_pixels: int, client: str
+    ) -> Future[ImageFacts]:
+        return self._threads.submit(lambda: image_facts(loaded(data), param, max_pixels))
 
-    def mask_facts(self, data: bytes, param: str, max_pixels: int) -> Future[MaskFacts]:
-        return self._threads.submit(mask_facts, data, param, max_pixels)
+    def mask_facts(
+        self, data: Source, param: str, max_pixels: int, client: str
+    ) -> Future[MaskFacts]:
+        return self._threads.submit(lambda: mask_facts(loaded(data), param, max_pixels))
 
-    def control_map(self, data: bytes, order: MapOrder, max_pixels: int) -> Future[ControlMap]:
-        return self._threads.submit(control_map, data, order, max_pixels)
+    def control_map(
+        self, data: Source, order: MapOrder, max_pixels: int, client: str
+    ) -> Future[ControlMap]:
+        return self._threads.submit(lambda: control_map(loaded(data), order, max_pixels))
 
 
 def sent_images(url: str = "memory://inputs") -> SentImages:
@@ -299,9 +306,9 @@ class FakeDispatcherClient:
         self._check()
         return None
 
-    async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
+    async def jobs(self, query: JobQuery) -> JobPage:
         self._check()
-        return ()
+        return JobPage((), has_more=False)
 
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         self._check()

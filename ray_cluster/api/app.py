@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from ray_cluster.api.body import BodyMemory
 from ray_cluster.api.browsers import BrowserMiddleware
 from ray_cluster.api.call import CallReader
 from ray_cluster.api.catalog import Catalog, ModelsEndpoint
@@ -87,7 +86,7 @@ def create_app(
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
-    controls, memory = ControlNets(settings, images), BodyMemory()
+    controls, memory = ControlNets(settings, images), images.memory
     reader = CallReader(
         catalog,
         PromptCheck(client),
@@ -113,7 +112,7 @@ def create_app(
             clock=clock,
         ),
         models=ModelsEndpoint(catalog, client),
-        loras=LorasEndpoint(client, catalog, settings),
+        loras=LorasEndpoint(client, catalog, settings, memory),
         controlnets=ControlNetsEndpoint(controls, images, settings, memory, clock),
         uploads=UploadedFilesEndpoint(images, settings, clock),
         jobs=JobsEndpoint(client, reader, creator, settings, clock),

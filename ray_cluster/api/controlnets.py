@@ -8,7 +8,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.body import LARGEST_AT_ONCE, BodyLimit, BodyMemory, read_object
+from ray_cluster.api.body import BodyLimit, BodyMemory, read_object
 from ray_cluster.api.call import MAX_INLINE_PIXELS
 from ray_cluster.api.control_schema import ControlNetCard, ControlNetList, PreprocessRequest
 from ray_cluster.api.control_uses import ControlNets
@@ -70,8 +70,9 @@ class ControlNetsEndpoint:
             texts, image = await self._images.read_one(request, "image", self._settings.limits)
             fields = self._checked(dict(texts))
             return await self._reply(request, fields, image)
-        limit = BodyLimit.of_uploads(self._settings.limits)
-        with self._memory.share(LARGEST_AT_ONCE * limit.max_bytes) as take:
+        limits = self._settings.limits
+        limit = BodyLimit.of_uploads(limits)
+        with self._memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
             sent = body.pop("image", None)
             fields = self._checked(body)

@@ -11,6 +11,7 @@ from ray_cluster.api.errors import ApiError, not_deployed, unavailable
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
+from ray_cluster.protocol.turns import Shared
 
 # a dispatcher that is slower than this answers too late for any caller of /readyz
 ANSWER_TIMEOUT_S = 2.0
@@ -39,6 +40,8 @@ class HealthEndpoint:
         self._catalog = catalog
         self._settings = settings
         self._warnings = warnings
+        # anybody may ask, as often as they like
+        self._state = Shared(self._look)
 
     async def live(self) -> dict[str, str]:
         """Say that this process answers."""
@@ -50,6 +53,9 @@ class HealthEndpoint:
         A model that was added while this gateway ran, or that is not deployed beside one that is,
         is only a warning.
         """
+        return await self._state.get()
+
+    async def _look(self) -> dict[str, object]:
         if not self._settings.models:
             raise self._not_ready("this gateway does not know its settings yet")
         try:

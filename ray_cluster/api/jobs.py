@@ -155,15 +155,15 @@ class JobsEndpoint:
         if after is not None and _JOB_ID.fullmatch(after) is None:
             raise _not_found(after, "after")
         client = client_of(request)
-        views = await self._client.jobs(JobQuery(client, state, limit + 1, after))
-        if not views and after is not None and await self._client.job(client, after) is None:
+        page = await self._client.jobs(JobQuery(client, state, limit, after))
+        if not page.views and after is not None and await self._client.job(client, after) is None:
             raise _not_found(after, "after")
-        data = [self._reply(view, request) for view in views[:limit]]
+        data = [self._reply(view, request) for view in page.views]
         return JobList(
             data=data,
             first_id=data[0].id if data else None,
             last_id=data[-1].id if data else None,
-            has_more=len(views) > limit,
+            has_more=page.has_more,
         )
 
     async def cancel(self, job_id: str, request: Request) -> JobResponse:

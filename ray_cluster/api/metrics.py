@@ -18,6 +18,7 @@ from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.logs import LogFields, log_event
 from ray_cluster.observability.metrics_snapshot import Snapshot, render, take
 from ray_cluster.protocol.dispatcher import DispatcherClient
+from ray_cluster.protocol.turns import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,17 @@ class GatewayMetricsEndpoint:
         self._metrics = metrics
         self._has_news = asyncio.Event()
         self._pushing: asyncio.Task[None] | None = None
+        # anybody may ask, as often as they like
+        self._text = Shared(self._render)
 
     async def scrape(self) -> Response:
         """Return the metrics of all processes in prometheus' text format."""
+        text = await self._text.get()
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _render(self) -> bytes:
         merged = await self._client.metrics(self._process_id, self._metrics.snapshot())
-        return Response(render(merged), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return await asyncio.to_thread(render, merged)
 
     def answered(self, *, route: str, method: str, status: int, seconds: float) -> None:
         """Count a call, and have it reported."""

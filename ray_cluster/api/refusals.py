@@ -51,10 +51,10 @@ def from_refusal(
             )
         case "too_late" if math.isinf(offer.retry_after_s):
             return _deadline_too_short(offer.predicted_s)
-    return _too_many_requests(offer, len(requests))
+    return _too_many_requests(offer, model, len(requests))
 
 
-def _too_many_requests(offer: Offer, num_images: int) -> ApiError:
+def _too_many_requests(offer: Offer, model: str, num_images: int) -> ApiError:
     """Return the 429 for what can be admitted later."""
     wait_s = whole_seconds(offer.retry_after_s)
     param, is_asked = None, False
@@ -83,8 +83,16 @@ def _too_many_requests(offer: Offer, num_images: int) -> ApiError:
         case "queue_full":
             code = "queue_full"
             message = (
-                f"The queue is full; it should have free slots in {wait_s} s. "
-                "Try again then, or ask for fewer images."
+                f"Your share of the queue of {model!r} is full (limits.max_queued_images, "
+                f"limits.max_queue_s); it should have free slots in {wait_s} s. Try again then, or "
+                "ask for fewer images."
+            )
+        case "held_back_full":
+            code, wait_s = "too_many_held_back", whole_seconds(DEFAULT_RETRY_AFTER_S)
+            message = (
+                "You have as many images waiting for LoRAs and ControlNets that are not loaded "
+                "yet as this service keeps for you (limits.max_queued_images). Try again in "
+                f"{wait_s} s, or without these."
             )
         case _:
             raise ValueError(f"there is no answer to a caller for {offer}")

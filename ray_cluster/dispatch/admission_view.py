@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord
-from ray_cluster.policies.admission import predict_s
+from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.policies.fluid import PoolView
-from ray_cluster.policies.forecast import ForecastView
+from ray_cluster.policies.forecast import MOST_REPLICAS, MOST_REQUESTS, ForecastView
 from ray_cluster.policies.load import Load, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.queue_view import WaitingLoads
 from ray_cluster.policies.replica_simulation import ForecastReplica, Leased
 from ray_cluster.policies.types import RequestView
-from ray_cluster.protocol.outcomes import Progress
-
-# larger cells are predicted as a fluid: requests of a model, waiting and leased, and its replicas
-MOST_SIMULATED = 96
-MOST_REPLICAS = 16
 
 
 class AdmissionView:
     """A :class:`ray_cluster.policies.queue_view.QueueView`, which documents most methods.
 
     Attributes:
+        lost: models that have had no replica for too long.
         asleep: models that a plan has stopped the last replica of.
         is_woken: whether a controller would start a replica of these for a request.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        replicas: Replicas,
-        *,
-        max_waiting: int,
-        configured: Collection[str],
-        has_preemption: bool,
-    ) -> None:
+    def __init__(self, ledger: Ledger, replicas: Replicas, configured: Collection[str]) -> None:
         self._ledger = ledger
         self._replicas = replicas
-        self.max_waiting = max_waiting
         self.configured = configured
-        self.has_preemption = has_preemption
+        # of the settings, until these come
+        self.max_waiting = 0
+        self.max_waiting_s = math.inf
+        self.has_preemption = False
+        self.lost: frozenset[str] = frozenset()
         self.asleep: frozenset[str] = frozenset()
         self.is_woken = True
         # that are planned to have a replica again, and had none since
         self._rising: frozenset[str] = frozenset()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._ledger.waiting)
 
     @property
     def waiting_models(self) -> Sequence[str]:
@@ -60,7 +47,7 @@ class AdmissionView:
     def pool(self, model: str) -> PoolView | None:
         """As documented there; None as well for a model that nobody would wake."""
         is_lost = not self.is_woken and model in self.asleep and not self._replicas.ids(model)
-        return None if is_lost else self._replicas.pool(model)
+        return None if is_lost or model in self.lost else self._replicas.pool(model)
 
     def note_asleep(self, models: Collection[str], *, is_woken: bool) -> None:
         """Know which models have no replica by a plan, and whether a controller would start one."""
@@ -72,8 +59,29 @@ class AdmissionView:
         """Whether a replica of a model lives, or a controller starts the first one."""
         if self._replicas.ids(model):
             return True
-        is_to_come = model in self.asleep or model in self._rising
-        return self.is_woken and is_to_come and self._replicas.pool(model) is not None
+        return self._is_to_come(model) and self._replicas.pool(model) is not None
+
+    def _is_to_come(self, model: str) -> bool:
+        return self.is_woken and (model in self.asleep or model in self._rising)
+
+    def note_lost(self, after_s: float, now_s: float) -> None:
+        """Know which models have had no replica for so long, except those that a plan starts."""
+        gone = self._replicas.gone_s.items()
+        self.lost = frozenset(
+            model
+            for model, since_s in gone
+            if now_s >= since_s + after_s and not self._is_to_come(model)
+        )
+
+    def next_lost_s(self, after_s: float) -> float:
+        """Return when the next model that something waits for is lost; infinite if none is."""
+        due_s = (
+            since_s + after_s
+            for model, since_s in self._replicas.gone_s.items()
+            if self._ledger.queue.has(model) and not self._is_to_come(model)
+            if model not in self.lost
+        )
+        return min(due_s, default=math.inf)
 
     def best_pool(self, model: str) -> PoolView | None:
         return self._replicas.best_pool(model)
@@ -99,7 +107,7 @@ class AdmissionView:
         model = group[0].model
         queue, ids = self._ledger.queue, self._replicas.ids(model)
         num_requests = queue.count(model) + self._replicas.in_progress(model).num_requests
-        if not 0 < len(ids) <= MOST_REPLICAS or num_requests > MOST_SIMULATED:
+        if not 0 < len(ids) <= MOST_REPLICAS or num_requests > MOST_REQUESTS:
             return None
         new = [one for one in group if not self._is_seen(one)]
         replicas = [self._replicas[one] for one in ids]
@@ -136,23 +144,6 @@ class AdmissionView:
 
     def is_waiting(self, request: RequestView) -> bool:
         return request.request_id in self._ledger.queue
-
-    def progress(self, record: RequestRecord, now_s: float, *, predicts: bool) -> Progress:
-        """Return how far a request is, and, if its model has replicas, when it will be done."""
-        view, predicted_s = record.view, None
-        if predicts and self.pool(view.model) is not None:
-            predicted_s = predict_s([view], self, now_s)
-            if record.holder is None and view.request_id not in self._ledger.queue:
-                predicted_s += self._ledger.waiting.wait_s([record.request], now_s)
-        return Progress(
-            position=self._ledger.queue.position(view) if record.holder is None else None,
-            steps_done=view.steps_done,
-            num_steps=view.num_steps,
-            attempts=record.attempts,
-            predicted_s=predicted_s,
-            preview=record.preview,
-            stage=None if record.cascade is None else record.cascade.stage,
-        )
 
 
 def _forecast_replica(replica: ReplicaRecord, now_s: float, encode_s: float) -> ForecastReplica:

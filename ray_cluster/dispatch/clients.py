@@ -40,9 +40,10 @@ class WaitingClients:
         if (event := self._waits.get(request_id)) is not None:
             event.set()
 
-    def wake_all(self) -> None:
-        for event in self._waits.values():
-            event.set()
+    @property
+    def waiting(self) -> list[str]:
+        """Requests whose clients wait for something to happen."""
+        return list(self._waits)
 
     async def sleep(self, request_ids: Sequence[str], timeout_s: float) -> bool:
         """Wait until woken for one of the requests; False if that did not come in time.

@@ -13,19 +13,20 @@ from dataclasses import replace
 
 from ray_cluster.config.sections import DispatchSettings, LimitsConfig
 from ray_cluster.config.settings import Settings
+from ray_cluster.dispatch.admission import Admission
 from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.cascades import Cascades, CurveOf
 from ray_cluster.dispatch.controls import ControlNets
+from ray_cluster.dispatch.demand import Capacities, Demand
 from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
-from ray_cluster.dispatch.log import log_refused
 from ray_cluster.dispatch.loras import Loras
+from ray_cluster.dispatch.predictions import Predictions, Predicts
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, Restored
-from ray_cluster.policies.admission import admit
-from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
 from ray_cluster.protocol.settings import WorkerSettings, worker_settings
@@ -70,37 +71,32 @@ class DispatchCore:
         curve_of: CurveOf = lambda _config: None,
     ) -> None:
         self._epoch = epoch
-        self._is_closing = False
         self._settings: Settings | None = None
         # of which a replica has asked for its settings
         self.started_pools: set[str] = set()
-        # models whose accepted requests are still made while a replica lives
-        self._removed: frozenset[str] = frozenset()
         self.replicas = Replicas()
         self.loras = Loras(self.replicas.base_model)
         self.controls = ControlNets(self.replicas)
-        self._ledger = Ledger(config, self.loras, self.controls, epoch=epoch)
+        self._capacities = Capacities(self.replicas)
+        demand = Demand(self._capacities)
+        self._ledger = Ledger(config, self.loras, self.controls, demand, epoch=epoch)
         self._attached = Attached(self._ledger, self.replicas, config.attached_timeout_s)
-        self.queue = AdmissionView(
-            self._ledger,
-            self.replicas,
-            max_waiting=limits.max_queued_images,
-            configured=frozenset(configured),
-            has_preemption=config.preemption,
-        )
+        self.queue = AdmissionView(self._ledger, self.replicas, frozenset(configured))
+        self._predictions = Predictions(self._ledger, self.queue)
         self._exchanges = Exchanges(self._ledger, self.replicas)
         self._cascades = Cascades(self._ledger, self.replicas, self.queue, curve_of)
+        self._admission = Admission(
+            self._ledger, self.queue, self._cascades, self._attached, self._exchanges
+        )
         self._set(config, limits)
 
     def _set(self, config: DispatchSettings, limits: LimitsConfig) -> None:
         self._config = config
-        self._limits = limits
         self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
         self.grace_s = GRACE_POLLS * self.hold_s
         self._exchanges.again_s = self.grace_s
         self._attached.timeout_s = config.attached_timeout_s
-        self.queue.max_waiting = limits.max_queued_images
-        self.queue.has_preemption = config.preemption
+        self._admission.apply(config, limits)
 
     def apply(self, settings: Settings, now_s: float) -> None:
         """Apply other settings; what was accepted stays accepted.
@@ -110,9 +106,11 @@ class DispatchCore:
         is_retimed = settings.dispatch != self._config
         self._settings = settings
         served = frozenset(pool.model_name for pool in settings.pools)
-        self._removed = (self._removed | frozenset(self.queue.configured)) - served
+        removed = self._admission.removed | frozenset(self.queue.configured)
+        self._admission.removed = removed - served
         self.queue.configured = served
         self._set(settings.dispatch, settings.limits)
+        self._capacities.apply(settings)
         self._cascades.apply(settings.cascades)
         self.controls.apply(settings.controlnets)
         self.advance_held_back(now_s)
@@ -147,19 +145,21 @@ class DispatchCore:
         self.replicas.add(replica)
         if registration.kind == "lora":
             self.loras.join(registration.replica_id, registration.node)
+        self.loras.note_base(registration.model)
         self.controls.note(registration)
         self.advance_held_back(now_s)
         return self._epoch
 
-    def remember(self, registrations: Iterable[Registration]) -> None:
+    def remember(self, registrations: Iterable[Registration], now_s: float) -> None:
         """Restore configured models from an earlier dispatcher's workers, until these register."""
         for registration in registrations:
             if registration.model in self.queue.configured:
-                self.replicas.remember(ReplicaRecord(registration, registration.step_cost, 0.0))
+                self.replicas.remember(ReplicaRecord(registration, registration.step_cost, now_s))
+                self.loras.note_base(registration.model)
 
     def unregister(self, replica_id: str, now_s: float) -> None:
         """Remove a replica; leases that it did not return count as lost."""
-        replica = self.replicas.pop(replica_id)
+        replica = self.replicas.pop(replica_id, now_s)
         self._exchanges.forget(replica_id)
         self.loras.leave(replica_id)
         self.advance_held_back(now_s)
@@ -171,7 +171,7 @@ class DispatchCore:
 
     def close_admission(self) -> None:
         """Refuse every offer from now on; what was accepted is seen to its end."""
-        self._is_closing = True
+        self._admission.close()
 
     def offer(
         self, requests: Sequence[ImageRequest], now_s: float, *, client: str | None = ""
@@ -184,31 +184,12 @@ class DispatchCore:
         Raises:
             ValueError: the requests name several models.
         """
-        if len({request.model for request in requests}) > 1:
-            raise ValueError("an offer is for one model; offer the requests of each on their own")
-        self._ledger.age(now_s)
-        ids = [one.request_id for one in requests]
-        if self._is_closing:
-            offer = Offer(accepted=False, reason="closing")
-        elif len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
-            offer = Offer(accepted=False, reason="duplicate_id")
-        elif any(not self._removed.isdisjoint(request.models) for request in requests):
-            offer = Offer(accepted=False, reason="unknown_model")
-        else:
-            self._ledger.counters.note_arrived(requests)
-            views = [self._view(request, now_s) for request in requests]
-            own = self._attached.view_of(client, self._limits.max_attached_images_per_client)
-            offer = admit(views, self.queue, own)
-            if wait_s := self._ledger.waiting.wait_s(requests, now_s):
-                offer = replace(offer, predicted_s=offer.predicted_s + wait_s)
-            if offer.accepted:
-                slo_s = self._config.default_slo_s
-                self._ledger.accept(requests, views, offer, client=client, slo_s=slo_s, now_s=now_s)
-                self._exchanges.plan(offer.exchanges)
-                self.advance_held_back(now_s)
-        if not offer.accepted:
-            self._ledger.counters.note_refused([self._view(one, now_s) for one in requests], offer)
-            log_refused(requests, str(offer.reason))
+        self._note_lost(now_s)
+        offer = self._admission.offer(requests, now_s, client)
+        if offer.accepted and any(one.add_ons.loras for one in requests):
+            # one that was removed meanwhile ends what needs it
+            self._ledger.advance_held_back(now_s, [one.request_id for one in requests])
+            self.replicas.alert_all(self.loras.take_alerted())
         return offer
 
     def restore(self, restored: Restored, now_s: float) -> None:
@@ -216,8 +197,18 @@ class DispatchCore:
         self._cascades.restore(self._ledger.restore(restored, now_s), restored)
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
-        """See :meth:`Ledger.note_stored`."""
-        self._ledger.note_stored(states)
+        """Note the stored states of requests that no replica has had since the start.
+
+        Of others a replica has reported, or will.
+        """
+        waiting = self._ledger.waiting
+        for request_id, state in states.items():
+            record = self._ledger.get(request_id)
+            if record is not None and not record.num_leases and record.holder is None:
+                waiting.take_out(record)
+                record.note_stored(state.step_index, state.model_digest)
+                record.make_progress(record.stored_steps)
+                waiting.put(record)
 
     def poll(self, poll: Poll, now_s: float) -> PollReply:
         """Apply a replica's poll and answer it."""
@@ -228,15 +219,18 @@ class DispatchCore:
         self._ledger.age(now_s)
         for record in replica.unaware_of(now_s - self.grace_s):
             self._ledger.lose(record, now_s)
+        if poll.lora_mark is not None:
+            self.loras.note_applied(poll.replica_id, poll.lora_mark)
+        lora_mark = None
         if poll.loras is not None:
-            self.loras.hear(poll.replica_id, poll.loras)
+            lora_mark = self.loras.hear(poll.replica_id, poll.loras)
             self.advance_held_back(now_s)
         self._cascades.advance(now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
         settings = self._settings_for(replica, poll)
-        if adopted or settings is not None:
-            return replace(reply, adopted=adopted, settings=settings)
+        if adopted or settings is not None or lora_mark is not None:
+            return replace(reply, adopted=adopted, settings=settings, lora_mark=lora_mark)
         return reply
 
     def _settings_for(self, replica: ReplicaRecord, poll: Poll) -> WorkerSettings | None:
@@ -266,7 +260,7 @@ class DispatchCore:
     def advance_held_back(self, now_s: float) -> None:
         """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
         self._ledger.advance_held_back(now_s)
-        self.replicas.alert_all(self.loras.store_ids)
+        self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
         """Ids of the replicas to offer waiting requests to, one after the other."""
@@ -322,24 +316,42 @@ class DispatchCore:
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
-        self._end_removed(now_s)
+        self._end_unserved(now_s)
         self._cascades.watch(now_s)
         return self.take_outcomes()
 
-    def _end_removed(self, now_s: float) -> None:
-        """End what waits for a removed model without a live replica."""
-        for model in self._removed:
+    def _note_lost(self, now_s: float) -> None:
+        self.queue.note_lost(self._config.model_lost_s, now_s)
+
+    def _end_unserved(self, now_s: float) -> None:
+        """End what waits for a removed model without a live replica, and calls for a lost one."""
+        self._note_lost(now_s)
+        for model in self._admission.removed:
             if not self.replicas.ids(model):
-                for view in self._ledger.queue.of_model(model)[:]:
-                    if (record := self._ledger.get(view.request_id)) is not None:
-                        message = f"the model {model} was removed"
-                        self._ledger.fail(record, "lost", message, now_s)
+                self._end_waiting(model, f"the model {model} was removed", now_s)
+        message = "no replica of the model {} has lived for {:g} s"
+        for model in self.queue.lost:
+            lost = message.format(model, self._config.model_lost_s)
+            self._end_waiting(model, lost, now_s, spares_jobs=True)
+
+    def _end_waiting(
+        self, model: str, message: str, now_s: float, *, spares_jobs: bool = False
+    ) -> None:
+        for view in self._ledger.queue.of_model(model)[:]:
+            record = self._ledger.get(view.request_id)
+            if record is not None and not (spares_jobs and record.client_s is None):
+                self._ledger.fail(record, "lost", message, now_s)
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
         silences = [r.heard_s + self._config.replica_timeout_s for r in self.replicas]
-        own_s = (self._attached.next_gone_s, self._ledger.waiting.next_due_s)
-        due_s = min([*silences, *own_s, self._cascades.next_due_s])
+        own_s = (
+            self._attached.next_gone_s,
+            self._ledger.waiting.next_due_s,
+            self.queue.next_lost_s(self._config.model_lost_s),
+            self._cascades.next_due_s,
+        )
+        due_s = min([*silences, *own_s])
         return None if due_s == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
@@ -357,23 +369,20 @@ class DispatchCore:
         return (record.request for record in self._ledger)
 
     def progress(
-        self, request_ids: Iterable[str], now_s: float, *, predicts: bool
+        self, request_ids: Iterable[str], now_s: float, *, predicts: Predicts
     ) -> tuple[Progress | None, ...]:
-        """Return how far requests are; None for one that has ended or was never accepted.
+        """See :meth:`Predictions.progress`."""
+        return tuple(self._predictions.progress(request_ids, now_s, predicts=predicts))
 
-        Args:
-            predicts: whether to predict their ends as well.
-        """
-        records = [self._ledger.get(request_id) for request_id in request_ids]
-        return tuple(
-            None if one is None else self.queue.progress(one, now_s, predicts=predicts)
-            for one in records
-        )
+    def has_begun(self, request_ids: Iterable[str]) -> bool:
+        """Whether one of the requests is leased, or a replica has worked on it."""
+        records = (self._ledger.get(one) for one in request_ids)
+        return any(one is not None and (one.holder or one.view.steps_done) for one in records)
 
     def models(self) -> dict[str, ModelProfile]:
         """Return the profiles of the models that a replica ever registered and are offered."""
         found = self.replicas.profiles.items()
-        return {name: profile for name, profile in found if name not in self._removed}
+        return {name: profile for name, profile in found if name not in self._admission.removed}
 
     def num_open_by_model(self) -> Counter[str]:
         return Counter(record.view.model for record in self._ledger)
@@ -388,12 +397,3 @@ class DispatchCore:
             cascades=self._cascades.views(),
             now_s=now_s,
         )
-
-    def _view(self, request: ImageRequest, now_s: float) -> RequestView:
-        slo_s = self._config.default_slo_s if request.slo_s is None else request.slo_s
-        slo_s -= self._ledger.waiting.wait_s([request], now_s)
-        if request.light is None:
-            return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
-        # promised is a light image, and that it is scored in time
-        deadline_s = now_s + slo_s - self._cascades.score_s(request, now_s)
-        return request.light.view(arrival_s=now_s, deadline_s=deadline_s)

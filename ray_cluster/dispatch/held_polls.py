@@ -85,8 +85,13 @@ class HeldPolls:
         if (held := self._by_id.pop(replica_id, None)) is not None:
             held.end()
 
+    @property
+    def held(self) -> list[str]:
+        """Replicas whose polls are held."""
+        return list(self._by_id)
+
     def end_all(self) -> None:
-        for replica_id in list(self._by_id):
+        for replica_id in self.held:
             self.end(replica_id)
 
     def _pass_on(self, replica_id: str, held: _HeldPoll) -> None:

@@ -10,6 +10,7 @@ from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.dispatch.ageing import Ageing
 from ray_cluster.dispatch.cascade_record import cascade_record
 from ray_cluster.dispatch.controls import ControlNets
+from ray_cluster.dispatch.demand import Demand
 from ray_cluster.dispatch.log import log_end, log_image
 from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
@@ -28,7 +29,6 @@ from ray_cluster.protocol.leases import (
 )
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import Failure, ImageRequest, ImageResult
-from ray_cluster.storage.state_format import StateHeader
 
 
 class Ledger:
@@ -47,16 +47,24 @@ class Ledger:
     Attributes:
         stats: what predictions rest on.
         counters: for metrics.
+        demand: for the controller.
     """
 
     def __init__(
-        self, config: DispatchSettings, loras: Loras, controls: ControlNets, *, epoch: int
+        self,
+        config: DispatchSettings,
+        loras: Loras,
+        controls: ControlNets,
+        demand: Demand,
+        *,
+        epoch: int,
     ) -> None:
         self.waiting = WaitingRoom(loras, controls)
         self.queue = self.waiting.queue
         self._loras = loras
         self.stats = PredictionStats()
         self.counters = OutcomeCounters()
+        self.demand = demand
         self._epoch = epoch
         self._max_attempts = config.max_attempts
         self._ageing = Ageing(config.starvation_s, self.get)
@@ -106,34 +114,24 @@ class Ledger:
         """
         for request, view in as_offered(requests, views, offer):
             client_s = None if client is None else now_s
-            record = self._open(request, view, slo_s, client_s, client or "")
+            whose = request.owner if client is None else client
+            record = self._open(request, view, slo_s, client_s, whose)
             record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
             self.stats.note_accepted(view)
             self.counters.totals["accepted"] += 1
+            self.demand.note_accepted(request, view, whose, now_s)
             log_image("image_accepted", record)
 
     def restore(self, restored: Restored, now_s: float) -> RequestRecord:
         """Queue a durable request that an earlier dispatcher accepted."""
-        record = self._open(restored.request, restored.view(now_s), restored.slo_s, None, "")
+        request = restored.request
+        record = self._open(request, restored.view(now_s), restored.slo_s, None, request.owner)
         record.may_resume = True
         # how much of the time before was work is not known
         record.since_s = now_s
         self.counters.totals["restored"] += 1
         log_image("image_restored", record)
         return record
-
-    def note_stored(self, states: Mapping[str, StateHeader]) -> None:
-        """Note the stored states of requests that no replica has had since the start.
-
-        Of others a replica has reported, or will.
-        """
-        for request_id, state in states.items():
-            record = self._records.get(request_id)
-            if record is not None and not record.num_leases and record.holder is None:
-                self.waiting.take_out(record)
-                record.note_stored(state.step_index, state.model_digest)
-                record.make_progress(record.stored_steps)
-                self.waiting.put(record)
 
     def _open(
         self,
@@ -156,9 +154,9 @@ class Ledger:
         self._ageing.add(view, len(self._records))
         return record
 
-    def advance_held_back(self, now_s: float) -> None:
+    def advance_held_back(self, now_s: float, only: Iterable[str] | None = None) -> None:
         """Queue requests whose add-ons are there by now, and end those that cannot have them."""
-        for record, failure in self.waiting.release(now_s):
+        for record, failure in self.waiting.release(now_s, only):
             self._fail(record, failure, now_s)
 
     def age(self, now_s: float) -> None:
@@ -381,6 +379,8 @@ class Ledger:
         log_end(record, outcome)
         if isinstance(outcome, Completed) and outcome.cascade is not None:
             self.counters.note_cascade(outcome.cascade)
+        if isinstance(outcome, Failure) and outcome.kind == "aborted" and record.is_first_stage:
+            self.demand.note_cancelled(record.request, record.view, record.client)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)

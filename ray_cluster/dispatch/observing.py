@@ -10,6 +10,7 @@ from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.dispatch.cascades import CascadeView
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.demand import typical_request
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.policies.plan import PlannedSettings
@@ -88,13 +89,13 @@ def _limits(in_force: InForce) -> ObservedLimits:
 
 
 def _services(snapshot: ClusterSnapshot, settings: Settings) -> tuple[ServiceCount, ...]:
-    arrived = snapshot.counters.arrived
+    accepted, unmet = snapshot.demand.accepted, snapshot.demand.unmet
     names = (
         *(one.model_name for one in settings.pools),
         *(one.name for one in settings.cascades),
-        *arrived,
+        *accepted,
     )
-    return tuple(ServiceCount(name, arrived[name]) for name in dict.fromkeys(names))
+    return tuple(ServiceCount(name, accepted[name], unmet[name]) for name in dict.fromkeys(names))
 
 
 def _queues(core: DispatchCore, snapshot: ClusterSnapshot, now_s: float) -> Iterator[ModelQueue]:
@@ -138,30 +139,26 @@ def _pool(
         num_gpus=arguments["num_gpus"],
         load_s=last.load_s,
         step_cost=last.step_cost,
-        typical=None if tuning is None else _typical(tuning, last),
+        typical=_typical(tuning, last),
         max_batch=last.max_batch if bounds is None else bounds.max_batch,
         min_replicas=1 if tuning is None else tuning.min_replicas,
         max_replicas=None if tuning is None else tuning.max_replicas,
         replicas=tuple(_replica(one, now_s) for one in live),
+        callers=_callers(settings, last),
     )
 
 
-def _typical(tuning: PoolSettings, last: Registration) -> TypicalRequest | None:
-    """Return a request that names nothing but a prompt."""
-    profile, given = last.profile, tuning.defaults
-    if profile is None:
+def _callers(settings: Settings, last: Registration) -> tuple[str, ...]:
+    """Return the models whose replicas call a discriminator or a ControlNet."""
+    if (control := settings.controlnet(last.pool)) is not None:
+        return control.bases
+    return tuple(one.light for one in settings.cascades if one.discriminator == last.pool)
+
+
+def _typical(tuning: PoolSettings | None, last: Registration) -> TypicalRequest | None:
+    if tuning is None or last.profile is None:
         return None
-    width_px, height_px = profile.default_width_px, profile.default_height_px
-    if given.size is not None:
-        width_px, height_px = map(int, given.size.split("x"))
-    scale = given.guidance_scale
-    scale = profile.default_guidance_scale if scale is None else scale
-    return TypicalRequest(
-        width_px,
-        height_px,
-        given.num_inference_steps or profile.default_num_steps,
-        uses_guidance=profile.guidance == "rows" and scale > 1,
-    )
+    return typical_request(tuning, last.profile)
 
 
 def _replica(replica: ReplicaRecord, now_s: float) -> ObservedReplica:

@@ -32,6 +32,7 @@ class Replicas:
 
     Attributes:
         directory: the workers among them that others call.
+        gone_s: since when models have no replica.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class Replicas:
         self._counted: dict[str, Load] = {}
         self._in_progress: dict[str, Load] = {}
         self._rows: dict[str, ReplicaRows] = {}
+        self.gone_s: dict[str, float] = {}
         self.directory = Directory()
 
     def __iter__(self) -> Iterator[ReplicaRecord]:
@@ -73,9 +75,12 @@ class Replicas:
         rows.add(replica.replica_id)
         rows.hear(replica.replica_id, replica.heard_s)
         self._pools.pop(replica.model, None)
+        self.gone_s.pop(replica.model, None)
 
     def remember(self, replica: ReplicaRecord) -> None:
         """Restore a model of which no replica has registered yet, from an earlier life."""
+        if replica.model not in self._rows:
+            self.gone_s[replica.model] = replica.heard_s
         if replica.registration.profile is not None and replica.model not in self._profiles:
             self._note_profile(replica)
             self._pools[replica.model] = _starting(pool_of([replica.view()]), replica)
@@ -118,7 +123,7 @@ class Replicas:
         if pooled is not cost and (pooled is None or differs(cost, pooled, by=_POOLED_WITHIN)):
             self._pools.pop(replica.model, None)
 
-    def pop(self, replica_id: str) -> ReplicaRecord | None:
+    def pop(self, replica_id: str, now_s: float) -> ReplicaRecord | None:
         """Remove and return a replica; the caller sees to what it held."""
         replica = self._by_id.get(replica_id)
         if replica is None:
@@ -136,6 +141,8 @@ class Replicas:
         if last is not None and best is not None and self.pool(model) is None:
             self._pools[model] = _starting(last, replica)
             self._best_pools[model] = self._pools[model], best
+        if not self._rows[model].ids:
+            self.gone_s[model] = now_s
         return replica
 
     def news_for(self, replica: ReplicaRecord) -> Directory | None:

@@ -14,6 +14,7 @@ from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
 from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.observing import InForce, Instant, observe
+from ray_cluster.dispatch.predictions import Predicts
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.observability.metrics_snapshot import Snapshot
@@ -36,6 +37,7 @@ from ray_cluster.protocol.outcomes import (
 )
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.protocol.timeouts import sleep_and_read
+from ray_cluster.protocol.turns import in_parts
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 
 Keeper = Callable[[Outcome | Deferred], None]
@@ -43,11 +45,14 @@ Keeper = Callable[[Outcome | Deferred], None]
 decision that a heavy model makes its image."""
 
 
+# held calls that are answered before others have their turn
+_AT_ONCE = 10
+
+
 class DispatchService:
     """Serves one :class:`DispatchCore` to gateways and replicas on one event loop.
 
-    Calls into the core have no await inside, so they are atomic with each other. It knows nothing
-    of Ray or HTTP.
+    Calls into the core have no await inside, so they are atomic with each other.
 
     Args:
         config: the core's.
@@ -84,14 +89,21 @@ class DispatchService:
         self._clients = WaitingClients(self._knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
         self._housekeeping: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._version, self._times = "", config
         self.on_wanted: Callable[[], None] = lambda: None
 
     def apply(self, settings: Settings) -> None:
-        """Apply other settings, and answer all held calls: they come again with the new times."""
+        """Apply other settings. Held polls are answered if replicas have to apply them, too, and
+        all held calls if their times are others: they come again.
+        """
         self._core.apply(settings, self._clock())
         self._attached_s = self._clients.keep_s = settings.dispatch.attached_timeout_s
-        self._clients.wake_all()
-        self._polls.end_all()
+        if settings.version != self._version:
+            self._for_each(self._polls.held, self._polls.end)
+        if settings.dispatch != self._times:
+            self._for_each(self._clients.waiting, self._clients.wake)
+        self._version, self._times = settings.version, settings.dispatch
 
     async def pool_settings(self, pool: str) -> WorkerSettings | None:
         return self._core.worker_settings(pool)
@@ -119,7 +131,7 @@ class DispatchService:
         self._polls.wake()
 
     def remember(self, registrations: Iterable[Registration]) -> None:
-        self._core.remember(registrations)
+        self._core.remember(registrations, self._clock())
 
     async def unregister(self, replica_id: str) -> None:
         """Remove a replica; what it has not returned waits again."""
@@ -213,9 +225,12 @@ class DispatchService:
         return self._core.open_requests()
 
     def progress(
-        self, request_ids: Iterable[str], *, predicts: bool
+        self, request_ids: Iterable[str], *, predicts: Predicts
     ) -> tuple[Progress | None, ...]:
         return self._core.progress(request_ids, self._clock(), predicts=predicts)
+
+    def has_begun(self, request_ids: Iterable[str]) -> bool:
+        return self._core.has_begun(request_ids)
 
     async def close_admission(self) -> None:
         """Refuse every offer from now on; see :meth:`DispatchCore.close_admission`."""
@@ -301,9 +316,10 @@ class DispatchService:
     async def close(self) -> None:
         """Stop housekeeping and end all held polls."""
         self._polls.end_all()
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.gather(self._housekeeping, return_exceptions=True)
+        tasks = [*self._tasks, *([self._housekeeping] if self._housekeeping else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._candidates is not None:
             await self._candidates.close()
 
@@ -353,6 +369,15 @@ class DispatchService:
             keeper(outcome)
         else:
             self._clients.keep(outcome, self._clock())
+
+    def _for_each(self, names: Sequence[str], act: Callable[[str], None]) -> None:
+        async def act_in_parts() -> None:
+            async for name in in_parts(names, _AT_ONCE):
+                act(name)
+
+        task = asyncio.create_task(act_in_parts())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _keep_house(self) -> None:
         """Act on silence and drop old outcomes, whenever the next of these is due."""

@@ -78,7 +78,8 @@ class SettingsWatch:
     """Looks at a file every second; a broken one is refused, and what was applied stays in force.
 
     Args:
-        on_change: called with the configuration on the event loop, first by :meth:`start`.
+        on_change: called with the configuration on the event loop, first by :meth:`start`;
+            raises :class:`ConfigError` for one that must not follow what was applied.
     """
 
     def __init__(
@@ -130,11 +131,11 @@ class SettingsWatch:
                 if await asyncio.to_thread(self._file.content) != content:
                     return
                 config = await asyncio.to_thread(self._file.parse, content)
+                self._on_change(config)
             except ConfigError as error:
                 self._refuse(digest, error)
                 return
             self._digest, self._problem = digest, ""
-            self._on_change(config)
 
     def _refuse(self, digest: str, error: ConfigError) -> None:
         problem = f"the settings were refused, the earlier ones stay in force: {error}"

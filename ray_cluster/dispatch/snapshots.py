@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ray_cluster.dispatch.admission_view import AdmissionView
 from ray_cluster.dispatch.cascades import CascadeView
+from ray_cluster.dispatch.demand import DemandCounts
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.statistics import OutcomeCounters
@@ -24,6 +25,7 @@ class ClusterSnapshot:
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
         num_waiting_by_model: every known model, also those with nothing waiting.
         counters: a copy.
+        demand: likewise, of what calls ask for.
         num_held_back: of those that wait, for add-ons that are not there yet.
         num_loras: that are registered.
         missing_controls: ControlNets that nobody serves.
@@ -36,6 +38,7 @@ class ClusterSnapshot:
     num_waiting_by_model: Mapping[str, int]
     replicas: tuple[ReplicaView, ...]
     counters: OutcomeCounters
+    demand: DemandCounts
     cascades: tuple[CascadeView, ...] = ()
     num_held_back: int = 0
     num_loras: int = 0
@@ -85,22 +88,24 @@ class ClusterSnapshot:
             queue: has the models of the settings; of another one, what waits is counted only while
                 it has replicas or waiting requests.
         """
-        waiting, counts = tuple(ledger.waiting.views), ledger.waiting.count_by_model()
+        counts, num_waiting = ledger.waiting.count_by_model(), len(ledger.waiting)
+        ages_s = (now_s - view.arrival_s for view in ledger.waiting.views)
         models = [
             model
             for model in replicas.profiles
             if model in queue.configured or replicas.ids(model) or counts[model]
         ]
         return ClusterSnapshot(
-            num_waiting=len(waiting),
-            num_leased=len(ledger) - len(waiting),
-            oldest_waiting_s=max((now_s - view.arrival_s for view in waiting), default=0.0),
+            num_waiting=num_waiting,
+            num_leased=len(ledger) - num_waiting,
+            oldest_waiting_s=max(ages_s, default=0.0),
             num_waiting_by_model={model: counts[model] for model in sorted(models)},
             # others hold no requests
             replicas=tuple(one.view() for one in replicas if one.registration.kind in _HOLDERS),
             counters=ledger.counters.copy(),
+            demand=ledger.demand.counts.copy(),
             cascades=cascades,
-            num_held_back=len(waiting) - len(ledger.queue),
+            num_held_back=num_waiting - len(ledger.queue),
             num_loras=num_loras,
             missing_controls=missing_controls,
             asleep=queue.asleep if queue.is_woken else frozenset(),

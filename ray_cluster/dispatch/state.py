@@ -102,6 +102,11 @@ class RequestRecord:
         return self.view.arrival_s + self.slo_s
 
     @property
+    def is_first_stage(self) -> bool:
+        """Whether nothing of it was made that is more than a part of its first image."""
+        return self.cascade is None or not self.cascade.times
+
+    @property
     def present(self) -> ImageRequest:
         """The request as the present stage makes it."""
         cascade, request = self.cascade, self.request

@@ -20,9 +20,8 @@ from ray_cluster.policies.estimates import (
     observe_stages,
 )
 from ray_cluster.policies.types import Offer, RequestView
-from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import CascadeAnswer
-from ray_cluster.requests import ImageRequest, Timing
+from ray_cluster.requests import Timing
 
 # real over predicted seconds: within 10 % and 25 % stand on both sides of 1
 RATIO_BOUNDS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
@@ -124,8 +123,6 @@ class OutcomeCounters:
         answered: images of cascades, by cascade, the stage that made them and the reason.
         stage_seconds: seconds of their stages, by cascade and stage.
         stages: how many these were.
-        arrived: requests offered, by the cascade that routes them or else the model that makes
-            them; and denoising steps that ask for a ControlNet, by its lane.
     """
 
     totals: Counter[str] = field(default_factory=Counter)
@@ -137,18 +134,10 @@ class OutcomeCounters:
     answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     stage_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     stages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    arrived: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> OutcomeCounters:
         """Return the counts as they are now."""
         return OutcomeCounters(*(copy(getattr(self, one.name)) for one in fields(self)))
-
-    def note_arrived(self, requests: Sequence[ImageRequest]) -> None:
-        for one in requests:
-            name = one.model if one.light is None else one.called_model
-            self.arrived[name] += 1
-            for use in one.add_ons.controls:
-                self.arrived[lane_of("control", use.name)] += one.num_steps
 
     def note_refused(self, group: Sequence[RequestView], offer: Offer) -> None:
         self.totals["refused"] += len(group)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ray_cluster.dispatch.controls import ControlNets
 from ray_cluster.dispatch.loras import Loras
+from ray_cluster.dispatch.shares import Lane
 from ray_cluster.dispatch.state import RequestRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
 from ray_cluster.policies.ordering import AGED_PRIORITY
 from ray_cluster.policies.placement import passed_over
+from ray_cluster.policies.queue_share import ShareView
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
 
@@ -29,6 +31,8 @@ class WaitingRoom:
         self._loras = loras
         self._controls = controls
         self._held_back: dict[str, RequestRecord] = {}
+        # whose these are
+        self._queued_lane, self._held_lane = Lane(is_held_back=False), Lane(is_held_back=True)
 
     def __len__(self) -> int:
         return len(self.queue) + len(self._held_back)
@@ -45,23 +49,37 @@ class WaitingRoom:
 
     def count_by_model(self) -> Counter[str]:
         """Return how many requests wait, by model."""
-        return Counter(view.model for view in self.views)
+        return self._queued_lane.counts + self._held_lane.counts
 
     def put(self, record: RequestRecord) -> None:
         """Let a request wait."""
-        if self._is_held_back(record):
+        if self._is_held_back(record.request, record.view.steps_done):
             self._held_back[record.view.request_id] = record
+            self._held_lane.add(record.view, record.client)
         else:
-            self.queue.add(record.view)
+            self._enqueue(record)
 
-    def _is_held_back(self, record: RequestRecord) -> bool:
-        request, steps_done = record.request, record.view.steps_done
+    def _enqueue(self, record: RequestRecord) -> None:
+        self.queue.add(record.view)
+        self._queued_lane.add(record.view, record.client)
+
+    def share(self, requests: Sequence[ImageRequest], client: str) -> ShareView:
+        """Return what waits where requests of one model would."""
+        is_held_back = any(self._is_held_back(one) for one in requests)
+        lane = self._held_lane if is_held_back else self._queued_lane
+        return lane.share(requests[0].model, client)
+
+    def _is_held_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
         return self._loras.holds_back(request, steps_done) or self._controls.holds_back(request)
 
     def take_out(self, record: RequestRecord) -> None:
         """Let a request wait no more."""
-        if self._held_back.pop(record.view.request_id, None) is None:
-            self.queue.remove(record.view.request_id)
+        name = record.view.request_id
+        if self._held_back.pop(name, None) is None:
+            self.queue.remove(name)
+            self._queued_lane.remove(name)
+        else:
+            self._held_lane.remove(name)
 
     def discard(self, record: RequestRecord) -> None:
         """Let a request wait no more, if it does."""
@@ -96,17 +114,27 @@ class WaitingRoom:
         )
         return min(due_s, default=math.inf)
 
-    def release(self, now_s: float) -> list[tuple[RequestRecord, Failure]]:
-        """Queue the requests whose add-ons are there by now; return those that cannot have them."""
+    def release(
+        self, now_s: float, only: Iterable[str] | None = None
+    ) -> list[tuple[RequestRecord, Failure]]:
+        """Queue the requests whose add-ons are there by now; return those that cannot have them.
+
+        Args:
+            only: ids of those that are looked at; all unless given.
+        """
         failed = []
-        for name, record in list(self._held_back.items()):
+        names = list(self._held_back) if only is None else only
+        for name in names:
+            if (record := self._held_back.get(name)) is None:
+                continue
             failure = self._loras.failure(record.request) or self._controls.failure(record, now_s)
             if failure is not None:
                 failed.append((record, failure))
-            elif not self._is_held_back(record):
+            elif not self._is_held_back(record.request, record.view.steps_done):
                 del self._held_back[name]
+                self._held_lane.remove(name)
                 if record.cascade is None:
                     # admission has counted with one that is earlier by what fetching takes
                     record.view = replace(record.view, deadline_s=record.deadline_s)
-                self.queue.add(record.view)
+                self._enqueue(record)
         return failed

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.settings import SettingsBook
 from ray_cluster.jobs.service import JobService
-from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot
+from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge
 from ray_cluster.protocol.settings import GatewaySettings
+from ray_cluster.protocol.turns import Shared
 
 
 class CellService:
@@ -43,11 +45,20 @@ class CellService:
         self._clock = clock
         self._notices = notices
         self._undeployed = undeployed
+        self._metrics = Shared(self._add_up)
+        self._warnings = Shared(self._look_for_warnings)
 
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""
         await self.report_metrics(process_id, own)
-        return self._book.merged(self._clock(), await self.own_metrics())
+        return await self._metrics.get()
+
+    async def _add_up(self) -> Snapshot:
+        cluster, control = await self._dispatch.snapshot(), self._jobs.control.metrics()
+        parts, num_open = self._book.parts(self._clock()), self._jobs.num_open
+        return await asyncio.to_thread(
+            lambda: merge([*parts, cell_snapshot(cluster, num_open), control])
+        )
 
     async def report_metrics(self, process_id: str, own: Snapshot) -> None:
         """Take in the present metrics of another process."""
@@ -64,6 +75,9 @@ class CellService:
 
     async def warnings(self) -> tuple[str, ...]:
         """Return what is wrong though calls are answered."""
+        return await self._warnings.get()
+
+    async def _look_for_warnings(self) -> tuple[str, ...]:
         cluster = await self._dispatch.snapshot()
         return (*cluster.warnings, *self._jobs.warnings, *self._notices())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,15 +22,25 @@ from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.control import ControlService
+from ray_cluster.jobs.known_keys import KnownKeys
 from ray_cluster.jobs.loras import LoraService
 from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
 from ray_cluster.jobs.sweeper import InputSweeper, JobSweeper
+from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.jobs import FINAL_STATES, Creation, Job, JobQuery, JobView, StoredImage
+from ray_cluster.protocol.jobs import (
+    FINAL_STATES,
+    Creation,
+    Job,
+    JobPage,
+    JobQuery,
+    JobView,
+    StoredImage,
+)
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Deferred, Outcome
 from ray_cluster.requests import ImageRequest, ImageResult, Timing, candidate_name, granted
@@ -78,14 +87,14 @@ class JobService:
         self._results = results
         self._max_open = max_open_per_client
         self._wall_clock = wall_clock
-        self._open: dict[str, OpenJob] = {}
-        self._num_open_by_client: Counter[str] = Counter()
+        self._open = OpenJobs()
+        self._views = JobViews(self._open, dispatch)
         # while a call looks for its key and takes it, nobody else may take it
         self._keyed: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._threads = StoreThreads(store)
         self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
         self._input_sweeper = InputSweeper(inputs, self._open_requests, wall_clock)
-        self._watchers = JobWatchers(lambda one: self._view(one.job, predicts=False).version)
+        self._watchers = JobWatchers(self._views.version)
         self._tasks: set[asyncio.Task[Any]] = set()
 
         self.loras = LoraService(
@@ -97,6 +106,7 @@ class JobService:
             sources=lora_sources,
         )
         self.control = ControlService(dispatch, store, self._threads, wall_clock)
+        self.known_keys = KnownKeys(store, self._threads)
 
     def apply(self, settings: Settings) -> None:
         """Apply other settings from now on; open jobs stay open."""
@@ -121,7 +131,7 @@ class JobService:
     def _open_requests(self) -> Iterator[ImageRequest]:
         """Yield those that wait or are made, and all of the jobs that have not ended."""
         yield from self._dispatch.open_requests()
-        for open_job in self._open.values():
+        for open_job in self._open:
             yield from open_job.job.requests
 
     def _done(self, job: Job) -> dict[str, StoredImage]:
@@ -150,7 +160,7 @@ class JobService:
         self, job: Job, done: dict[str, StoredImage], light: dict[str, ImageResult]
     ) -> None:
         open_job = OpenJob(job, done)
-        self._add(open_job)
+        self._open.add(open_job)
         age_s = max(0.0, self._wall_clock() - job.created_s)
         deferred = {one.request_id: one for one in job.deferred}
         for request in open_job.pending:
@@ -193,11 +203,11 @@ class JobService:
         async with self._keyed.setdefault(named, asyncio.Lock()):
             earlier = await visit.read(self._store.find, *named)
             if earlier is not None:
-                return Creation(self._view(earlier), False, Offer(accepted=True))
+                return Creation(self._views.view(earlier), False, Offer(accepted=True))
             return await self._create(job, visit)
 
     async def _create(self, job: Job, visit: StoreVisit) -> Creation:
-        if self._num_open_by_client[job.client] >= self._max_open:
+        if self._open.count(job.client) >= self._max_open:
             log_job("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
         open_job = OpenJob(job, {})
@@ -208,22 +218,21 @@ class JobService:
         # what is written is what will be made, by this dispatcher or the next one
         job = replace(job, requests=granted(job.requests, offer.num_steps))
         open_job.job = job
-        self._add(open_job)
+        self._open.add(open_job)
         try:
             await visit.write(self._store.insert, job)
         except JobStoreUnavailable:
             open_job.is_void = True
-            self._remove(open_job)
+            self._open.remove(open_job)
             await self._dispatch.abort([request.request_id for request in job.requests])
             raise
         log_job("job_accepted", job, num_images=len(job.requests))
         # admission has just predicted the same
-        return Creation(self._view(job, predicted_s=offer.predicted_s), True, offer)
+        return Creation(self._views.view(job, predicted_s=offer.predicted_s), True, offer)
 
     async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
-        open_job = self._open.get(job_id)
-        if open_job is not None and open_job.job.client == client:
+        if (open_job := self._open.of(client, job_id)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await open_job.stored.wait()
@@ -231,14 +240,13 @@ class JobService:
                 # the same has just been written
                 return JobView(open_job.job)
         job = await self._find(job_id)
-        return None if job is None or job.client != client else self._view(job)
+        return None if job is None or job.client != client else self._views.view(job)
 
     async def job_change(
         self, client: str, job_id: str, seen: str, wait_s: float
     ) -> JobView | None:
         """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
-        open_job = self._open.get(job_id)
-        if open_job is not None and open_job.job.client == client:
+        if (open_job := self._open.of(client, job_id)) is not None:
             await self._watchers.wait(open_job, seen, wait_s)
         return await self.job(client, job_id)
 
@@ -248,25 +256,21 @@ class JobService:
             return open_job.job
         return await self._threads.visit().read(self._store.get, job_id)
 
-    async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
-        """Return a client's jobs, the newest first."""
+    async def jobs(self, query: JobQuery) -> JobPage:
+        """Return a page of a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
-            page = await self._threads.visit().read(self._store.page, query)
-            return tuple(self._view(job) for job in page)
-        jobs = [one.job for one in self._open.values() if one.job.client == query.client]
-        if query.after is not None:
-            last = await self._find(query.after)
-            if last is None or last.client != query.client:
-                return ()
-            jobs = [job for job in jobs if job.rank < last.rank]
-        jobs.sort(key=lambda job: job.rank, reverse=True)
-        jobs = [job for job in jobs if self._view(job, predicts=False).job.state == query.state]
-        return tuple(self._view(job) for job in jobs[: query.limit])
+            # one more tells whether more follow
+            more = replace(query, limit=query.limit + 1)
+            page = await self._threads.visit().read(self._store.page, more)
+            return await self._views.page(page, query.limit)
+        last = None if query.after is None else await self._find(query.after)
+        if query.after is not None and (last is None or last.client != query.client):
+            return JobPage((), has_more=False)
+        return await self._views.open_page(query, last)
 
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""
-        open_job = self._open.get(job_id)
-        if open_job is not None and open_job.job.client == client:
+        if (open_job := self._open.of(client, job_id)) is not None:
             open_job.is_cancelled = True
             await self._dispatch.abort([request.request_id for request in open_job.pending])
             try:
@@ -294,17 +298,6 @@ class JobService:
         """How many jobs have not ended."""
         return len(self._open)
 
-    def _add(self, open_job: OpenJob) -> None:
-        self._open[open_job.job.job_id] = open_job
-        self._num_open_by_client[open_job.job.client] += 1
-
-    def _remove(self, open_job: OpenJob) -> None:
-        if self._open.pop(open_job.job.job_id, None) is not None:
-            client = open_job.job.client
-            self._num_open_by_client[client] -= 1
-            if not self._num_open_by_client[client]:
-                del self._num_open_by_client[client]
-
     async def close(self) -> None:
         """Stop; open jobs stay open in the store."""
         self._watchers.close()
@@ -313,23 +306,6 @@ class JobService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._threads.close()
-
-    def _view(
-        self, job: Job, *, predicts: bool = True, predicted_s: float | None = None
-    ) -> JobView:
-        """Return a job as it is; with ``predicted_s``, nothing is predicted anew."""
-        open_job = self._open.get(job.job_id)
-        if open_job is None:
-            return JobView(job)
-        ids = [request.request_id for request in job.requests]
-        progress = self._dispatch.progress(ids, predicts=predicts and predicted_s is None)
-        if predicted_s is not None:
-            progress = tuple(one and replace(one, predicted_s=predicted_s) for one in progress)
-        is_running = any(
-            one is not None and (one.position is None or one.steps_done) for one in progress
-        ) or len(open_job.pending) < len(job.requests)
-        shown = replace(open_job.job, state="running" if is_running else "queued")
-        return JobView(shown, progress, open_job.num_made)
 
     def _on_outcome(self, open_job: OpenJob, outcome: Outcome | Deferred) -> None:
         if isinstance(outcome, Deferred):
@@ -368,7 +344,7 @@ class JobService:
                 logger.error("the end of job %s is not written yet: %s", ended.job_id, error)
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
-        self._remove(open_job)
+        self._open.remove(open_job)
         open_job.job = ended
         open_job.stored.set()
         self._watchers.check(open_job)

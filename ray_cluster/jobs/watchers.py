@@ -7,9 +7,12 @@ import contextlib
 from collections.abc import Callable
 
 from ray_cluster.jobs.open_job import OpenJob
+from ray_cluster.protocol.turns import in_parts
 
 # how soon a watcher sees progress that replicas have reported
 _CHECK_EVERY_S = 0.1
+# jobs that are checked before others have their turn
+_AT_ONCE = 20
 
 
 class _Watched:
@@ -70,7 +73,7 @@ class JobWatchers:
     async def _check_forever(self) -> None:
         while self._watched:
             await asyncio.sleep(_CHECK_EVERY_S)
-            for watched in list(self._watched.values()):
+            async for watched in in_parts(list(self._watched.values()), _AT_ONCE):
                 self._check(watched)
         self._task = None
 

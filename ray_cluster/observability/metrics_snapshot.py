@@ -121,6 +121,10 @@ class MetricsBook:
 
     def merged(self, now_s: float, *own: Snapshot) -> Snapshot:
         """Return the sums over all processes, and the given snapshots."""
+        return merge([*self.parts(now_s), *own])
+
+    def parts(self, now_s: float) -> tuple[Snapshot, ...]:
+        """Return what is to be added up; it can be done in another thread."""
         for process_id, (snapshot, heard_s) in list(self._live.items()):
             if now_s - heard_s > self._silence_s:
                 del self._live[process_id]
@@ -129,4 +133,4 @@ class MetricsBook:
             oldest = next(iter(self._dead))
             self._folded = merge([self._folded, self._dead.pop(oldest)])
         live = (snapshot for snapshot, _ in self._live.values())
-        return merge([self._folded, *self._dead.values(), *live, *own])
+        return (self._folded, *self._dead.values(), *live)

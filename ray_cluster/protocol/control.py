@@ -16,16 +16,20 @@ from ray_cluster.protocol.leases import WorkerKind
 
 @dataclass(frozen=True, slots=True)
 class ServiceCount:
-    """Requests since the dispatcher started, admitted or refused.
+    """Requests since the dispatcher started, in typical images; they grow until it restarts.
+    What is cancelled before it is made is taken back.
 
     Attributes:
         name: a cascade, for the requests that it routes; a model, for those that it alone makes;
             or the lane of a ControlNet, for the denoising steps that ask for it.
-        num_arrived: grows until the dispatcher restarts.
+        num_accepted: that were or will be made.
+        num_unmet: that were refused for want of capacity, of each client no more than its share of
+            what the pool may serve; none of a ControlNet.
     """
 
     name: str
-    num_arrived: int
+    num_accepted: float
+    num_unmet: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class ObservedPool:
         max_batch: bound of the settings on a plan.
         min_replicas, max_replicas: likewise.
         replicas: the live ones.
+        callers: models whose replicas call it.
     """
 
     pool: str
@@ -101,6 +106,7 @@ class ObservedPool:
     min_replicas: int = 1
     max_replicas: int | None = None
     replicas: tuple[ObservedReplica, ...] = ()
+    callers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +176,13 @@ class Observation:
     plan: PlannedSettings | None = None
     last_version: int = 0
 
-    def num_arrived(self, name: str) -> int:
-        return sum(one.num_arrived for one in self.services if one.name == name)
+    def num_accepted(self, name: str) -> float:
+        return sum(one.num_accepted for one in self.services if one.name == name)
+
+    def num_wanted(self, name: str) -> float:
+        """Return how many requests there would be with capacity for them."""
+        unmet = sum(one.num_unmet for one in self.services if one.name == name)
+        return self.num_accepted(name) + unmet
 
     def queue(self, model: str) -> ModelQueue:
         """Return a model's queue; an unknown one's is empty."""

@@ -8,7 +8,7 @@ from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.control import PlanCalls
 from ray_cluster.protocol.interface import raises
-from ray_cluster.protocol.jobs import Creation, Job, JobQuery, JobView
+from ray_cluster.protocol.jobs import Creation, Job, JobPage, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 from ray_cluster.protocol.outcomes import ImageUpdate, Outcome, Submission
@@ -77,7 +77,7 @@ class JobCalls(Protocol):
         ...
 
     @raises(JobStoreUnavailable)
-    async def jobs(self, query: JobQuery) -> tuple[JobView, ...]:
+    async def jobs(self, query: JobQuery) -> JobPage:
         """Return a page of a client's jobs, the newest first."""
         ...
 
@@ -130,18 +130,21 @@ class LoraCalls(Protocol):
         ...
 
     async def loras(self, after: str, limit: int) -> tuple[LoraStatus, ...]:
-        """Return LoRAs by name, those after a name; from the first on if it is empty."""
+        """Return LoRAs by name, those after a name; from the first on if it is empty.
+
+        At most :data:`~ray_cluster.protocol.loras.MAX_LORAS_AT_ONCE`.
+        """
         ...
 
     async def find_loras(self, names: tuple[str, ...]) -> LoraLookup:
-        """Return the LoRAs of these names, and for others names that look like them."""
+        """Return the LoRAs of these names; for the first that there is not, names like it."""
         ...
 
     @raises(JobStoreUnavailable)
     async def remove_lora(self, name: str) -> LoraStatus | None:
         """Forget a LoRA once no open request uses it, and offer it to none from now on.
 
-        None if there is none of that name.
+        None if there is none of that name, or it has gone before its turn came.
         """
         ...
 

@@ -110,6 +110,18 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPage:
+    """Jobs of a client, the newest first: as many as were asked for, or as one message holds.
+
+    Attributes:
+        has_more: whether older ones follow.
+    """
+
+    views: tuple[JobView, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Creation:
     """The answer to a new job.
 

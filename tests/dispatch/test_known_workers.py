@@ -87,7 +87,7 @@ def test_a_controlnet_of_a_models_name_leases_none_of_its_images(core: DispatchC
 def test_models_of_a_former_life_are_known_before_their_replicas_come() -> None:
     slow = replace(registration("old"), load_s=40.0)
     core = make_core("m", "other")
-    core.remember([slow, registration("gone", model="removed")])
+    core.remember([slow, registration("gone", model="removed")], 0.0)
     assert core.models().keys() == {"m"}
     assert core.replicas.starting == ("m",)
     offer = core.offer([image_request("a")], 0.0)
@@ -99,14 +99,14 @@ def test_models_of_a_former_life_are_known_before_their_replicas_come() -> None:
     assert core.offer([image_request("c", model="removed")], 0.0).reason == "unknown_model"
     core.register(registration("new"), 1.0)
     assert core.replicas.starting == ()
-    (progress,) = core.progress(["a"], 1.0, predicts=True)
+    (progress,) = core.progress(["a"], 1.0, predicts="anew")
     assert progress is not None
     assert progress.predicted_s == pytest.approx(alone_s, rel=0.2)
 
 
 def test_what_is_remembered_takes_nothing_from_who_is_there(core: DispatchCore) -> None:
     before = core.replicas.pool("m")
-    core.remember([replace(registration("old"), load_s=40.0)])
+    core.remember([replace(registration("old"), load_s=40.0)], 0.0)
     assert core.replicas.pool("m") == before
     assert core.replicas.starting == ()
 

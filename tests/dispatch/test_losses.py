@@ -114,7 +114,7 @@ def test_a_returned_lease_counts_as_no_loss_and_its_steps_stay_done(core: Dispat
 
 
 def steps_done(core: DispatchCore) -> int:
-    progress = core.progress(["a"], 0.0, predicts=True)[0]
+    progress = core.progress(["a"], 0.0, predicts="anew")[0]
     assert progress is not None
     return progress.steps_done
 
@@ -214,14 +214,14 @@ def test_a_restored_request_keeps_its_age_and_needs_no_client(core: DispatchCore
     # of the time before nobody knows how much was work
     assert lease.queued_s == pytest.approx(4.0)
     assert lease.may_resume
-    progress = core.progress(["new"], 0.0, predicts=True)[0]
+    progress = core.progress(["new"], 0.0, predicts="anew")[0]
     assert progress is not None
     assert (progress.position, progress.steps_done, progress.num_steps) == (0, 0, 10)
     assert progress.predicted_s is not None
-    leased = core.progress(["old"], 0.0, predicts=True)[0]
+    leased = core.progress(["old"], 0.0, predicts="anew")[0]
     assert leased is not None
     assert (leased.position, leased.attempts) == (None, 1)
-    assert core.progress(["nobody"], 0.0, predicts=True)[0] is None
+    assert core.progress(["nobody"], 0.0, predicts="anew")[0] is None
 
 
 def test_what_is_kept_of_restored_requests_counts_for_predictions(core: DispatchCore) -> None:
@@ -231,8 +231,8 @@ def test_what_is_kept_of_restored_requests_counts_for_predictions(core: Dispatch
     assert lease.request.request_id == "far"
     core.report("r", [Returned("far", lease.fence, 0)], 1.0)
 
-    def seen(name: str) -> Progress:
-        progress = core.progress([name], 1.0, predicts=True)[0]
+    def seen(name: str, now_s: float = 1.0) -> Progress:
+        progress = core.progress([name], now_s, predicts="anew")[0]
         assert progress is not None
         return progress
 
@@ -245,7 +245,7 @@ def test_what_is_kept_of_restored_requests_counts_for_predictions(core: Dispatch
     )
     # who was leased since is told of by a replica
     assert (seen("far").steps_done, seen("near").steps_done) == (0, 9)
-    after_s = seen("near").predicted_s
+    after_s = seen("near", 1.3).predicted_s
     assert before_s is not None
     assert after_s is not None
     assert after_s < before_s
@@ -253,7 +253,7 @@ def test_what_is_kept_of_restored_requests_counts_for_predictions(core: Dispatch
     assert leases["near"].may_resume
     assert seen("near").steps_done == 9
     core.report("r", [finished(leases["near"]), finished(leases["far"])], 3.0)
-    assert core.progress(["near"], 3.0, predicts=False)[0] is None
+    assert core.progress(["near"], 3.0, predicts="no")[0] is None
 
 
 def test_places_of_a_client_whose_gateway_died_are_freed_by_silence() -> None:
@@ -280,7 +280,7 @@ def test_steps_of_another_model_are_worth_nothing_to_who_leases_a_request(
     for replica_id, digest, steps_done in (("new", "new", 0), ("old", "old", 0)):
         core.register(replace(registration(replica_id), model_digest=digest), 1.0)
         (lease,) = core.poll(poll_of(replica_id), 1.0).leases
-        assert core.progress(["a"], 1.0, predicts=False)[0].steps_done == steps_done
+        assert core.progress(["a"], 1.0, predicts="no")[0].steps_done == steps_done
         core.report(replica_id, [Returned("a", lease.fence, 0)], 1.5)
     # the same files again: what is done with them counts
     core.register(replace(registration("r"), model_digest="old"), 2.0)
@@ -288,4 +288,4 @@ def test_steps_of_another_model_are_worth_nothing_to_who_leases_a_request(
     core.report("r", [Returned("a", lease.fence, 4)], 2.5)
     core.register(replace(registration("s"), model_digest="old"), 3.0)
     (lease,) = core.poll(poll_of("s"), 3.0).leases
-    assert core.progress(["a"], 3.0, predicts=False)[0].steps_done == 4
+    assert core.progress(["a"], 3.0, predicts="no")[0].steps_done == 4

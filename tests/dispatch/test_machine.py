@@ -14,13 +14,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.ordering import QueueKey, queue_key
+from ray_cluster.policies.queue_share import MOST_BOUNDS
 from ray_cluster.protocol.leases import Lease, PollReply, Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import AddOns, ImageRequest
 from tests.fakes import failed, finished, image_request, poll_of, registration
 
 CONFIG = DispatchConfig(
-    default_slo_s=30.0, poll_s=1.0, replica_timeout_s=6.0, attached_timeout_s=40.0, max_attempts=3
+    default_slo_s=30.0,
+    poll_s=1.0,
+    replica_timeout_s=6.0,
+    attached_timeout_s=40.0,
+    max_attempts=3,
+    model_lost_s=1e6,
 )
 BOUND = 6
 MODELS = {"r0": "m", "r1": "m", "r2": "n"}
@@ -59,6 +65,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.num_requests = 0
         self.requests: dict[str, ImageRequest] = {}
+        self.clients: dict[str, str] = {}
         self.keys: dict[str, QueueKey] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.ever_leased: set[str] = set()
@@ -100,6 +107,14 @@ class DispatchMachine(RuleBasedStateMachine):
             if holder == replica_id:
                 self.unlease(request_id)
 
+    def fits(self, num: int, model: str, client: str) -> bool:
+        """Whether so many more fit into a client's share of a model's queue."""
+        whose = [self.clients[one] for one in self.waiting if self.requests[one].model == model]
+        num_own, num_clients = whose.count(client), len({*whose, client})
+        if len(whose) + num > MOST_BOUNDS * BOUND:
+            return False
+        return not num_own or num_own + num <= BOUND // num_clients
+
     # what the world does
 
     @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 2.5, 5.0]))
@@ -112,16 +127,17 @@ class DispatchMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         slo_s=st.sampled_from([None, 1.0, 60.0]),
         num_steps=st.integers(1, 40),
+        client=st.sampled_from(["", "x", "y"]),
     )
     def offer(
-        self, num: int, model: str, priority: int, slo_s: float | None, num_steps: int
+        self, num: int, model: str, priority: int, slo_s: float | None, num_steps: int, client: str
     ) -> None:
         ids = [f"q{self.num_requests + index:03}" for index in range(num)]
         self.num_requests += num
         changes = {"priority": priority, "slo_s": slo_s, "num_steps": num_steps}
         group = [image_request(one, model, add_ons=self.add_ons_of(one), **changes) for one in ids]
-        fits = len(self.waiting) + num <= BOUND
-        offer = self.core.offer(group, self.now_s)
+        fits = self.fits(num, model, client)
+        offer = self.core.offer(group, self.now_s, client=client)
         assert offer.accepted == fits
         assert offer.predicted_s >= 0
         assert offer.retry_after_s >= 0
@@ -132,6 +148,7 @@ class DispatchMachine(RuleBasedStateMachine):
             deadline_s = self.now_s + (CONFIG.default_slo_s if slo_s is None else slo_s)
             view = request.view(arrival_s=self.now_s, deadline_s=deadline_s)
             self.requests[request.request_id] = request
+            self.clients[request.request_id] = client
             self.keys[request.request_id] = queue_key(view)
 
     @rule(replica_id=replica_ids, forgets=st.booleans())

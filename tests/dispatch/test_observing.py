@@ -69,22 +69,22 @@ def seen(core: DispatchCore, now_s: float = 0.0, **cursors: int) -> Observation:
     return observe(core, in_force, known(CELL), cursors, Instant(now_s, 1e9 + now_s))
 
 
-def test_arrivals_count_for_the_cascade_that_routes_them_or_the_model_that_makes_them() -> None:
-    core = make_core(max_queued=4)
+def test_requests_count_for_the_cascade_that_routes_them_or_the_model_that_makes_them() -> None:
+    core = make_core(max_queued=2)
+    core.apply(settings_of(CELL), 0.0)
     direct = CascadeUse("auto", entry="heavy", reason="quality")
     core.offer([routed("a"), routed("b")], 0.0)
     core.offer([image_request("c", "heavy", cascade=direct)], 0.0)
-    core.offer([image_request("d", "light")], 0.0)
-    # refused requests are demand, too; a repeated id is none
-    assert not core.offer([image_request("e", "light")], 0.0).accepted
+    core.offer([image_request("d", "light", guidance_scale=3.0)], 0.0)
+    # a repeated id is no demand
     assert core.offer([image_request("d", "light")], 0.0).reason == "duplicate_id"
     found = seen(core)
-    assert {one.name: one.num_arrived for one in found.services} == {
-        "auto": 2,
-        "heavy": 1,
-        "light": 2,
+    assert {one.name: (one.num_accepted, one.num_unmet) for one in found.services} == {
+        "auto": (2, 0),
+        "heavy": (1, 0),
+        "light": (1, 0),
     }
-    assert found.num_arrived("nobody's") == 0
+    assert found.num_wanted("nobody's") == 0
 
 
 def test_queues_are_those_of_each_model() -> None:
@@ -166,5 +166,5 @@ def test_steps_that_ask_for_a_controlnet_are_counted() -> None:
     core = make_core()
     used = AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 9)),))
     core.offer([image_request("a", "heavy", num_steps=7, add_ons=used)], 0.0)
-    assert seen(core).num_arrived("control:edges") == 7
+    assert seen(core).num_accepted("control:edges") == 7
     assert STAGE.discriminator == "judge"

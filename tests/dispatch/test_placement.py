@@ -122,15 +122,17 @@ def test_predictions_know_who_may_be_leased_first(core: DispatchCore) -> None:
     core.poll(poll_of("r", 1), 1.0)
     offer(core, "b", "a1", "a2")
 
-    def predicted_s() -> dict[str, float]:
+    def predicted_s(now_s: float) -> dict[str, float]:
         ids = ("b", "a1", "a2")
-        found = core.progress(ids, 1.0, predicts=True)
+        found = core.progress(ids, now_s, predicts="anew")
         return {name: one.predicted_s or 0.0 for name, one in zip(ids, found, strict=True) if one}
 
-    first_s = predicted_s()
+    first_s = predicted_s(1.0)
     assert sorted(first_s, key=first_s.__getitem__) == ["a1", "a2", "b"]
     core.poll(replace(poll_of("r", 0), residents=()), 1.0)
-    second_s = predicted_s()
+    # what was predicted answers for a moment
+    assert predicted_s(1.1) == pytest.approx({name: one - 0.1 for name, one in first_s.items()})
+    second_s = predicted_s(1.3)
     assert sorted(second_s, key=second_s.__getitem__) == ["b", "a1", "a2"]
 
 

@@ -12,7 +12,9 @@ from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.ordering import AGED_PRIORITY
 from ray_cluster.policies.preemption import MOST_PREEMPTIONS
+from ray_cluster.policies.types import RequestView
 from ray_cluster.protocol.leases import Lease, PollReply, Returned
+from ray_cluster.requests import ImageRequest
 from tests.fakes import finished, image_request, poll_of, registration
 
 CONFIG = DispatchConfig(poll_s=1.0, replica_timeout_s=6.0, starvation_s=100.0)
@@ -21,6 +23,10 @@ CONFIG = DispatchConfig(poll_s=1.0, replica_timeout_s=6.0, starvation_s=100.0)
 def make_core(**changes: Any) -> DispatchCore:
     config = CONFIG.model_copy(update=changes)
     return DispatchCore(config=config, limits=LimitsConfig(max_queued_images=1000), epoch=1)
+
+
+def view_at(request: ImageRequest, now_s: float) -> RequestView:
+    return request.view(arrival_s=now_s, deadline_s=now_s + (request.slo_s or 0.0))
 
 
 def returned(lease: Lease, steps_done: int) -> Returned:
@@ -62,7 +68,7 @@ def test_a_place_goes_to_who_needs_it_and_the_other_one_goes_on_later(core: Disp
     assert core.snapshot(1.2).num_leased == 2
     core.report("r", [returned(long, 12)], 1.3)
     assert core.num_waiting == 1
-    [progress] = core.progress(["long"], 1.3, predicts=False)
+    [progress] = core.progress(["long"], 1.3, predicts="no")
     assert progress is not None
     assert (progress.steps_done, progress.position) == (12, 0)
     assert not poll(core, 1.4, new=1).leases
@@ -134,7 +140,7 @@ def test_nobody_gives_way_where_there_is_room_by_then() -> None:
     assert reply.preempted == ()
     assert [one.request.request_id for one in reply.leases] == ["new"]
     # and it counts as staying
-    scene = core.queue.forecast_view([core._view(urgent("next"), 0.7)], 0.7)
+    scene = core.queue.forecast_view([view_at(urgent("next"), 0.7)], 0.7)
     assert scene is not None
     assert [one.request_id for one in scene.queue] == ["next"]
     assert "preempted" not in core.snapshot(0.7).totals

@@ -127,7 +127,7 @@ def test_equal_settings_have_one_version_however_they_are_written() -> None:
     one = settings_of(ClusterConfig.model_validate({"pools": [{"name": "a", "model": "m"}]}))
     two = settings_of(
         ClusterConfig.model_validate(
-            {"limits": {"max_queued_images": 64}, "pools": [{"model": "m", "name": "a"}]}
+            {"limits": {"max_queued_images": 500}, "pools": [{"model": "m", "name": "a"}]}
         )
     )
     assert one.version == two.version

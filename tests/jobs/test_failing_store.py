@@ -153,5 +153,5 @@ async def test_while_the_store_is_locked_jobs_are_refused_in_time_and_none_is_ma
         blocker.execute("ROLLBACK")
         blocker.close()
         assert await replica.poll() == {}
-        assert await cell.jobs(JobQuery("alice")) == ()
+        assert (await cell.jobs(JobQuery("alice"))).views == ()
         assert (await cell.create_job(job("j", idempotency_key="k0"))).is_new

@@ -59,7 +59,7 @@ async def test_nobody_sees_the_job_of_another(tmp_path: Path) -> None:
         await cell.create_job(job("j"))
         assert await cell.job("bob", "j", 1.0) is None
         assert await cell.cancel_job("bob", "j") is None
-        assert await cell.jobs(JobQuery("bob")) == ()
+        assert (await cell.jobs(JobQuery("bob"))).views == ()
         assert await state_of(cell, "j") == "queued"
         assert await cell.job("alice", "nothing") is None
 
@@ -213,10 +213,11 @@ async def test_pages_show_open_jobs_as_they_are(tmp_path: Path) -> None:
         await until(lambda: cell.store.get("j0").state == "completed")
 
         async def ids(**query: Any) -> list[str]:
-            return [view.job.job_id for view in await cell.jobs(JobQuery("alice", **query))]
+            page = await cell.jobs(JobQuery("alice", **query))
+            return [view.job.job_id for view in page.views]
 
         assert await ids() == ["j4", "j3", "j2", "j1", "j0"]
-        states = [view.job.state for view in await cell.jobs(JobQuery("alice"))]
+        states = [view.job.state for view in (await cell.jobs(JobQuery("alice"))).views]
         assert states == ["queued", "running", "running", "running", "completed"]
         assert await ids(state="running") == ["j3", "j2", "j1"]
         assert await ids(state="running", limit=2) == ["j3", "j2"]
@@ -229,7 +230,14 @@ async def test_pages_show_open_jobs_as_they_are(tmp_path: Path) -> None:
         await replica.finish(held["j2-0"])
         await until(lambda: cell.store.get("j2").state == "completed")
         assert await ids(state="running", after="j2") == ["j1"]
-        assert await cell.jobs(JobQuery("bob", "running", after="j2")) == ()
+        await until(lambda: cell.jobs_service.num_open == 3)
+        other = await cell.jobs(JobQuery("bob", "running", after="j2"))
+        assert (other.views, other.has_more) == ((), False)
+        more = {
+            limit: (await cell.jobs(JobQuery("alice", "running", limit))).has_more
+            for limit in (1, 2, 3)
+        }
+        assert more == {1: True, 2: False, 3: False}
 
 
 async def test_what_is_old_is_forgotten_with_its_images(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from ray_cluster.api.metrics import GatewayMetrics
+from ray_cluster.dispatch.demand import DemandCounts
 from ray_cluster.dispatch.metrics import cell_snapshot
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.statistics import OutcomeCounters
@@ -124,6 +125,7 @@ def test_the_documentation_names_every_metric() -> None:
         num_waiting_by_model={},
         replicas=(),
         counters=OutcomeCounters(),
+        demand=DemandCounts(),
     )
     report = PlanReport(is_enabled=True, heard_s=0.0, latest=RoundRecord(0.0, 1, 0.1, "applied"))
     snapshots = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,18 +30,11 @@ class ListQueue:
     in_progress: Sequence[RequestView] = ()
     replicas: Sequence[ReplicaView] = ()
     max_waiting: int = 100
+    max_waiting_s: float = math.inf
     configured: Sequence[str] = ()
     stretch: float = 1.0
     is_simulated: bool = False
     has_preemption: bool = False
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waits)
-
-    @property
-    def waiting_models(self) -> Sequence[str]:
-        return sorted({one.model for one in self.waits})
 
     def pool(self, model: str) -> PoolView | None:
         mine = [one for one in self.replicas if one.model == model]

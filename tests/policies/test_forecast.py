@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies import replica_simulation
+from ray_cluster.policies import forecast, replica_simulation
 from ray_cluster.policies.admission import admit
 from ray_cluster.policies.cost_model import step_s, work_of
 from ray_cluster.policies.forecast import ForecastView, forecast_s
@@ -92,6 +92,7 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     truth = stepped_one_by_one(held, line, COST)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica_simulation, "_ROUNDS", 1)
+        patch.setattr(forecast, "_MOST_FINE", 10**9)
         found = forecast_s(ForecastView(0.0, [replica_of(held)], queue=line))
     assert found == pytest.approx(dict(truth))
     # several rounds at once are about the same: the last end is that of all the work
@@ -136,6 +137,7 @@ def test_with_residents_what_waits_is_leased_by_the_dispatchers_own_rule(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica_simulation, "_ROUNDS", 1)
+        patch.setattr(forecast, "_MOST_FINE", 10**9)
         found = forecast_s(scene, views)
     assert {one.request_id: found[one.request_id] for one in views} == pytest.approx(dict(truth))
 

@@ -1,0 +1,145 @@
+"""What the controller sees of calls: accepted ones, and of refused ones a client's share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.settings import ControlNetSettings, settings_of
+from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.demand import DemandCounts
+from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest
+from tests.fakes import finished, image_request, poll_of, registration
+
+EDGES = AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 1)),))
+LANE = "control:edges"
+
+
+def make_core(max_replicas: int | None = 2, **limits: Any) -> DispatchCore:
+    """A core of one replica of a model, whose typical image is ten steps without guidance."""
+    limits = {"max_queued_images": 4, "max_queue_s": 1e6, **limits}
+    pool = {"name": "p", "model": "shapes-sd", "served_as": "m", "max_replicas": max_replicas}
+    pool["defaults"] = {"guidance_scale": 1.0}
+    config = ClusterConfig.model_validate({"pools": [pool], "limits": limits})
+    core = DispatchCore(
+        config=DispatchConfig(), limits=LimitsConfig(**limits), epoch=1, configured=["m"]
+    )
+    core.apply(settings_of(config), 0.0)
+    core.controls.apply([ControlNetSettings(name="edges", bases=("m",), is_service=False)])
+    core.register(registration("r"), 0.0)
+    return core
+
+
+def counts(core: DispatchCore) -> DemandCounts:
+    return core.snapshot(0.0).demand
+
+
+def flood(core: DispatchCore, client: str, now_s: float, num: int = 50, **changes: Any) -> None:
+    for number in range(num):
+        name = f"{client}{now_s}-{number}"
+        core.offer([image_request(name, **changes)], now_s, client=client)
+
+
+def test_accepted_images_count_by_their_work_and_steps_by_their_number() -> None:
+    core = make_core()
+    core.offer([image_request("a"), image_request("b")], 0.0)
+    core.offer([image_request("c", num_steps=30, add_ons=EDGES)], 0.0)
+    found = counts(core)
+    assert found.accepted["m"] == pytest.approx(5.0, rel=0.1)
+    assert found.accepted[LANE] == 30
+    assert not found.unmet
+
+
+def test_a_flood_of_images_of_one_step_is_little_demand() -> None:
+    core = make_core(max_queued_images=100)
+    flood(core, "a", 0.0, num=100, num_steps=1)
+    assert counts(core).accepted["m"] == pytest.approx(10.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # not even an idle service makes it in time
+        {"slo_s": 1e-3, "when_late": "refuse"},
+        {"model": "unknown"},
+    ],
+)
+def test_what_cannot_be_made_is_no_demand(changes: dict[str, Any]) -> None:
+    core = make_core()
+    flood(core, "a", 0.0, **{"add_ons": EDGES, "num_steps": 1000, **changes})
+    assert (dict(counts(core).accepted), dict(counts(core).unmet)) == ({}, {})
+
+
+def test_what_meets_a_bound_of_its_client_is_no_demand() -> None:
+    limits = {"max_attached_images_per_client": 2, "max_images_per_request": 2}
+    core = make_core(max_queued_images=100, **limits)
+    flood(core, "a", 0.0)
+    assert counts(core).accepted["m"] == pytest.approx(2.0)
+    assert not counts(core).unmet
+
+
+def test_refused_calls_ask_for_no_more_than_all_replicas_that_may_be_could_make() -> None:
+    core = make_core(max_replicas=2)
+    for second in range(100):
+        flood(core, "a", float(second))
+    # a full batch of two makes an image of ten steps in half a second or more
+    assert 200 < counts(core).unmet["m"] < 2 * 110 * 2
+    assert LANE not in counts(core).unmet
+
+
+def test_without_a_bound_they_ask_for_twice_the_replicas_and_one() -> None:
+    many, few = make_core(max_replicas=None), make_core(max_replicas=3)
+    for core in (many, few):
+        for second in range(20):
+            flood(core, "a", float(second))
+    assert counts(many).unmet == counts(few).unmet
+
+
+def test_a_client_that_floods_counts_no_more_than_one_that_has_as_much_to_ask() -> None:
+    core = make_core()
+    flood(core, "honest", 0.0, num=5)
+    before = counts(core).unmet["m"]
+    for second in range(1, 61):
+        flood(core, "flood", float(second))
+        flood(core, "honest", float(second), num=1)
+    both = counts(core).unmet["m"]
+    alone = make_core()
+    for second in range(1, 61):
+        flood(alone, "flood", float(second))
+    # the flood's half, and the single calls of the other
+    assert both - before - 60 == pytest.approx(counts(alone).unmet["m"] / 2, rel=0.2)
+
+
+def test_requests_that_are_cancelled_at_once_leave_a_clients_share() -> None:
+    core = make_core()
+    for number in range(1000):
+        core.offer([image_request(f"x{number}", num_steps=1000, add_ons=EDGES)], 0.0, client="a")
+        core.abort([f"x{number}"])
+    assert counts(core).accepted[LANE] == 0
+    assert counts(core).accepted["m"] == pytest.approx(0.0, abs=1e-6)
+    assert counts(core).unmet["m"] == pytest.approx(100.0)
+
+
+def test_what_was_made_stays_counted() -> None:
+    core = make_core()
+    core.offer([image_request("a")], 0.0)
+    (lease,) = core.poll(poll_of(), 0.0).leases
+    core.report("r", [finished(lease)], 1.0)
+    core.offer([image_request("b")], 1.0)
+    core.abort(["b"])
+    assert counts(core).accepted["m"] == pytest.approx(1.0)
+
+
+def test_clients_that_are_told_apart_are_bounded() -> None:
+    core = make_core()
+    for number in range(5000):
+        core.offer([request_of(number)], 0.0, client=f"client {number}")
+    demand = core._ledger.demand
+    assert len(demand._clients["m"]) <= 1000
+
+
+def request_of(number: int) -> ImageRequest:
+    return image_request(f"q{number}")
