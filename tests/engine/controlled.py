@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,18 @@ class Subject:
             self.model, [(LoraReader().read(lora, zoo.folder(name)), 1.0)]
         )
         self.nets = [ControlNetModel.from_pretrained(path) for path in self.paths]
-        pipeline = getattr(diffusers, PIPELINES[name])(**base.components, controlnet=self.nets)
-        pipeline.set_progress_bar_config(disable=True)
+        self.lora = lora
+
+    @cached_property
+    def expected(self) -> list[Tensor]:
+        base = self.reference.pipeline
         try:
-            base.load_lora_weights(lora, adapter_name="one")
-            self.expected = [self._expected(pipeline, index) for index in range(len(CASES))]
+            base.load_lora_weights(self.lora, adapter_name="one")
+            return [self._expected(index) for index in range(len(CASES))]
         finally:
             base.unload_lora_weights()
 
-    def _expected(self, pipeline: Any, index: int) -> Tensor:
+    def _expected(self, index: int) -> Tensor:
         one, base = self.requests[index], self.reference.pipeline
         (base.enable_lora if index == WITH_LORA else base.disable_lora)()
         uses = one.add_ons.controls

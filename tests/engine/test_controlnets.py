@@ -49,7 +49,8 @@ def test_so_is_each_alone(subjects: Callable[[str], Subject], name: str) -> None
     subject = subjects(name)
     controls = LocalControls(subject.banks())
     for place in range(len(CASES)):
-        assert subject.errors(controls, [place]) <= [RUN_TOLERANCE]
+        (error,) = subject.errors(controls, [place])
+        assert error <= RUN_TOLERANCE, place
 
 
 def test_what_a_full_bank_drops_is_made_anew(subjects: Callable[[str], Subject]) -> None:
