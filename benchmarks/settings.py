@@ -44,6 +44,7 @@ class Settings:
         lora_cold: LoRAs that are fetched in a round.
         control_calls: with 0, 1 and 2 ControlNets, of the controlnets section.
         control_warm_s: seconds in which its capacity is measured, and each kind of steps.
+        flood_calls: of the other client beside each flood, of each way to call.
     """
 
     sizes_px: tuple[int, ...] = (64, 96, 128)
@@ -75,6 +76,7 @@ class Settings:
     lora_cold: int = 4
     control_calls: int = 600
     control_warm_s: float = 12.0
+    flood_calls: int = 34
 
 
 def quick_settings() -> Settings:
@@ -108,4 +110,5 @@ def quick_settings() -> Settings:
         lora_cold=1,
         control_calls=16,
         control_warm_s=1.0,
+        flood_calls=3,
     )
