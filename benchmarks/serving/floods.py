@@ -67,7 +67,7 @@ class FloodedContender(OwnContender):
             "pools": pools,
             "http": {**own["http"], "api_keys": keys},
             "controlnets": [net],
-            "loras": {"folder": str(site.folder / "loras"), "sources": list(self.sources)},
+            "loras": {"folder": str(site.folder / "loras"), "sources": ["builtin:", *self.sources]},
             "dispatch": {"replica_timeout_s": 4, "model_lost_s": 10},
         }
 

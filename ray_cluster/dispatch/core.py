@@ -188,8 +188,7 @@ class DispatchCore:
         offer = self._admission.offer(requests, now_s, client)
         if offer.accepted and any(one.add_ons.loras for one in requests):
             # one that was removed meanwhile ends what needs it
-            self._ledger.advance_held_back(now_s, [one.request_id for one in requests])
-            self.replicas.alert_all(self.loras.take_alerted())
+            self._advance([one.request_id for one in requests], now_s)
         return offer
 
     def restore(self, restored: Restored, now_s: float) -> None:
@@ -224,7 +223,7 @@ class DispatchCore:
         lora_mark = None
         if poll.loras is not None:
             lora_mark = self.loras.hear(poll.replica_id, poll.loras)
-            self.advance_held_back(now_s)
+            self._advance(self._ledger.waiting.held_for(poll.loras.lora_ids), now_s)
         self._cascades.advance(now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
@@ -259,7 +258,10 @@ class DispatchCore:
 
     def advance_held_back(self, now_s: float) -> None:
         """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
-        self._ledger.advance_held_back(now_s)
+        self._advance(None, now_s)
+
+    def _advance(self, held_back: Iterable[str] | None, now_s: float) -> None:
+        self._ledger.advance_held_back(now_s, held_back)
         self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
@@ -329,10 +331,9 @@ class DispatchCore:
         for model in self._admission.removed:
             if not self.replicas.ids(model):
                 self._end_waiting(model, f"the model {model} was removed", now_s)
-        message = "no replica of the model {} has lived for {:g} s"
         for model in self.queue.lost:
-            lost = message.format(model, self._config.model_lost_s)
-            self._end_waiting(model, lost, now_s, spares_jobs=True)
+            message = f"no replica of {model} has lived for {self._config.model_lost_s:g} s"
+            self._end_waiting(model, message, now_s, spares_jobs=True)
 
     def _end_waiting(
         self, model: str, message: str, now_s: float, *, spares_jobs: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -31,6 +31,7 @@ class WaitingRoom:
         self._loras = loras
         self._controls = controls
         self._held_back: dict[str, RequestRecord] = {}
+        self._held_by_lora: defaultdict[str, set[str]] = defaultdict(set)
         # whose these are
         self._queued_lane, self._held_lane = Lane(is_held_back=False), Lane(is_held_back=True)
 
@@ -54,10 +55,28 @@ class WaitingRoom:
     def put(self, record: RequestRecord) -> None:
         """Let a request wait."""
         if self._is_held_back(record.request, record.view.steps_done):
-            self._held_back[record.view.request_id] = record
-            self._held_lane.add(record.view, record.client)
+            self._hold_back(record)
         else:
             self._enqueue(record)
+
+    def _hold_back(self, record: RequestRecord) -> None:
+        self._held_back[record.view.request_id] = record
+        self._held_lane.add(record.view, record.client)
+        for use in record.request.add_ons.loras:
+            self._held_by_lora[use.lora_id].add(record.view.request_id)
+
+    def _hold_no_more(self, record: RequestRecord) -> None:
+        name = record.view.request_id
+        del self._held_back[name]
+        self._held_lane.remove(name)
+        for use in record.request.add_ons.loras:
+            self._held_by_lora[use.lora_id].discard(name)
+            if not self._held_by_lora[use.lora_id]:
+                del self._held_by_lora[use.lora_id]
+
+    def held_for(self, lora_ids: Iterable[str]) -> set[str]:
+        """Return the ids of requests that wait, and have one of these LoRAs."""
+        return set().union(*(self._held_by_lora.get(one, ()) for one in lora_ids))
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.queue.add(record.view)
@@ -75,11 +94,11 @@ class WaitingRoom:
     def take_out(self, record: RequestRecord) -> None:
         """Let a request wait no more."""
         name = record.view.request_id
-        if self._held_back.pop(name, None) is None:
+        if name in self._held_back:
+            self._hold_no_more(record)
+        else:
             self.queue.remove(name)
             self._queued_lane.remove(name)
-        else:
-            self._held_lane.remove(name)
 
     def discard(self, record: RequestRecord) -> None:
         """Let a request wait no more, if it does."""
@@ -131,8 +150,7 @@ class WaitingRoom:
             if failure is not None:
                 failed.append((record, failure))
             elif not self._is_held_back(record.request, record.view.steps_done):
-                del self._held_back[name]
-                self._held_lane.remove(name)
+                self._hold_no_more(record)
                 if record.cascade is None:
                     # admission has counted with one that is earlier by what fetching takes
                     record.view = replace(record.view, deadline_s=record.deadline_s)

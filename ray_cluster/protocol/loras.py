@@ -201,3 +201,8 @@ class LoraReports:
     upto: int
     reports: tuple[LoraReport, ...] = ()
     gone: tuple[str, ...] = ()
+
+    @property
+    def lora_ids(self) -> tuple[str, ...]:
+        """The LoRAs that something is said of."""
+        return (*(one.lora_id for one in self.reports), *self.gone)
