@@ -63,7 +63,8 @@ class Forecasts:
 
     def of(self, view: ForecastView, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
         """Return when requests end; see :func:`.forecast.forecast_s`."""
-        num = forecasts_within_budget(view)
+        num_placed = len(view.queue) if any(one.needs for one in view.queue) else 0
+        num = forecasts_within_budget(len(view.requests), num_placed, view.replicas)
         self.num_left = min(self.num_left, num) - 1
         return forecast_s(view, wanted)
 

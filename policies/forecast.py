@@ -15,6 +15,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Protocol
 
 from ray_cluster.policies.fluid import slowest_cost
 from ray_cluster.policies.ordering import QueueKey, queue_key
@@ -26,12 +27,28 @@ from ray_cluster.policies.types import RequestView
 MOST_REQUESTS, MOST_REPLICAS = 96, 16
 # choices of a batch that are simulated as engines make them, over all replicas, and of each
 _MOST_FINE, _FEWEST_FINE = 32, 3
+# with a group, and without it
+FEWEST_FORECASTS = 2
 # what the forecasts of one decision may cost, and a choice and each row that it is among, a request
 # and a replica do: in about microseconds of a usual core
-_BUDGET = 4000.0
+_BUDGET = 5200.0
 _CHOICE, _ROW, _REQUEST, _REPLICA = 4.0, 1.3, 14.0, 40.0
+# and the choice among waiting requests that need adapters
+_PLACED = 40.0
 # later arrivals that a forecast has at most
 _MOST_LATER = 24
+
+
+class Slots(Protocol):
+    """How much a replica takes."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most requests that it holds."""
+
+    @property
+    def max_batch(self) -> int:
+        """Most of them that it steps together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +79,27 @@ class ForecastView:
         return (*(one for replica in self.replicas for one in replica.requests), *self.queue)
 
 
-def forecasts_within_budget(view: ForecastView) -> int:
-    """Return how many forecasts of a cell one decision may have, at least two.
+def forecasts_within_budget(num_requests: int, num_placed: int, slots: Sequence[Slots]) -> int:
+    """Return how many forecasts of a cell one decision may have.
 
-    A replica chooses a batch whenever a request begins or ends there, among all that it holds; and
-    more often where it holds more than it batches.
+    It takes two to tell whether a group makes others late: where there are fewer, the cell is too
+    much to simulate. A replica chooses a batch whenever a request begins or ends there, among all
+    that it holds; and more often where it holds more than it batches.
+
+    Args:
+        num_requests: that wait or are leased.
+        num_placed: those that wait, if one of them needs adapters or a template.
+        slots: of each replica.
     """
-    num_requests, num_replicas = len(view.requests), len(view.replicas)
     # twice their equal part: some have more than others
-    part = 2 * math.ceil(num_requests / num_replicas)
-    held = max(min(one.max_in_flight, part) for one in view.replicas)
-    leaves_some_out = any(min(one.max_in_flight, part) > one.max_batch for one in view.replicas)
-    most_fine = max(_MOST_FINE, _FEWEST_FINE * num_replicas)
-    num_fine = most_fine if leaves_some_out else min(most_fine, num_requests + num_replicas)
+    part = 2 * math.ceil(num_requests / len(slots))
+    held = max(min(one.max_in_flight, part) for one in slots)
+    leaves_some_out = any(min(one.max_in_flight, part) > one.max_batch for one in slots)
+    most_fine = max(_MOST_FINE, _FEWEST_FINE * len(slots))
+    num_fine = most_fine if leaves_some_out else min(most_fine, num_requests + len(slots))
     effort = num_fine * (_CHOICE + _ROW * held)
-    effort += _REQUEST * num_requests + _REPLICA * num_replicas
-    # with a group, and without it: what it takes to know whether it makes others late
-    return max(2, int(_BUDGET / effort))
+    effort += _REQUEST * num_requests + _PLACED * num_placed + _REPLICA * len(slots)
+    return int(_BUDGET / effort)
 
 
 def forecast_s(view: ForecastView, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:

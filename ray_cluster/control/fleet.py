@@ -25,7 +25,7 @@ from ray_cluster.policies.cost_model import decode_s, step_s, work_of
 from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.helpers import Caller, HelperSpec
 from ray_cluster.policies.plan import Plan
-from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.control import (
     ModelQueue,
     Observation,
@@ -151,17 +151,7 @@ def present_cost(pool: ObservedPool) -> StepCost:
 
 def images_s(cost: StepCost, typical: TypicalRequest, num_images: int) -> float:
     """Return the seconds in which a replica makes so many images together."""
-    view = RequestView(
-        request_id="",
-        model="",
-        width_px=typical.width_px,
-        height_px=typical.height_px,
-        num_steps=typical.num_steps,
-        uses_guidance=typical.uses_guidance,
-        priority=0,
-        arrival_s=0.0,
-        deadline_s=0.0,
-    )
+    view = typical.view
     steps_s = typical.num_steps * step_s(cost, work_of([view] * num_images))
     return max(1e-6, steps_s + num_images * decode_s(cost, view))
 

@@ -9,7 +9,13 @@ from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.state import ReplicaRecord
 from ray_cluster.policies.fluid import PoolView
-from ray_cluster.policies.forecast import MOST_REPLICAS, MOST_REQUESTS, ForecastView
+from ray_cluster.policies.forecast import (
+    FEWEST_FORECASTS,
+    MOST_REPLICAS,
+    MOST_REQUESTS,
+    ForecastView,
+    forecasts_within_budget,
+)
 from ray_cluster.policies.load import Load, load_of
 from ray_cluster.policies.ordering import queue_key
 from ray_cluster.policies.queue_view import WaitingLoads
@@ -109,6 +115,8 @@ class AdmissionView:
         num_requests = queue.count(model) + self._replicas.in_progress(model).num_requests
         if not 0 < len(ids) <= MOST_REPLICAS or num_requests > MOST_REQUESTS:
             return None
+        if self._is_too_much(group, num_requests):
+            return None
         new = [one for one in group if not self._is_seen(one)]
         replicas = [self._replicas[one] for one in ids]
         # preempted requests wait as good as already
@@ -128,6 +136,16 @@ class AdmissionView:
             encode_s=stages.encode_s,
             rest_s=stages.rest_s,
         )
+
+    def _is_too_much(self, group: Sequence[RequestView], num_requests: int) -> bool:
+        """Whether a decision over a group would take too long if it simulated the cell."""
+        model = group[0].model
+        waiting, ids = self._ledger.queue.load(model), self._replicas.ids(model)
+        needs_some = waiting.passes > 0 or any(one.needs for one in group)
+        num_placed = waiting.num_requests + len(group) if needs_some else 0
+        slots = [self._replicas[one].registration for one in ids]
+        num = forecasts_within_budget(num_requests + len(group), num_placed, slots)
+        return num < FEWEST_FORECASTS
 
     def _is_seen(self, view: RequestView) -> bool:
         """Whether it is in the queue or leased.

@@ -16,7 +16,7 @@ from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.policies.fluid import PoolView
-from ray_cluster.policies.load import Load, load_of, load_s
+from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.types import RequestView
 from ray_cluster.protocol.control import TypicalRequest
 from ray_cluster.protocol.leases import lane_of
@@ -46,24 +46,9 @@ class Capacity:
 
     def images(self, view: RequestView) -> float:
         """Return how many typical images take as long as a request."""
-        cost, typical_s = self.pool.shared_cost, load_s(self.pool.shared_cost, self._typical_load())
+        cost = self.pool.shared_cost
+        typical_s = load_s(cost, load_of(self.typical.view))
         return load_s(cost, load_of(view)) / typical_s if typical_s > 0 else 1.0
-
-    def _typical_load(self) -> Load:
-        one = self.typical
-        return load_of(
-            RequestView(
-                request_id="",
-                model="",
-                width_px=one.width_px,
-                height_px=one.height_px,
-                num_steps=one.num_steps,
-                uses_guidance=one.uses_guidance,
-                priority=0,
-                arrival_s=0.0,
-                deadline_s=0.0,
-            )
-        )
 
     def replica_s(self, view: RequestView) -> float:
         """Return the seconds that one replica needs for a request in full batches."""

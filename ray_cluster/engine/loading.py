@@ -46,6 +46,7 @@ from ray_cluster.engine.samplers import SamplerTables
 from ray_cluster.engine.state import RequestState
 from ray_cluster.engine.weights import DTYPE_BY_NAME, vae_dtype
 from ray_cluster.engine.whole_models import check_models, load_models
+from ray_cluster.engine.wide_layers import computing_dtype
 from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.models.fidelity_tables import step_table
@@ -176,7 +177,9 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     if card is not None:
         prepare_card(pool, card, dtype)
     logger.info("pool %s: sampling %s", pool.name, model.sampling_words)
-    logger.info("pool %s: %s on %s", pool.name, str(dtype).removeprefix("torch."), device)
+    widened = "" if computing_dtype(dtype, device) is dtype else ", computed in float32,"
+    name = str(dtype).removeprefix("torch.")
+    logger.info("pool %s: %s%s on %s", pool.name, name, widened, device)
     pipeline = _load_pipeline(model.folder, dtype)
     place_weights(pipeline, device, plan.offloaded)
     executor = build_executor(

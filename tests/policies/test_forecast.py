@@ -37,7 +37,7 @@ def stepped_one_by_one(
     cost: StepCost,
     holders: Mapping[str, set[int]] | None = None,
 ) -> Mapping[str, float]:
-    """Ask the policies of the dispatcher and the engine before every single step of one replica.
+    """Ask the policies of the dispatcher and the engine whenever one replica's engine does.
 
     Args:
         holders: rows of replicas by what is resident there; the one that is stepped is in row 0.
@@ -55,13 +55,15 @@ def stepped_one_by_one(
             for need in leased.needs:
                 there.setdefault(need, set()).add(0)
         view = StepView(list(rows.values()), cost, BATCH, now_s)
-        chosen = mixed_batches(view).request_ids
-        now_s += step_s(cost, work_of(rows[one].request for one in chosen))
+        decision = mixed_batches(view)
+        # engines ask again after so many: then a row of a batch of all of them ends
+        chosen, num = decision.request_ids, decision.num_rounds
+        now_s += num * step_s(cost, work_of(rows[one].request for one in chosen))
         for name, row in list(rows.items()):
             if name not in chosen:
-                rows[name] = replace(row, waited_rounds=row.waited_rounds + 1)
+                rows[name] = replace(row, waited_rounds=row.waited_rounds + num)
                 continue
-            done = replace(row.request, steps_done=row.request.steps_done + 1)
+            done = replace(row.request, steps_done=row.request.steps_done + num)
             rows[name] = RowView(done)
             if not done.remaining_steps:
                 ends_s[name] = now_s
