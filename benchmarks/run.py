@@ -36,6 +36,7 @@ SECTIONS: dict[str, tuple[str, float]] = {
     "loras": ("benchmarks.serving.loras", 500.0),
     "controlnets": ("benchmarks.serving.controlnets", 300.0),
     "floods": ("benchmarks.serving.floods", 900.0),
+    "flooded-plans": ("benchmarks.serving.flooded_plans", 330.0),
     "controller": ("benchmarks.serving.controller", 1500.0),
     "controller-turns": ("benchmarks.serving.controller_turns", 1050.0),
 }

@@ -45,6 +45,7 @@ class Settings:
         control_calls: with 0, 1 and 2 ControlNets, of the controlnets section.
         control_warm_s: seconds in which its capacity is measured, and each kind of steps.
         flood_calls: of the other client beside each flood, of each way to call.
+        flood_phase_s: of each phase of the flooded-plans section.
     """
 
     sizes_px: tuple[int, ...] = (64, 96, 128)
@@ -77,6 +78,7 @@ class Settings:
     control_calls: int = 600
     control_warm_s: float = 12.0
     flood_calls: int = 34
+    flood_phase_s: float = 30.0
 
 
 def quick_settings() -> Settings:
@@ -111,4 +113,5 @@ def quick_settings() -> Settings:
         control_calls=16,
         control_warm_s=1.0,
         flood_calls=3,
+        flood_phase_s=10.0,
     )

@@ -120,7 +120,7 @@ def _slow_loras(one: Flooder) -> None:
 
 
 def _control_steps(one: Flooder) -> None:
-    control = {"name": "edges", "image": _png(96), "preprocess": "canny"}
+    control = {"name": "edges", "image": png_of(96), "preprocess": "canny"}
     body = {"prompt": _PROMPT, "model": BUSY, "controlnets": [control], "n": 10}
     for number in one.counter:
         late = {"slo_s": 0.01, "when_late": "refuse"} if number % 2 else {}
@@ -218,7 +218,7 @@ def _make_job(client: httpx.Client, seed: int) -> bool:
 
 
 def _edit(client: httpx.Client, seed: int) -> bool:
-    files = {"image": ("a.png", base64.b64decode(_png(64)), "image/png")}
+    files = {"image": ("a.png", base64.b64decode(png_of(64)), "image/png")}
     data = {"prompt": _PROMPT, "model": IDLE, "seed": str(seed), "slo_s": str(_SLO_S)}
     return client.post("/v1/images/edits", files=files, data=data).status_code == 200
 
@@ -334,7 +334,8 @@ def trickling_source() -> Iterator[str]:
             one.close()
 
 
-def _png(side_px: int) -> str:
+def png_of(side_px: int) -> str:
+    """Return a green square as base64 of a PNG."""
     buffer = BytesIO()
     Image.new("RGB", (side_px, side_px), (10, 200, 30)).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()

@@ -91,7 +91,8 @@ class Admission:
         if any(not self.removed.isdisjoint(request.models) for request in requests):
             return Offer(accepted=False, reason="unknown_model")
         own = self._attached.view_of(client, self._most_attached)
-        share = self._ledger.waiting.share(requests, _client_of(requests[0], client))
+        whose = _client_of(requests[0], client)
+        share = self._ledger.waiting.share(requests, views[0].model, whose)
         offer = admit(views, self._queue, own, share)
         if wait_s := self._ledger.waiting.wait_s(requests, now_s):
             offer = replace(offer, predicted_s=offer.predicted_s + wait_s)

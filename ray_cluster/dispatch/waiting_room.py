@@ -82,11 +82,11 @@ class WaitingRoom:
         self.queue.add(record.view)
         self._queued_lane.add(record.view, record.client)
 
-    def share(self, requests: Sequence[ImageRequest], client: str) -> ShareView:
-        """Return what waits where requests of one model would."""
+    def share(self, requests: Sequence[ImageRequest], model: str, client: str) -> ShareView:
+        """Return what waits where requests would, whose first stage is of one model."""
         is_held_back = any(self._is_held_back(one) for one in requests)
         lane = self._held_lane if is_held_back else self._queued_lane
-        return lane.share(requests[0].model, client)
+        return lane.share(model, client)
 
     def _is_held_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
         return self._loras.holds_back(request, steps_done) or self._controls.holds_back(request)

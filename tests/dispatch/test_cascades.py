@@ -324,3 +324,10 @@ def test_a_later_dispatcher_makes_an_image_anew_that_was_not_decided_on() -> Non
     progress = core.progress(["b"], 10.5, predicts="no")[0]
     assert progress is not None
     assert (progress.stage, progress.steps_done) == ("heavy", 4)
+
+
+def test_what_a_cascade_routes_fills_the_queue_of_its_light_model() -> None:
+    core = make_core(max_queued=2)
+    assert core.offer([routed("a"), routed("b")], 0.0).accepted
+    assert core.offer([routed("c")], 0.0).reason == "queue_full"
+    assert core.offer([image_request("d", "heavy")], 0.0).accepted
