@@ -180,6 +180,7 @@ async def services(
     # all fakes are one client, which no limit should stop here
     limits = LimitsConfig(
         max_queued_images=100_000,
+        max_queue_s=1e9,
         max_open_jobs_per_client=100_000,
         max_attached_images_per_client=100_000,
     )

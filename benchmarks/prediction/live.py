@@ -102,7 +102,9 @@ def run_live(
 
 async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) -> list[Ended]:
     config = DispatchConfig(attached_timeout_s=_FOREVER_S, replica_timeout_s=600.0)
-    limits = LimitsConfig(max_queued_images=10**6, max_attached_images_per_client=10**6)
+    limits = LimitsConfig(
+        max_queue_s=1e9, max_queued_images=10**6, max_attached_images_per_client=10**6
+    )
     core = DispatchCore(config=config, limits=limits, epoch=1, configured={MODEL})
     service = DispatchService(core, config=config, clock=time.monotonic)
     with tempfile.TemporaryDirectory(prefix="prediction-") as folder, ImageCoder() as coder:

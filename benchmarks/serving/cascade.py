@@ -66,7 +66,7 @@ class CascadeContender(OwnContender):
         [cascade] = given["cascades"]
         both = [cascade, {**cascade, "name": UNADJUSTED, "reserve_s": None}]
         sections = {key: given[key] for key in ("pools", "discriminators")}
-        limits = {"limits": {"max_queued_images": 10_000}, "cascades": both}
+        limits = {"limits": {"max_queued_images": 10_000, "max_queue_s": 1e6}, "cascades": both}
         return super().config(site, port) | sections | limits
 
 

@@ -70,7 +70,7 @@ class ControlledContender(OwnContender):
             "discriminators": [],
             "cascades": [],
             "loras": {"num_stores": 0},
-            "limits": {"max_queued_images": 10_000},
+            "limits": {"max_queued_images": 10_000, "max_queue_s": 1e6},
             "dispatch": {"default_slo_s": self.default_slo_s},
         }
         if self.cascade is not None:

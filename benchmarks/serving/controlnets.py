@@ -74,7 +74,7 @@ class ControlContender(OwnContender):
             **read_mapping(FILE, "configuration"),
             **own,
             "loras": {"folder": str(site.folder / "loras")},
-            "limits": {"max_queued_images": 10_000},
+            "limits": {"max_queued_images": 10_000, "max_queue_s": 1e6},
         }
 
 

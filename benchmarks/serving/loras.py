@@ -115,7 +115,7 @@ class LoraContender(OwnContender):
     def config(self, site: Site, port: int) -> dict[str, Any]:
         """Return the service's configuration."""
         loras = {"folder": str(site.folder / "loras"), "sources": [self.source_url]}
-        limits = {"limits": {"max_queued_images": 10_000}, "loras": loras}
+        limits = {"limits": {"max_queued_images": 10_000, "max_queue_s": 1e6}, "loras": loras}
         return super().config(site, port) | limits
 
 

@@ -33,8 +33,8 @@ from ray_cluster.simulator.workload import Arrival
 
 # a deadline that never matters
 _FAR_S = 1e7
-# of the queue: only policies refuse requests here, no limit
-NUM_QUEUED = 10**7
+# only policies refuse requests here, no limit
+UNLIMITED = LimitsConfig(max_queued_images=10**7, max_queue_s=_FAR_S)
 _NO_MAP = BlobRef("", 0)
 
 End = Literal["finished", "refused", "failed"]
@@ -171,7 +171,7 @@ class SimulatedCell:
         )
         self.core = DispatchCore(
             config=config,
-            limits=LimitsConfig(max_queued_images=NUM_QUEUED),
+            limits=UNLIMITED,
             epoch=1,
             configured={pool.model for pool in spec.pools},
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections import DispatchConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.stages import stage_id
 from ray_cluster.policies.allocation_problem import BatchOption
@@ -25,7 +25,7 @@ from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest
 from ray_cluster.simulator.batch_replica import BatchDevice, BatchReplica, Callbacks
-from ray_cluster.simulator.cell import NUM_QUEUED, profile_of
+from ray_cluster.simulator.cell import UNLIMITED, profile_of
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Hardware
@@ -99,7 +99,7 @@ class Serving:
         config = DispatchConfig(preemption=False)
         self.core = DispatchCore(
             config=config,
-            limits=LimitsConfig(max_queued_images=NUM_QUEUED),
+            limits=UNLIMITED,
             epoch=1,
             configured={pool.model for pool in fleet.pools},
         )

@@ -57,7 +57,9 @@ class _Crowd:
     """A cell in which every place is taken and many wait; one ends, one comes, turn by turn."""
 
     def __init__(self, replicas: int, waiting: int) -> None:
-        limits = LimitsConfig(max_queued_images=2 * waiting + _IN_FLIGHT * replicas)
+        limits = LimitsConfig(
+            max_queue_s=1e9, max_queued_images=2 * waiting + _IN_FLIGHT * replicas
+        )
         self._core = DispatchCore(config=DispatchConfig(), limits=limits, epoch=1)
         self._rng = random.Random(replicas)
         self._num = 0
